@@ -1,0 +1,1 @@
+"""Benchmarks: seconds, joules, megabytes and bytes; each a `tessera-bench` command."""

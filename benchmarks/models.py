@@ -1,0 +1,260 @@
+"""The model families that benchmarks and tests run: ordinary torch modules, nothing of ours.
+
+They are written the way people write them (sizes baked into `view`, fused q/k/v, in-place ReLU),
+because that is what tracing has to cope with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How to make a model, a batch of inputs of the right shape, and how many classes there are."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    vocabulary: int = 0
+    """Above 0: inputs are token ids below this."""
+
+    def inputs(self, batch: int, seed: int = 0) -> Tensor:
+        """Random inputs, the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, (batch, *self.shape), generator=generator)
+        return torch.randn(batch, *self.shape, generator=generator)
+
+    def model(self, seed: int = 0) -> nn.Module:
+        """A model with reproducible initial weights; torch's global generator is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make()
+
+
+def mlp(*widths: int) -> nn.Module:
+    """Linear layers of these widths with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with its flatten written as a fixed-size `view`, and dropout."""
+
+    def __init__(self, channels: int, side: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.features = 16 * ((((side - 4) // 2) - 4) // 2) ** 2
+        self.conv1 = nn.Conv2d(channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(self.features, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = x.view(-1, self.features)
+        x = self.dropout(F.relu(self.fc1(x)))
+        out: Tensor = self.fc3(F.relu(self.fc2(x)))
+        return out
+
+
+def cnn(channels: int = 3, side: int = 32) -> nn.Module:
+    """Two 3×3 convolutions of 32 and 64 channels, each pooled, and a hidden layer."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (side // 4) ** 2, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def depthwise_cnn() -> nn.Module:
+    """Depthwise-separable blocks with BatchNorm, and one grouped convolution."""
+
+    def separable(before: int, after: int, stride: int) -> list[nn.Module]:
+        return [
+            nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
+            nn.BatchNorm2d(before),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(before, after, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU6(inplace=True),
+        ]
+
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.ReLU6(),
+        *separable(16, 32, 1),
+        *separable(32, 64, 2),
+        nn.Conv2d(64, 64, 3, padding=1, groups=8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+class TextClassifier(nn.Module):
+    """fastText's shape: the mean of word vectors, a hidden layer, classes."""
+
+    def __init__(self, vocabulary: int, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(vocabulary, width, mode="mean")
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Class scores of a batch of equally long token sequences."""
+        out: Tensor = self.out(F.relu(self.hidden(self.embedding(ids))))
+        return out
+
+
+def sensor_cnn() -> nn.Module:
+    """A 1-D CNN for windows of 9 sensor channels × 128 samples (UCI HAR)."""
+    return nn.Sequential(
+        nn.Conv1d(9, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(8),
+        nn.Flatten(),
+        nn.Linear(512, 64),
+        nn.ReLU(),
+        nn.Linear(64, 6),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut."""
+
+    def __init__(
+        self, before: int, after: int, stride: int, norm: Callable[[int], nn.Module]
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = norm(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = norm(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), norm(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of the next block."""
+        out = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = self.norm2(self.conv2(out)) + self.shortcut(x)
+        return F.relu(out, inplace=True)
+
+
+def resnet(
+    norm: Callable[[int], nn.Module],
+    widths: tuple[int, ...] = (64, 128, 256, 512),
+    blocks: int = 2,
+) -> nn.Module:
+    """A residual network for 32×32 images; the defaults are ResNet-18."""
+    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), norm(widths[0])]
+    layers.append(nn.ReLU(inplace=True))
+    before = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            stride = 2 if stage > 0 and block == 0 else 1
+            layers.append(ResidualBlock(before, width, stride, norm))
+            before = width
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10)]
+    return nn.Sequential(*layers)
+
+
+class TransformerBlock(nn.Module):
+    """Pre-norm attention with fused q, k, v, and an MLP."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens of the next block."""
+        batch, tokens, width = x.shape
+        qkv = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        x = x + self.proj(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        out: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+        return out
+
+
+class ViT(nn.Module):
+    """A vision transformer for small images, with a class token and learned positions."""
+
+    def __init__(
+        self,
+        side: int = 32,
+        patch: int = 8,
+        width: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        hidden: int = 128,
+        classes: int = 10,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (side // patch) ** 2 + 1, width) * 0.02)
+        blocks = (TransformerBlock(width, heads, hidden) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
+        out: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return out
+
+
+def group_norm(channels: int) -> nn.Module:
+    """GroupNorm with 16 groups: up to 16 atoms an axis."""
+    return nn.GroupNorm(16, channels)
+
+
+FAMILIES: dict[str, Family] = {
+    "mlp": Family(lambda: mlp(784, 200, 200, 10), (1, 28, 28), 10),
+    "mlp-2048": Family(lambda: mlp(784, 2048, 2048, 10), (1, 28, 28), 10),
+    "lenet-28": Family(lambda: LeNet(1, 28), (1, 28, 28), 10),
+    "lenet-32": Family(lambda: LeNet(3, 32), (3, 32, 32), 10),
+    "cnn": Family(cnn, (3, 32, 32), 10),
+    "depthwise-cnn": Family(depthwise_cnn, (3, 32, 32), 10),
+    "text": Family(lambda: TextClassifier(5000), (40,), 4, vocabulary=5000),
+    "sensor-cnn": Family(sensor_cnn, (9, 128), 6),
+    "resnet18-gn": Family(lambda: resnet(group_norm), (3, 32, 32), 10),
+    "resnet-bn": Family(lambda: resnet(nn.BatchNorm2d, (16, 32), 1), (3, 32, 32), 10),
+    "resnet-gn": Family(lambda: resnet(lambda c: nn.GroupNorm(4, c), (16, 32), 1), (3, 32, 32), 10),
+    "vit-small": Family(ViT, (3, 32, 32), 10),
+}

@@ -1,0 +1,23 @@
+"""The coordinator's errors.
+
+TesseraError
+└── CoordinatorError
+    ├── TraceError       a model could not be turned into a plan; names the module and why
+    └── ConfigError      a run was asked for that cannot be had; names the setting
+"""
+
+from __future__ import annotations
+
+from edge_sdk.protocol.errors import TesseraError
+
+
+class CoordinatorError(TesseraError):
+    """Base of the coordinator's errors."""
+
+
+class TraceError(CoordinatorError):
+    """A model could not be turned into a plan; the text names the module and says why."""
+
+
+class ConfigError(CoordinatorError):
+    """A run was asked for that cannot be had; the text names the setting and what to do."""

@@ -1,0 +1,86 @@
+"""A torch module as an ATen graph, by `torch.export`, at a batch size of our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind
+
+from coordinator.errors import TraceError
+
+TRACE_BATCH = 11
+"""Batch size while tracing: a prime, so that no reshape can cut through it unnoticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph and what its placeholders, in order, stand for."""
+
+    graph: fx.Graph
+    weights: dict[str, fx.Node]
+    buffers: dict[str, fx.Node]
+    constants: dict[fx.Node, torch.Tensor]
+    inputs: list[fx.Node]
+
+
+def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train: bool) -> Captured:
+    """Trace the model in training or evaluation mode. The model itself is left as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(train)
+    try:
+        exported = torch.export.export(model, example, strict=False)
+    except Exception as error:  # torch.export raises anything at all; it is told on, not hidden
+        where = _module_of(error, model)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise TraceError(
+            f"the model cannot be traced: {type(error).__name__} in {where}: {reason}"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return _sort_placeholders(exported)
+
+
+def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, ...]:
+    """The example with its rows repeated until the batch has this size."""
+    for tensor in example:
+        if tensor.ndim == 0 or len(tensor) != len(example[0]) or len(tensor) == 0:
+            raise TraceError("every example input needs the same, non-zero number of rows")
+    rows = torch.arange(batch) % len(example[0])
+    return tuple(tensor[rows] for tensor in example)
+
+
+def _sort_placeholders(exported: torch.export.ExportedProgram) -> Captured:
+    weights, buffers, constants, inputs = {}, {}, {}, []
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
+        if spec.kind is InputKind.PARAMETER and spec.target is not None:
+            weights[spec.target] = node
+        elif spec.kind is InputKind.BUFFER and spec.target is not None:
+            buffers[spec.target] = node
+        elif spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
+            constants[node] = exported.constants[spec.target]
+        elif spec.kind is InputKind.USER_INPUT:
+            inputs.append(node)
+        else:
+            raise TraceError(f"the model has an input that cannot be traced: {spec}")
+    (output,) = (node for node in exported.graph.nodes if node.op == "output")
+    if len(output.args[0]) != 1 or not isinstance(output.args[0][0], fx.Node):
+        raise TraceError("forward() must return one tensor")
+    return Captured(exported.graph, weights, buffers, constants, inputs)
+
+
+def _module_of(error: BaseException, model: torch.nn.Module) -> str:
+    """The innermost of the model's modules that was running when the error was raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = ""
+    trace: Any = error.__traceback__
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if id(owner) in names:
+            found = names[id(owner)] or found
+        trace = trace.tb_next
+    return f"module {found!r}" if found else "the model's own forward()"

@@ -1,0 +1,149 @@
+"""Dimensions as products of factors: the algebra behind finding a model's width axes.
+
+Every dimension of every value in a traced graph is a list of *factors* whose sizes multiply to the
+dimension's size; a dimension of size one is an empty list. Operators relate factors:
+
+- `tie(a, b)`   two dimensions are the same (an addition, a layer's weights and its input);
+- `reshape`     the same factors in the same order, partitioned anew; a boundary that falls inside
+                a factor splits that factor, everywhere it occurs;
+- `freeze`      a factor cannot be narrowed, and why (it is normalised over, indexed, an input).
+
+When the whole graph has been walked, each factor that is left free and occurs in a weight is a
+width axis. Flattening an image, fused q/k/v, attention heads, GroupNorm groups and tied residual
+widths need no special case: they are all splits and ties.
+
+One more factor is special: the batch. It is an ordinary factor whose size is chosen anew for each
+run; freezing it means that the model bakes in its batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from coordinator.errors import TraceError
+
+
+class Factor:
+    """One factor of one or many dimensions. Compare by `leaf` identity, not by this object."""
+
+    __slots__ = ("batch", "frozen", "parts", "root", "size")
+
+    def __init__(self, size: int, *, frozen: str | None = None, batch: bool = False) -> None:
+        self.size = size
+        self.frozen = frozen
+        self.batch = batch
+        self.root: Factor | None = None
+        self.parts: tuple[Factor, Factor] | None = None
+
+    def leaves(self) -> list[Factor]:
+        """The factors this one has become through ties and splits, in order."""
+        if self.root is not None:
+            return self.root.leaves()
+        if self.parts is not None:
+            return self.parts[0].leaves() + self.parts[1].leaves()
+        return [self]
+
+
+Dim = list[Factor]
+"""One dimension: factors from the slowest to the fastest varying."""
+
+
+def fresh(size: int, *, frozen: str | None = None) -> Dim:
+    """A dimension nothing is known about yet (or one that is frozen from the start)."""
+    return [] if size == 1 else [Factor(size, frozen=frozen)]
+
+
+def leaves(dim: Iterable[Factor]) -> list[Factor]:
+    """The dimension's present factors, in order."""
+    return [leaf for factor in dim for leaf in factor.leaves()]
+
+
+def size_of(dim: Iterable[Factor]) -> int:
+    """The dimension's size."""
+    return prod(leaf.size for leaf in leaves(dim))
+
+
+def freeze(dim: Iterable[Factor], why: str) -> None:
+    """Keep the dimension whole, remembering the first reason given."""
+    for leaf in leaves(dim):
+        if leaf.batch:
+            raise TraceError(f"the batch size is baked into the model: {why}")
+        if leaf.frozen is None:
+            leaf.frozen = why
+
+
+def tie(one: Dim, other: Dim, why: str) -> None:
+    """Make two dimensions of equal size one and the same, splitting factors where they must be.
+
+    Where no common factors exist (6 as 2·3 against 3·2) both are frozen.
+    """
+    left, right = leaves(one), leaves(other)
+    while left and right:
+        a, b = left[0], right[0]
+        if a.size == b.size:
+            if a is not b:
+                _unite(a, b)
+            left, right = leaves(left[1:]), leaves(right[1:])
+        elif a.size < b.size and b.size % a.size == 0 and not b.batch:
+            _split(b, a.size)
+            right = leaves(right)
+        elif b.size < a.size and a.size % b.size == 0 and not a.batch:
+            _split(a, b.size)
+            left = leaves(left)
+        else:
+            break
+    freeze([*left, *right], why)
+
+
+def reshape(dims: Sequence[Dim], shape: Sequence[int], why: str) -> list[Dim]:
+    """The same elements with another shape; factors that cannot be followed are frozen."""
+    todo = leaves([factor for dim in dims for factor in dim])
+    out: list[Dim] = []
+    for size in shape:
+        dim: Dim = []
+        while size > 1:
+            if not todo:
+                break
+            factor = todo[0]
+            if size % factor.size == 0:
+                dim.append(factor)
+                size //= factor.size
+                todo = todo[1:]
+            elif factor.size % size == 0 and not factor.batch:
+                _split(factor, size)
+                todo = leaves(todo)
+            else:
+                freeze([*dim, *todo], why)
+                return _refrozen(out, shape, why)
+        out.append(dim)
+    return out
+
+
+def split_front(dim: Dim, count: int, why: str) -> tuple[Dim, Dim]:
+    """A dimension as (count, rest): the way groups lie in channels."""
+    front, rest = reshape([dim], [count, size_of(dim) // count], why)
+    return front, rest
+
+
+def _refrozen(done: list[Dim], shape: Sequence[int], why: str) -> list[Dim]:
+    for dim in done:
+        freeze([factor for factor in leaves(dim) if not factor.batch], why)
+    return done + [fresh(size, frozen=why) for size in shape[len(done) :]]
+
+
+def _unite(a: Factor, b: Factor) -> None:
+    if a.batch or b.batch:
+        frozen = a.frozen or b.frozen
+        if frozen is not None:
+            raise TraceError(f"the batch size is baked into the model: {frozen}")
+        a.batch = b.batch = True
+    a.frozen = a.frozen or b.frozen
+    b.root = a
+
+
+def _split(factor: Factor, front: int) -> None:
+    factor.parts = (
+        Factor(front, frozen=factor.frozen),
+        Factor(factor.size // front, frozen=factor.frozen),
+    )

@@ -1,0 +1,142 @@
+"""A device put together: the state machine, and the effects it asks for.
+
+The link and the source of weights are passed in, so the same app runs over the in-memory link and,
+later, over MQTT.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from edge_sdk.decide import Policy, decide
+from edge_sdk.device import (
+    Decide,
+    Decided,
+    DeviceState,
+    Effect,
+    Event,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Forget,
+    Keep,
+    Send,
+    Train,
+    handle,
+)
+from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.streams import stream
+from edge_sdk.train.backend import Backend, Job
+from edge_sdk.train.data import ArrayData
+
+log = logging.getLogger(__name__)
+
+
+class ModelSource(Protocol):
+    """Where the global model's blocks come from."""
+
+    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+        """The blocks and buffers of the assigned groups, as of the assignment's round."""
+
+
+class DeviceApp:
+    """One device: give it messages, it does the rest."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: Backend,
+        data: ArrayData,
+        policy: Policy,
+        source: ModelSource,
+        send: Callable[[Bid | Movement], None],
+        seed: int,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.name = name
+        self.kept: dict[int, Movement] = {}
+        """Movements that have no receipt yet, by round."""
+        self._state = DeviceState(name)
+        self._backend = backend
+        self._data = data
+        self._policy = policy
+        self._source = source
+        self._send = send
+        self._seed = seed
+        self._should_stop = should_stop
+
+    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
+        """Deal with a message of the coordinator, to the end."""
+        events: list[Event] = [message]
+        while events:
+            self._state, effects = handle(self._state, events.pop(0))
+            for effect in effects:
+                answer = self._perform(effect)
+                if answer is not None:
+                    events.append(answer)
+
+    def _perform(self, effect: Effect) -> Event | None:
+        match effect:
+            case Decide(opened):
+                decision = decide(
+                    self._policy, device=self.name, round=opened.round, seed=self._seed
+                )
+                return Decided(decision, len(self._data))
+            case Fetch(_, assignment):
+                return Fetched(*self._source.fetch(assignment))
+            case Train():
+                return self._train(effect)
+            case Keep(movement):
+                self.kept[movement.round] = movement
+            case Forget(round):
+                self.kept.pop(round, None)
+            case Send(message):
+                self._send(message)
+        return None
+
+    def _train(self, work: Train) -> Finished | Failed:
+        opened, groups, plan = work.opened, work.assignment.groups, self._backend.plan
+        job = Job(
+            groups=groups,
+            weights=plan.assemble(work.blocks, groups),
+            buffers=work.buffers,
+            rule=opened.rule,
+            mask_stream=stream(self._seed, self.name, opened.round, "dropout"),
+        )
+        batches = self._data.batches(
+            opened.steps,
+            opened.batch_size,
+            stream(self._seed, self.name, opened.round, "batches"),
+        )
+        try:
+            trained = self._backend.train(job, batches, should_stop=self._should_stop)
+        except TesseraError as error:
+            log.warning("%s: round %d: %s", self.name, opened.round, error)
+            return Failed(f"skip: {error}")
+        return Finished(
+            Movement(
+                device=self.name,
+                round=opened.round,
+                plan_hash=plan.hash,
+                groups=groups,
+                blocks=plan.scatter(trained.movement, groups),
+                statistics=trained.statistics,
+                learning_rate=opened.rule.learning_rate,
+                samples=len(self._data),
+                loss=trained.metrics.mean_loss,
+            )
+        )

@@ -1,0 +1,55 @@
+"""Level or skip: how much of the model this device trains in a round, and why.
+
+The skip rule is CCFL's (MATH.md, device rules): a device whose budget allows a share `p` of all
+rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.streams import stream
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A level, or None for a skip, and the reason in words."""
+
+    level: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the device's owner allows: the level, and the share `p` of rounds to take part in."""
+
+    level: float = 1.0
+    participation: float = 1.0
+    schedule: Literal["round-robin", "ad-hoc"] = "round-robin"
+
+    def __post_init__(self) -> None:
+        for name in ("level", "participation"):
+            if not 0 < getattr(self, name) <= 1:
+                raise MessageError(f"{name} is a share in (0, 1], not {getattr(self, name)!r}")
+
+
+def decide(policy: Policy, *, device: str, round: int, seed: int) -> Decision:
+    """The device's answer to a round. The same arguments give the same answer."""
+    p = policy.participation
+    if not _takes_part(policy, device, round, seed):
+        every = f"1 round in {1 / p:.3g}"
+        return Decision(None, f"skip: the budget allows {every} (p = {p:.2f}, {policy.schedule})")
+    allowed = "full model" if policy.level == 1 else f"level {policy.level:.0%}"
+    return Decision(policy.level, f"{allowed}: the most this device's owner allows")
+
+
+def _takes_part(policy: Policy, device: str, round: int, seed: int) -> bool:
+    p = policy.participation
+    if policy.schedule == "ad-hoc":
+        return bool(stream(seed, device, round, "skip").random() < p)
+    # Rounds at which floor(p · round + phase) steps up: exactly p of them in the long run.
+    phase = stream(seed, device, "phase").random()
+    return math.floor(p * round + phase) > math.floor(p * (round - 1) + phase)

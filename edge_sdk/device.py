@@ -1,0 +1,245 @@
+"""The device's logic as a state machine without I/O (DESIGN decision 4).
+
+    phase      event                 next        effects
+    ---------  --------------------  ----------  -----------------------------------------
+    IDLE       RoundOpen             DECIDING    Decide
+    DECIDING   Decided (level)       BIDDING     Send(Bid)
+    DECIDING   Decided (skip)        IDLE        Send(Bid)
+    DECIDING   RoundOpen             DECIDING    Decide
+    BIDDING    Assignment            FETCHING    Fetch
+    BIDDING    RoundOpen             DECIDING    Decide
+    BIDDING    RoundClosed           IDLE        –
+    FETCHING   Fetched               TRAINING    Train
+    TRAINING   Finished              IDLE        Keep, Send(Movement)
+    FETCHING,  Failed                IDLE        Send(Bid: skip), which withdraws the offer
+    TRAINING
+    FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
+    TRAINING
+    any        Receipt               unchanged   Forget
+
+Rules:
+- A message of the coordinator that the table does not list is late, early or a duplicate: it is
+  ignored. A local event that the table does not list is a bug: it raises `StateError`.
+- Rounds only go forward: a `RoundOpen` that is not newer than the newest seen is ignored.
+- A movement is kept until its receipt, however many rounds go by.
+- Whatever raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from edge_sdk.decide import Decision
+from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+
+
+class Phase(Enum):
+    """What the device is doing."""
+
+    IDLE = "idle"
+    DECIDING = "deciding"
+    BIDDING = "bidding"
+    FETCHING = "fetching"
+    TRAINING = "training"
+
+
+# -- events: messages of the coordinator, and these local ones ---------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The device has looked at itself."""
+
+    decision: Decision
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """The submodel's blocks and buffers are here."""
+
+    blocks: Blocks
+    buffers: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """Training has produced a movement."""
+
+    movement: Movement
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Fetching or training ended without a movement."""
+
+    reason: str
+
+
+Event = RoundOpen | Assignment | Receipt | RoundClosed | Decided | Fetched | Finished | Failed
+
+
+# -- effects: what the app does next -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Look at the device and answer with `Decided`."""
+
+    opened: RoundOpen
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Get the weights of these groups and answer with `Fetched` or `Failed`."""
+
+    opened: RoundOpen
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Train:
+    """Train and answer with `Finished` or `Failed`."""
+
+    opened: RoundOpen
+    assignment: Assignment
+    blocks: Blocks
+    buffers: dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keep:
+    """Store the movement until its receipt."""
+
+    movement: Movement
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The movement of this round has its receipt."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Send:
+    """Send a message to the coordinator."""
+
+    message: Bid | Movement
+
+
+Effect = Decide | Fetch | Train | Keep | Forget | Send
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """All a device remembers between events."""
+
+    name: str
+    phase: Phase = Phase.IDLE
+    opened: RoundOpen | None = None
+    """The round the device is busy with, or was last."""
+    newest: RoundOpen | None = None
+    """The newest round heard of; taken up when the present work is done."""
+    assignment: Assignment | None = None
+    unreceipted: frozenset[int] = frozenset()
+    """Rounds whose movement is kept until the receipt comes."""
+
+
+Step = tuple[DeviceState, list[Effect]]
+
+
+def handle(state: DeviceState, event: Event) -> Step:
+    """The state after an event, and what to do about it."""
+    match event:
+        case RoundOpen():
+            return _on_round_open(state, event)
+        case Assignment():
+            return _on_assignment(state, event)
+        case Receipt():
+            if event.round not in state.unreceipted or event.device != state.name:
+                return state, []
+            left = state.unreceipted - {event.round}
+            return replace(state, unreceipted=left), [Forget(event.round)]
+        case RoundClosed():
+            if state.phase is Phase.BIDDING and event.round == _opened(state).round:
+                return replace(state, phase=Phase.IDLE), []
+            return state, []
+        case Decided() if state.phase is Phase.DECIDING:
+            return _on_decided(state, event)
+        case Fetched() if state.phase is Phase.FETCHING:
+            work = Train(_opened(state), _assignment(state), event.blocks, event.buffers)
+            return replace(state, phase=Phase.TRAINING), [work]
+        case Finished() if state.phase is Phase.TRAINING:
+            kept = state.unreceipted | {event.movement.round}
+            done, effects = _next_round(replace(state, unreceipted=kept))
+            return done, [Keep(event.movement), Send(event.movement), *effects]
+        case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
+            round = _opened(state).round
+            bid = Bid(device=state.name, round=round, level=None, reason=event.reason)
+            done, effects = _next_round(state)
+            return done, [Send(bid), *effects]
+        case _:
+            raise StateError(f"{type(event).__name__} cannot happen while {state.phase.value}")
+
+
+def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
+    if state.newest is not None and event.round <= state.newest.round:
+        return state, []
+    state = replace(state, newest=event)
+    if state.phase in (Phase.FETCHING, Phase.TRAINING):
+        return state, []
+    return _next_round(state)
+
+
+def _on_decided(state: DeviceState, event: Decided) -> Step:
+    opened, decision = _opened(state), event.decision
+    bid = Bid(
+        device=state.name,
+        round=opened.round,
+        level=decision.level,
+        reason=decision.reason,
+        samples=event.samples,
+    )
+    phase = Phase.IDLE if decision.level is None else Phase.BIDDING
+    return replace(state, phase=phase), [Send(bid)]
+
+
+def _on_assignment(state: DeviceState, event: Assignment) -> Step:
+    fits = state.phase is Phase.BIDDING and event.round == _opened(state).round
+    if not fits or event.device != state.name:
+        return state, []
+    state = replace(state, phase=Phase.FETCHING, assignment=event)
+    return state, [Fetch(_opened(state), event)]
+
+
+def _next_round(state: DeviceState) -> Step:
+    """Turn to the newest round if it is not the one just dealt with, else rest."""
+    if state.newest is None or state.newest == state.opened:
+        return replace(state, phase=Phase.IDLE, assignment=None), []
+    opened = state.newest
+    state = replace(state, phase=Phase.DECIDING, opened=opened, assignment=None)
+    return state, [Decide(opened)]
+
+
+def _opened(state: DeviceState) -> RoundOpen:
+    if state.opened is None:
+        raise StateError(f"no round is open while {state.phase.value}")
+    return state.opened
+
+
+def _assignment(state: DeviceState) -> Assignment:
+    if state.assignment is None:
+        raise StateError(f"no assignment while {state.phase.value}")
+    return state.assignment

@@ -1,0 +1,68 @@
+"""Every error of the contract, as one tree.
+
+    TesseraError                 anything this project raises on purpose
+    ├── ProtocolError            the contract was not kept
+    │   ├── PlanError            a plan is malformed, not canonical, or not the one its hash names
+    │   ├── TensorError          arrays do not fit the plan: unknown or missing name, shape, dtype
+    │   ├── GroupError           a choice of groups does not fit the plan: axis, empty set, id
+    │   ├── BlockError           a set of blocks does not fit the plan: id, order, number of values
+    │   └── MessageError         a message contradicts itself
+    ├── StateError               an event that cannot happen in this state; the state is unchanged
+    ├── TrainingError            local training could not produce a movement (`edge_sdk.train`)
+    │   ├── NonFiniteError       a loss or a movement is not finite
+    │   └── TrainingStopped      `should_stop()` said so
+    └── CoordinatorError         the coordinator's own (`coordinator.errors`)
+
+A caller that checks input catches one of the `ProtocolError` children; whatever raises one has not
+changed anything.
+"""
+
+from __future__ import annotations
+
+
+class TesseraError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class ProtocolError(TesseraError):
+    """The contract between device and coordinator was not kept."""
+
+
+class PlanError(ProtocolError):
+    """A plan is malformed, not canonical, or not the one its hash names."""
+
+
+class TensorError(ProtocolError):
+    """Arrays do not fit the plan: an unknown or missing name, a wrong shape or dtype."""
+
+
+class GroupError(ProtocolError):
+    """A choice of groups does not fit the plan: an axis, an empty set, an id out of range."""
+
+
+class BlockError(ProtocolError):
+    """A set of blocks does not fit the plan: an id, the order, the number of values."""
+
+
+class MessageError(ProtocolError):
+    """A message contradicts itself."""
+
+
+class StateError(TesseraError):
+    """An event that cannot happen in the present state. The state is unchanged."""
+
+
+class TrainingError(TesseraError):
+    """Local training could not produce a movement."""
+
+
+class NonFiniteError(TrainingError):
+    """A loss or a movement is not finite; nothing of the training is returned."""
+
+
+class TrainingStopped(TrainingError):
+    """`should_stop()` ended the training; nothing of it is returned."""
+
+    def __init__(self, steps_done: int) -> None:
+        super().__init__(f"training was stopped after {steps_done} steps")
+        self.steps_done = steps_done

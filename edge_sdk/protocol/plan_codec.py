@@ -1,0 +1,142 @@
+"""Plans as bytes. Version 1; the hash is part of the wire contract.
+
+    envelope = msgpack [ "tessera-plan", 1, sha256(body) as 32 bytes, body as bytes ]
+    body     = msgpack [ regions, axes, tensors, buffers, macs, depth ]
+    axis     = [ name, [atoms of each group] ]
+    tensor   = [ name, dtype, dims ]            buffer = [ name, dtype, dims, statistic ]
+    dim      = [ size ]                         whole
+             | [ size, axis, outer, inner ]     of axis number `axis`
+    macs     = [ [ macs, [axis numbers] ] … ]   depth  = [ ] (reserved)
+
+Only arrays, strings, unsigned integers, booleans and bytes occur, and msgpack's shortest forms are
+used, so a plan has one encoding. `decode_plan` refuses bytes that another encoder would have
+written differently: it encodes what it read and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgpack
+
+from edge_sdk.protocol.errors import PlanError
+from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.specs import Axis, Buffer, Dim, MacTerm, Tensor
+
+MAGIC = "tessera-plan"
+VERSION = 1
+MAX_PLAN_BYTES = 16 * 2**20
+"""A plan of a thousand tensors takes about 60 KB; a larger message is not a plan."""
+
+
+def encode_plan(plan: ModelPlan) -> bytes:
+    """The plan's canonical bytes, with their hash in front."""
+    body = _encode_body(plan)
+    return _packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+
+
+def plan_hash(plan: ModelPlan) -> str:
+    """SHA-256 of the canonical body, as hex digits."""
+    return hashlib.sha256(_encode_body(plan)).hexdigest()
+
+
+def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
+    """The plan in these bytes. Raises `PlanError`, and nothing else, for any other bytes.
+
+    `expected_hash` is the hash somebody else named; a plan with another one is refused.
+    """
+    if len(data) > MAX_PLAN_BYTES:
+        raise PlanError(f"{len(data)} bytes are too many for a plan (at most {MAX_PLAN_BYTES})")
+    envelope = _unpacked(data)
+    if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
+        raise PlanError("these bytes are not a plan")
+    _, version, digest, body = envelope
+    if version != VERSION:
+        raise PlanError(f"plan version {version!r} is not known here; this side speaks {VERSION}")
+    if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
+        raise PlanError("the plan's hash differs from its bytes: it was damaged or altered")
+    if expected_hash is not None and digest.hex() != expected_hash:
+        raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
+    try:
+        plan = _decode_body(_unpacked(body))
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise PlanError(f"the plan's bytes have the wrong structure: {error}") from error
+    if plan.encoded != data:
+        raise PlanError("the plan is not in canonical form")
+    return plan
+
+
+def _encode_body(plan: ModelPlan) -> bytes:
+    return _packed(
+        [
+            plan.regions,
+            [[axis.name, list(axis.groups)] for axis in plan.axes],
+            [[t.name, t.dtype, _encode_dims(t)] for t in plan.tensors],
+            [[b.name, b.dtype, _encode_dims(b), b.statistic] for b in plan.buffers],
+            [[term.macs, list(term.axes)] for term in plan.macs],
+            list(plan.depth),
+        ]
+    )
+
+
+def _encode_dims(tensor: Tensor) -> list[list[int]]:
+    return [
+        [dim.size] if dim.axis is None else [dim.size, dim.axis, dim.outer, dim.inner]
+        for dim in tensor.dims
+    ]
+
+
+def _decode_body(body: Any) -> ModelPlan:
+    regions, axes, tensors, buffers, macs, depth = body
+    return ModelPlan(
+        axes=tuple(Axis(_text(name), _counts(groups)) for name, groups in axes),
+        tensors=tuple(
+            Tensor(_text(name), _text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
+        ),
+        buffers=tuple(
+            Buffer(_text(name), _text(dtype), _decode_dims(dims), _flag(statistic))
+            for name, dtype, dims, statistic in buffers
+        ),
+        macs=tuple(MacTerm(_count(count), _counts(numbers)) for count, numbers in macs),
+        regions=regions,
+        depth=tuple(depth),
+    )
+
+
+def _decode_dims(dims: Any) -> tuple[Dim, ...]:
+    return tuple(Dim(*_counts(dim)) for dim in dims)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(_count(value) for value in values)
+
+
+def _packed(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise PlanError(f"these bytes are not a plan: {error}") from error

@@ -1,0 +1,136 @@
+"""What a plan is made of: axes and their groups, tensors and buffers, and their costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.protocol.errors import GroupError, PlanError
+
+MAX_GROUPS = 64
+"""More groups than this per axis are refused: a block would be too small to be worth its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A hidden width of the model: how many atoms each of its groups owns.
+
+    An atom is what cannot be cut: a unit, an attention head, a GroupNorm group.
+    """
+
+    name: str
+    groups: tuple[int, ...]
+
+    @property
+    def atoms(self) -> int:
+        """Atoms of all groups together."""
+        return sum(self.groups)
+
+    @property
+    def equal(self) -> bool:
+        """Whether groups are as equal as the number of atoms allows."""
+        return max(self.groups) - min(self.groups) <= 1
+
+    def wanted(self, level: float) -> int:
+        """How many groups a level means on an axis of equal groups: at least one."""
+        return max(1, int(level * len(self.groups) + 1e-9))
+
+    def atoms_at(self, level: float) -> int:
+        """The most atoms that a device at this level is ever asked to train on this axis.
+
+        Equal groups: the `wanted(level)` largest. Unequal groups: the fullest set of groups that
+        stays within `level`. Never less than the smallest group.
+        """
+        if self.equal:
+            return sum(sorted(self.groups)[-self.wanted(level) :])
+        reachable = 1  # bit n is set when some set of groups holds exactly n atoms
+        for atoms in self.groups:
+            reachable |= reachable << atoms
+        limit = int(level * self.atoms + 1e-9)
+        within = reachable & ((1 << (limit + 1)) - 1)
+        return max(within.bit_length() - 1, min(self.groups))
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a tensor: whole (`axis is None`), or `outer × atoms × inner` of an axis."""
+
+    size: int
+    axis: int | None = None
+    outer: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named weight."""
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The full, uncut shape."""
+        return tuple(dim.size for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer(Tensor):
+    """A named array that is not trained: BatchNorm statistics (`statistic`), or a constant.
+
+    Buffers are cut like weights but are in no block and go through no server rule.
+    """
+
+    statistic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MacTerm:
+    """Part of the forward pass: `macs` per sample for one atom of each axis in `axes`."""
+
+    macs: int
+    axes: tuple[int, ...]
+
+
+def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
+    """Partition an axis: into equal groups (an int), or by ratios such as (5, 10, 20, 30, 35).
+
+    There are never more groups than atoms. Every group owns at least one atom; ratios are met as
+    closely as whole atoms allow. Raises `GroupError` for ratios or counts that make no sense.
+    """
+    ratios = np.ones(parts) if isinstance(parts, int) else np.asarray(parts, dtype=np.float64)
+    if not 1 <= len(ratios) <= MAX_GROUPS:
+        raise GroupError(f"1 to {MAX_GROUPS} groups are allowed, not {len(ratios)}")
+    if not (np.isfinite(ratios).all() and (ratios > 0).all()):
+        raise GroupError(f"ratios must be positive numbers, not {list(ratios)}")
+    if atoms <= len(ratios):
+        return (1,) * atoms
+    exact = ratios / ratios.sum() * atoms
+    sizes = np.maximum(np.floor(exact + 1e-9), 1).astype(np.int64)
+    while sizes.sum() != atoms:
+        short = exact - sizes
+        if sizes.sum() < atoms:
+            sizes[int(np.argmax(short))] += 1
+        else:
+            sizes[int(np.argmin(np.where(sizes > 1, short, np.inf)))] -= 1
+    return tuple(int(size) for size in sizes)
+
+
+def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:
+    """Raise `PlanError` unless the dimension of tensor `name` fits the axes."""
+    if dim.size < 1 or dim.outer < 1 or dim.inner < 1:
+        raise PlanError(f"tensor {name!r} has an empty dimension: {dim}")
+    if dim.axis is None:
+        if dim.outer != 1 or dim.inner != 1:
+            raise PlanError(f"tensor {name!r}: a whole dimension has no outer or inner: {dim}")
+        return
+    if not 0 <= dim.axis < len(axes):
+        raise PlanError(f"tensor {name!r} names axis {dim.axis}; the plan has {len(axes)}")
+    if dim.outer * axes[dim.axis].atoms * dim.inner != dim.size:
+        raise PlanError(
+            f"tensor {name!r}: {dim.outer} × {axes[dim.axis].atoms} atoms of axis "
+            f"{axes[dim.axis].name!r} × {dim.inner} is not {dim.size}"
+        )

@@ -1,0 +1,1 @@
+"""Training a slice: backends and the local rules they share."""

@@ -1,0 +1,80 @@
+"""The local rules, once for all backends (`LocalRule` says what they compute).
+
+Written with operators that numpy arrays and torch tensors share, so the onnx backend runs them on
+numpy, the torch backend on tensors wherever those live, and both take the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.plan import Groups, ModelPlan
+
+Arrays = dict[str, Any]
+"""Arrays by tensor name; numpy's or torch's."""
+
+Gradient = Callable[[Arrays], tuple[float, Arrays]]
+"""(loss, gradients) of one batch at the weights given. Gradients may be overwritten."""
+
+
+def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, float]:
+    """The factor for the inputs that consume each axis: `(1 / level)^rescale`."""
+    return {name: (1 / level) ** rescale for name, level in plan.levels(groups).items()}
+
+
+class LocalSteps:
+    """Takes steps in place, keeping what lasts from one step to the next within a round."""
+
+    def __init__(self, rule: LocalRule, start: Mapping[str, Any]) -> None:
+        """`start`: the weights at the beginning of the round; not modified, not kept up to date."""
+        self._rule = rule
+        self._start = start
+        self._velocity: Arrays | None = None
+
+    def step(self, weights: Arrays, gradient: Gradient) -> float:
+        """One step on one batch; changes `weights` in place and returns the loss before it."""
+        rule = self._rule
+        loss, grads = self._objective(weights, gradient)
+        if rule.sam_radius > 0:
+            norm = _norm(grads)
+            if norm > 0:
+                aside = {
+                    name: weights[name] + grads[name] * (rule.sam_radius / norm) for name in weights
+                }
+                _, grads = self._objective(aside, gradient)
+        if rule.clip_norm is not None:
+            norm = _norm(grads)
+            if norm > rule.clip_norm:
+                for name in grads:
+                    grads[name] *= rule.clip_norm / norm
+        if rule.weight_decay > 0:
+            for name in grads:
+                grads[name] += weights[name] * rule.weight_decay
+        if rule.momentum > 0:
+            grads = self._with_momentum(grads)
+        for name in weights:
+            weights[name] -= grads[name] * rule.learning_rate
+        return loss
+
+    def _objective(self, weights: Arrays, gradient: Gradient) -> tuple[float, Arrays]:
+        loss, grads = gradient(weights)
+        if self._rule.proximal > 0:
+            for name in grads:
+                grads[name] += (weights[name] - self._start[name]) * self._rule.proximal
+        return loss, grads
+
+    def _with_momentum(self, grads: Arrays) -> Arrays:
+        if self._velocity is None:
+            self._velocity = grads
+        else:
+            for name, velocity in self._velocity.items():
+                velocity *= self._rule.momentum
+                velocity += grads[name]
+        return self._velocity
+
+
+def _norm(grads: Mapping[str, Any]) -> float:
+    return math.sqrt(sum(float((grad * grad).sum()) for grad in grads.values()))

@@ -1,0 +1,181 @@
+"""The torch backend: trains the narrow model itself, on CPU or CUDA.
+
+It is the oracle in tests, and the choice for machines that have the task's Python code. It knows
+nothing about models: the task hands it a forward pass for each width (`coordinator.tracing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from edge_sdk.protocol.errors import TrainingError, TrainingStopped
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.train.backend import (
+    Batch,
+    Job,
+    Trained,
+    check_loss,
+    check_movement,
+    summarise,
+)
+from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
+
+
+class Forward(Protocol):
+    """A submodel's forward pass at one batch size, in training mode."""
+
+    @property
+    def masks(self) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """Probability and mask shape of every dropout."""
+
+    def __call__(
+        self,
+        weights: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        scales: Sequence[float | torch.Tensor],
+        masks: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """Outputs; buffers that are statistics are updated in place."""
+
+
+class Program(Protocol):
+    """A model at every width."""
+
+    @property
+    def at(self) -> Callable[[tuple[int, ...], int, bool], Forward]:
+        """(atoms kept per axis, batch size, whether scales are used) → forward pass."""
+
+
+class TorchTask(Protocol):
+    """What the backend needs of a task."""
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The task's plan."""
+
+    @property
+    def train_program(self) -> Program:
+        """The model in training mode."""
+
+    @property
+    def loss(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """(outputs, targets) → one loss per sample."""
+
+
+class TorchBackend:
+    """A `Backend` on torch."""
+
+    def __init__(self, task: TorchTask, *, device: str = "cpu", threads: int = 1) -> None:
+        """`threads`: intra-op threads while training; torch's setting is put back afterwards."""
+        if threads < 1:
+            raise TrainingError(f"threads must be at least 1, not {threads}")
+        self._task = task
+        self._device = torch.device(device)
+        self._threads = threads
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The task's plan."""
+        return self._task.plan
+
+    def train(
+        self,
+        job: Job,
+        batches: Iterable[Batch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        """See `Backend.train`."""
+        plan = self.plan
+        plan.check(job.weights, job.groups)
+        plan.check_buffers(job.buffers, job.groups)
+        with _threads(self._threads):
+            start = self._tensors(job.weights)
+            weights: Arrays = {name: tensor.clone() for name, tensor in start.items()}
+            buffers = self._tensors(job.buffers)
+            objective = _Objective(self._task, job, buffers, self._device)
+            steps = LocalSteps(job.rule, start)
+            losses: list[float] = []
+            samples = 0
+            for batch in batches:
+                if should_stop():
+                    raise TrainingStopped(len(losses))
+                objective.batch(batch)
+                losses.append(check_loss(steps.step(weights, objective), len(losses) + 1))
+                samples += len(batch.targets)
+        if not losses:
+            raise TrainingError("there is no batch to train on: the device has no data")
+        movement = {name: _numpy(weights[name] - start[name]) for name in start}
+        check_movement(movement)
+        statistics = {
+            buffer.name: _numpy(buffers[buffer.name]) for buffer in plan.buffers if buffer.statistic
+        }
+        check_movement(statistics)
+        return Trained(movement, statistics, summarise(losses, samples))
+
+    def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Copies on the device: neither side's later changes reach the other."""
+        return {name: torch.tensor(array, device=self._device) for name, array in arrays.items()}
+
+
+class _Objective:
+    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+
+    def __init__(
+        self,
+        task: TorchTask,
+        job: Job,
+        buffers: Mapping[str, torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        plan = task.plan
+        self._task = task
+        self._device = device
+        self._kept = plan.kept_atoms(plan.choose(job.groups))
+        by_axis = axis_scales(plan, job.groups, job.rule.rescale)
+        self._scales = [by_axis[axis.name] for axis in plan.axes]
+        self._scaled = any(scale != 1 for scale in self._scales)
+        self._names = [tensor.name for tensor in plan.tensors]
+        self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
+        self._stream = job.mask_stream
+
+    def batch(self, batch: Batch) -> None:
+        """Turn to the next batch: the same data and dropout masks until the one after it."""
+        self._inputs = [torch.as_tensor(array).to(self._device) for array in batch.inputs]
+        self._targets = torch.as_tensor(batch.targets).to(self._device)
+        self._forward = self._task.train_program.at(self._kept, len(batch.targets), self._scaled)
+        self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
+
+    def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
+        """(mean loss, gradients) at these weights."""
+        leaves = [weights[name].detach().requires_grad_() for name in self._names]
+        outputs = self._forward(leaves, self._buffers, self._inputs, self._scales, self._masks)
+        loss = self._task.loss(outputs, self._targets).mean()
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return float(loss.detach()), dict(zip(self._names, grads, strict=True))
+
+    def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
+        kept = self._stream.random(shape, dtype=np.float32) >= probability
+        return torch.as_tensor(kept.astype(np.float32) / (1 - probability)).to(self._device)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _numpy(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy()
+    return array

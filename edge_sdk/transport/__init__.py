@@ -1,0 +1,1 @@
+"""How messages travel: the in-memory link; MQTT comes beside it."""
