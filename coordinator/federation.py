@@ -35,7 +35,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRound:
-    """What one device did in a round. `level` None is a skip; bytes are uncompressed payload."""
+    """What one device did in a round. `level` None is a skip; bytes are uncompressed payload.
+
+    Equal seeds give equal values of everything but `train_s`.
+    """
 
     device: str
     level: float | None
@@ -44,6 +47,7 @@ class DeviceRound:
     parameters: int
     bytes_down: int
     bytes_up: int
+    train_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,15 @@ class Federation:
     def _device_round(self, bid: Bid) -> DeviceRound:
         movement = self._movements.get(bid.device)
         if movement is None:
-            return DeviceRound(bid.device, None, bid.reason, None, 0, 0, 0)
+            return DeviceRound(bid.device, None, bid.reason, None, 0, 0, 0, 0.0)
         size = movement.blocks.size_bytes
-        parameters = len(movement.blocks.values)
-        return DeviceRound(bid.device, bid.level, bid.reason, movement.loss, parameters, size, size)
+        return DeviceRound(
+            device=bid.device,
+            level=bid.level,
+            reason=bid.reason,
+            loss=movement.loss,
+            parameters=len(movement.blocks.values),
+            bytes_down=size,
+            bytes_up=size,
+            train_s=movement.train_s,
+        )

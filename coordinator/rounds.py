@@ -125,7 +125,7 @@ class Send:
     message: RoundOpen | Assignment | Receipt
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Store a movement and answer with `Kept`."""
 

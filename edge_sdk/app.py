@@ -7,6 +7,7 @@ later, over MQTT.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -66,6 +67,7 @@ class DeviceApp:
         send: Callable[[Bid | Movement], None],
         seed: int,
         should_stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
         self.kept: dict[int, Movement] = {}
@@ -78,6 +80,7 @@ class DeviceApp:
         self._send = send
         self._seed = seed
         self._should_stop = should_stop
+        self._clock = clock
 
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of the coordinator, to the end."""
@@ -122,6 +125,7 @@ class DeviceApp:
             opened.batch_size,
             stream(self._seed, self.name, opened.round, "batches"),
         )
+        started = self._clock()
         try:
             trained = self._backend.train(job, batches, should_stop=self._should_stop)
         except TesseraError as error:
@@ -138,5 +142,6 @@ class DeviceApp:
                 learning_rate=opened.rule.learning_rate,
                 samples=len(self._data),
                 loss=trained.metrics.mean_loss,
+                train_s=self._clock() - started,
             )
         )

@@ -40,8 +40,7 @@ def decide(policy: Policy, *, device: str, round: int, seed: int) -> Decision:
     """The device's answer to a round. The same arguments give the same answer."""
     p = policy.participation
     if not _takes_part(policy, device, round, seed):
-        every = f"1 round in {1 / p:.3g}"
-        return Decision(None, f"skip: the budget allows {every} (p = {p:.2f}, {policy.schedule})")
+        return Decision(None, f"skip: the budget allows {p:.0%} of rounds ({policy.schedule})")
     allowed = "full model" if policy.level == 1 else f"level {policy.level:.0%}"
     return Decision(policy.level, f"{allowed}: the most this device's owner allows")
 

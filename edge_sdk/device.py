@@ -73,7 +73,7 @@ class Fetched:
     buffers: dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Training has produced a movement."""
 
@@ -118,7 +118,7 @@ class Train:
     buffers: dict[str, Array]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Store the movement until its receipt."""
 
@@ -132,7 +132,7 @@ class Forget:
     round: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a message to the coordinator."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,10 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     modes = [(module, module.training) for module in model.modules()]
     model.train(train)
     try:
-        exported = torch.export.export(model, example, strict=False)
+        with warnings.catch_warnings():
+            # nn.LSTM and its kin put their weights in a list anew on every call; nothing is lost.
+            warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
+            exported = torch.export.export(model, example, strict=False)
     except Exception as error:  # torch.export raises anything at all; it is told on, not hidden
         where = _module_of(error, model)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -68,8 +72,12 @@ def _sort_placeholders(exported: torch.export.ExportedProgram) -> Captured:
         else:
             raise TraceError(f"the model has an input that cannot be traced: {spec}")
     (output,) = (node for node in exported.graph.nodes if node.op == "output")
-    if len(output.args[0]) != 1 or not isinstance(output.args[0][0], fx.Node):
-        raise TraceError("forward() must return one tensor")
+    bare = exported.call_spec.out_spec is not None and exported.call_spec.out_spec.is_leaf()
+    if not bare or not isinstance(output.args[0][0], fx.Node):
+        raise TraceError("forward() must return one tensor, by itself")
+    # What is computed and thrown away (nn.MultiheadAttention's averaged maps) must not decide what
+    # can be narrowed; in-place operators stay.
+    exported.graph.eliminate_dead_code()
     return Captured(exported.graph, weights, buffers, constants, inputs)
 
 

@@ -144,6 +144,37 @@ def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return [*lead, query[-2], value[-1]]
 
 
+@_handles("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Stays whole; only the batch passes, which the state made of zeros has to follow."""
+    if "batch_first" not in a or len(shape_of(a["input"])) != 3:
+        raise TraceError(
+            describe(node, "packed or unbatched sequences; give a batch of one length")
+        )
+    if a["dropout"] and a["train"]:
+        raise TraceError(describe(node, "dropout inside the fused operator; set it to 0"))
+    inputs = walk.dims(a["input"])
+    at = 0 if a["batch_first"] else 1
+    states = a["hx"] if isinstance(a["hx"], (list, tuple)) else [a["hx"]]
+    for state in states:
+        walk.tie(node, walk.dims(state)[1], inputs[at])
+    for operand in node.all_input_nodes:
+        for dim in walk.dims(operand):
+            others = [factor for factor in leaves(dim) if not factor.batch]
+            walk.ban(node, others, "belongs to a recurrent layer")
+    for weight in a["params"]:
+        if len(shape_of(weight)) == 2:
+            walk.count([*inputs[:2], *walk.dims(weight)])
+    why = describe(node, "belongs to a recurrent layer")
+    sizes = [value.shape[-1] for value in node.meta["val"]]
+    steps = [*inputs[:2], fresh(int(sizes[0]), frozen=why)]
+    finals = [
+        [walk.dims(state)[0], inputs[at], fresh(int(size), frozen=why)]
+        for state, size in zip(states, sizes[1:], strict=True)
+    ]
+    return (steps, *finals)
+
+
 # -- normalisation --------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -38,7 +39,7 @@ class TracedModel:
 
     def buffers_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """The model's buffers as numpy arrays (copies), as the plan names them."""
-        state = dict(model.named_buffers())
+        state = dict(model.named_buffers(remove_duplicate=False))
         return {buffer.name: _numpy(state[buffer.name]) for buffer in self.plan.buffers}
 
     def predict(
@@ -112,12 +113,17 @@ def trace_model(
     return traced
 
 
-def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
-    """A fresh factor for every dimension of every weight and buffer."""
-    named: dict[str, torch.Tensor] = {
+def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Weights and buffers under all their names: which of two torch.export picks is its affair."""
+    return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
+    """A fresh factor for every dimension of every weight and buffer."""
+    named = _named_tensors(model)
     return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
 
 
@@ -139,13 +145,18 @@ def _walk(captured: Captured, dims: Mapping[str, list[Dim]], batch: Factor) -> W
 
 def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, int]:
     """Number the free factors of the weights; a dimension keeps at most one of them free."""
+    used = Counter(leaf for shape in dims.values() for dim in shape for leaf in leaves(dim))
     for name in dims:
         for dim in dims[name]:
             if any(leaf.batch for leaf in leaves(dim)):
                 raise TraceError(f"the shape of {name!r} follows the batch size")
-            free = {leaf for leaf in leaves(dim) if leaf.frozen is None}
-            keep = max(free, key=lambda leaf: leaf.size, default=None)
-            freeze(free - {keep}, f"shares a dimension of {name!r} with a larger width")
+            free = [leaf for leaf in leaves(dim) if leaf.frozen is None]
+            freeze({leaf for leaf in free if free.count(leaf) > 1}, f"is squared in {name!r}")
+            free = [leaf for leaf in free if leaf.frozen is None]
+            # What most layers share, such as attention heads, before what is largest.
+            keep = max(free, key=lambda leaf: (used[leaf], leaf.size), default=None)
+            others = [leaf for leaf in free if leaf is not keep]
+            freeze(others, f"shares a dimension of {name!r} with a width that more layers use")
     axes: dict[Factor, int] = {}
     for name in names:
         for dim in dims[name]:
@@ -161,7 +172,7 @@ def _reasons(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> str:
     lines = []
     for name in names:
         for position, dim in enumerate(dims[name]):
-            why = {leaf.frozen for leaf in leaves(dim)}
+            why = dict.fromkeys(leaf.frozen for leaf in leaves(dim))
             lines += [f"  {name}, dimension {position}: it {reason}" for reason in why if reason]
     return "\n".join(lines) or "  it has no weights"
 
@@ -175,7 +186,7 @@ def _plan(
     evaluation: Walk,
     parts: int | Sequence[float],
 ) -> ModelPlan:
-    arrays = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    arrays = _named_tensors(model)
 
     def described(name: str) -> tuple[str, str, tuple[specs.Dim, ...]]:
         kind = str(arrays[name].dtype).removeprefix("torch.")
@@ -259,12 +270,7 @@ def _check_numerically(
     masked = {name: np.zeros_like(array) for name, array in weights.items()}
     narrow = plan.cut(weights, half)
     plan.paste(masked, narrow, half)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    with torch.no_grad():
-        original = _numpy(model(*inputs))
-    for module, mode in modes:
-        module.training = mode
+    original = _run(model, inputs)
     pairs = (
         ("the traced model", traced.predict(weights, buffers, arrays), original),
         (
@@ -280,6 +286,23 @@ def _check_numerically(
                 f"{what} does not compute what the model does at batch size {batch} "
                 f"(relative error {error:.1e}): forward() does something that tracing missed"
             )
+
+
+def _run(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Array:
+    """The model itself in evaluation mode; it is left as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _numpy(model(*inputs))
+    except Exception as error:
+        raise TraceError(
+            f"the batch size is baked into the model: forward() runs at batch size {TRACE_BATCH} "
+            f"but fails at {len(inputs[0])}: {error}"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _numpy(tensor: torch.Tensor) -> Array:

@@ -168,15 +168,15 @@ def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
     if node.target is operator.getitem:
         source, index = node.args
         return walk.values[source][index]  # type: ignore[index]
+    handler = handlers.get(operator_name(node))
+    tags = getattr(node.target, "tags", ())
+    if handler is None and torch.Tag.nondeterministic_seeded in tags:
+        raise TraceError(describe(node, "draws random numbers; use nn.Dropout, whose mask is ours"))
     if not any(isinstance(walk.values.get(n), (list, tuple)) for n in node.all_input_nodes):
         return _created(walk, node)
     _note_writes(walk, node)
-    handler = handlers.get(operator_name(node))
     if handler is not None:
         return handler(walk, node, arguments(node))
-    tags = getattr(node.target, "tags", ())
-    if torch.Tag.nondeterministic_seeded in tags:
-        raise TraceError(describe(node, "draws random numbers; use nn.Dropout, whose mask is ours"))
     if torch.Tag.pointwise in tags:
         return handlers["pointwise"](walk, node, arguments(node))
     return _not_understood(walk, node)

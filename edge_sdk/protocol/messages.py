@@ -88,6 +88,7 @@ class Movement:
     learning_rate: float
     samples: int
     loss: float
+    train_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""`tessera-coordinator`: the command line of the coordinator."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_sdk import TesseraError, __version__
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the result is the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except TesseraError as error:
+        print(f"tessera-coordinator: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"tessera-coordinator: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tessera-coordinator",
+        description="Federated learning that fits the device: the coordinator's side.",
+    )
+    parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    demo = commands.add_parser(
+        "demo",
+        help="watch devices of different means train one model",
+        description=(
+            "Devices of different means train a small CNN on scikit-learn's handwritten digits by "
+            "RA-Fed. Each round every device says how much of the model it can afford, or skips "
+            "and says why; the coordinator picks the groups and averages block by block."
+        ),
+        epilog=(
+            "example: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
+            "the same seed gives the same bits"
+        ),
+    )
+    demo.add_argument(
+        "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
+    )
+    demo.add_argument(
+        "--devices", type=int, default=8, help="how many devices (default %(default)s)"
+    )
+    demo.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write every round as JSON")
+    demo.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        default=Path("tessera-demo.png"),
+        help="where to draw accuracy by round (default %(default)s)",
+    )
+    demo.add_argument(
+        "--in-process",
+        action="store_true",
+        help="all in one process, over the in-memory link (the only mode so far)",
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from coordinator.demo.run import DemoConfig, make_demo
+    from coordinator.demo.view import save_plot, summarise, watch
+
+    config = DemoConfig(rounds=arguments.rounds, devices=arguments.devices, seed=arguments.seed)
+    for path in (arguments.json, arguments.plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.absolute().parent} for {path.name}")
+    console = Console()
+    code = 0
+    with console.status("tracing the model and dealing out data …"):
+        demo = make_demo(config)
+    try:
+        watch(demo, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped after {len(demo.rounds)} of {config.rounds} rounds")
+        code = EXIT_INTERRUPTED
+    if demo.rounds:
+        save_plot(demo, arguments.plot)
+        summarise(demo, console, plot=arguments.plot)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(demo.as_json(), indent=1) + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

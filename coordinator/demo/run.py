@@ -1,0 +1,167 @@
+"""The demo's run: rounds with accuracy, what they saved, and all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from coordinator.demo.digits import load_digits, make_members, make_model
+from coordinator.errors import ConfigError
+from coordinator.federation import Federation, RoundReport
+from coordinator.masks import MASKS
+from coordinator.model import GlobalModel
+from coordinator.rounds import RoundsConfig
+from coordinator.rules import RULES
+from coordinator.tasks import Task, make_task
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.train.data import ArrayData
+from edge_sdk.train.torch import TorchBackend
+
+GROUPS = 4
+STEPS = 10
+BATCH_SIZE = 32
+LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoConfig:
+    """What the command line asks for."""
+
+    rounds: int = 30
+    devices: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds must be at least 1, not {self.rounds}")
+        if not 1 <= self.devices <= 200:
+            raise ConfigError(f"--devices must be from 1 to 200, not {self.devices}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed must not be negative, not {self.seed}")
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRound:
+    """A round's report, the accuracy after it, and what full training by all would have cost."""
+
+    report: RoundReport
+    accuracy: float
+    full_bytes: int
+    full_train_s: float
+
+    @property
+    def bytes_moved(self) -> int:
+        """Model and movement payload of all devices, both directions."""
+        return sum(device.bytes_down + device.bytes_up for device in self.report.devices)
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training on all devices together."""
+        return sum(device.train_s for device in self.report.devices)
+
+
+@dataclass(slots=True)
+class Demo:
+    """A run in progress. Iterate over `run()`; `rounds` holds what is done."""
+
+    config: DemoConfig
+    task: Task
+    federation: Federation
+    test: ArrayData
+    rounds: list[DemoRound] = field(default_factory=list)
+
+    def run(self) -> Iterator[DemoRound]:
+        """Train, yielding every round as it closes."""
+        full_bytes = 2 * 4 * self.task.plan.parameters * self.config.devices
+        for report in self.federation.run():
+            full_train_s = self._full_train_s(report) * self.config.devices
+            done = DemoRound(report, self.accuracy(), full_bytes, full_train_s)
+            self.rounds.append(done)
+            yield done
+
+    def _full_train_s(self, report: RoundReport) -> float:
+        """What the full model took in this very round, so that noise hits both sides alike."""
+        taken = [device.train_s for device in report.devices if device.level == 1]
+        if not taken:
+            return self.rounds[-1].full_train_s / self.config.devices if self.rounds else 0.0
+        return float(np.mean(taken))
+
+    def accuracy(self) -> float:
+        """Share of test digits that the present global model gets right."""
+        model = self.federation.model
+        scores = self.task.traced.predict(model.weights, model.buffers, self.test.inputs)
+        return float(np.mean(scores.argmax(axis=1) == self.test.targets))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain data. `rounds` depends on nothing but config and versions."""
+        plan = self.task.plan
+        return {
+            "schema": SCHEMA,
+            "seed": self.config.seed,
+            "rule": "ra-fed",
+            "mask": "random",
+            "plan_hash": plan.hash,
+            "parameters": plan.parameters,
+            "rounds": [_round_json(done) for done in self.rounds],
+            "model_sha256": self.federation.model.digest,
+            "bytes": sum(done.bytes_moved for done in self.rounds),
+            "bytes_full_training": sum(done.full_bytes for done in self.rounds),
+            "timings": {
+                "torch": torch.__version__,
+                "train_s": [round(done.train_s, 6) for done in self.rounds],
+                "train_s_full_training": [round(done.full_train_s, 6) for done in self.rounds],
+                "wall_s": [round(done.report.seconds, 6) for done in self.rounds],
+            },
+        }
+
+
+def make_demo(config: DemoConfig) -> Demo:
+    """Load the data, trace the model, deal both out."""
+    digits = load_digits(config.seed)
+    task = make_task(
+        make_model(config.seed), torch.from_numpy(digits.train.inputs[0][:2]), groups=GROUPS
+    )
+    federation = Federation(
+        RoundsConfig(
+            plan=task.plan,
+            masks=MASKS["random"],
+            rule=LOCAL_RULE,
+            rounds=config.rounds,
+            steps=STEPS,
+            batch_size=BATCH_SIZE,
+            min_devices=config.devices,
+            seed=config.seed,
+        ),
+        GlobalModel(task.plan, task.weights, task.buffers),
+        RULES["ra-fed"],
+        TorchBackend(task),
+        make_members(digits.train, config.devices, config.seed),
+    )
+    return Demo(config, task, federation, digits.test)
+
+
+def _round_json(done: DemoRound) -> dict[str, Any]:
+    return {
+        "round": done.report.round,
+        "accuracy": done.accuracy,
+        "coverage_min": done.report.coverage_min,
+        "coverage_mean": done.report.coverage_mean,
+        "devices": [
+            {
+                "device": device.device,
+                "skip": device.level is None,
+                "level": device.level,
+                "reason": device.reason,
+                "loss": device.loss,
+                "parameters": device.parameters,
+                "bytes_down": device.bytes_down,
+                "bytes_up": device.bytes_up,
+            }
+            for device in done.report.devices
+        ],
+    }

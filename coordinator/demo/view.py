@@ -1,0 +1,148 @@
+"""What a person sees of the demo: a live table, a summary of one screen, and a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.demo.run import Demo, DemoRound
+from coordinator.federation import DeviceRound
+
+RECENT_ROUNDS = 8
+
+
+def watch(demo: Demo, console: Console) -> None:
+    """Run to the end, showing each round: live on a terminal, a line a round elsewhere."""
+    if not console.is_terminal:
+        for done in demo.run():
+            line = _line(done, demo.config.rounds)
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        for _ in demo.run():
+            live.update(_screen(demo), refresh=True)
+
+
+def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
+    """The outcome on one screen."""
+    if not demo.rounds:
+        return
+    rounds = demo.rounds
+    moved, full = sum(r.bytes_moved for r in rounds), sum(r.full_bytes for r in rounds)
+    spent, full_s = sum(r.train_s for r in rounds), sum(r.full_train_s for r in rounds)
+    best = max(rounds, key=lambda done: done.accuracy)
+    plan = demo.task.plan
+    lines = [
+        f"RA-Fed, {len(rounds)} rounds, {demo.config.devices} devices, "
+        f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
+        f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {len(demo.test)} unseen digits "
+        f"(best {best.accuracy:.1%} in round {best.report.round})",
+        f"bytes moved     {_mega(moved)} instead of {_mega(full)}: "
+        f"[green]{1 - moved / full:.0%} saved[/]",
+        f"training time   {spent:.1f} s instead of {full_s:.1f} s: "
+        f"[green]{1 - spent / full_s:.0%} saved[/]"
+        " (full: as long as full-model devices took in the same round)",
+        f"least covered   a block was trained by at least "
+        f"{min(r.report.coverage_min for r in rounds)} device(s) in every round",
+        f"model sha256    {demo.federation.model.digest[:16]}… (same seed, same bits)",
+    ]
+    if plot is not None:
+        lines.append(f"plot            {plot}")
+    console.print(Panel("\n".join(lines), title="Tessera", title_align="left", expand=False))
+    console.print(_totals(demo))
+
+
+def save_plot(demo: Demo, path: Path) -> None:
+    """Accuracy by round, with the fewest devices that trained any block below it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rounds = [done.report.round for done in demo.rounds]
+    figure, (top, bottom) = plt.subplots(
+        2, 1, sharex=True, figsize=(8, 5), height_ratios=(3, 1), layout="constrained"
+    )
+    top.plot(rounds, [100 * done.accuracy for done in demo.rounds], marker="o", markersize=3)
+    top.set_ylabel("test accuracy, %")
+    top.set_title(
+        f"RA-Fed on digits: {demo.config.devices} devices of different levels, "
+        f"seed {demo.config.seed}"
+    )
+    top.grid(alpha=0.3)
+    bottom.step(rounds, [done.report.coverage_min for done in demo.rounds], where="mid")
+    bottom.set_ylabel("coverage_min")
+    bottom.set_xlabel("round")
+    bottom.set_ylim(bottom=0)
+    bottom.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _screen(demo: Demo) -> Group:
+    last = demo.rounds[-1]
+    table = Table(title=f"Round {last.report.round} of {demo.config.rounds}", title_justify="left")
+    for heading in ("round", "accuracy", "coverage_min", "seconds saved", "bytes saved"):
+        table.add_column(heading, justify="right")
+    table.add_column("devices")
+    for done in demo.rounds[-RECENT_ROUNDS:]:
+        table.add_row(
+            str(done.report.round),
+            f"{done.accuracy:.1%}",
+            str(done.report.coverage_min),
+            f"{done.full_train_s - done.train_s:.2f} of {done.full_train_s:.2f}",
+            f"{_mega(done.full_bytes - done.bytes_moved)} of {_mega(done.full_bytes)}",
+            Text(" ").join(_mark(device) for device in done.report.devices),
+        )
+    now = Table(box=None, padding=(0, 2, 0, 0))
+    now.add_column("device")
+    now.add_column("this round")
+    now.add_column("why")
+    for device in last.report.devices:
+        now.add_row(device.device, _mark(device), device.reason)
+    return Group(table, now)
+
+
+def _totals(demo: Demo) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("device")
+    for heading in ("level", "trained", "skipped", "MB moved", "seconds"):
+        table.add_column(heading, justify="right")
+    for number, device in enumerate(demo.rounds[-1].report.devices):
+        history = [done.report.devices[number] for done in demo.rounds]
+        trained = [entry for entry in history if entry.level is not None]
+        levels = sorted({entry.level for entry in trained if entry.level is not None})
+        table.add_row(
+            device.device,
+            ", ".join(f"{level:.0%}" for level in levels) or "–",
+            str(len(trained)),
+            str(len(history) - len(trained)),
+            f"{sum(entry.bytes_down + entry.bytes_up for entry in history) / 1e6:.1f}",
+            f"{sum(entry.train_s for entry in history):.2f}",
+        )
+    return table
+
+
+def _line(done: DemoRound, rounds: int) -> str:
+    marks = " ".join(_mark(device).plain for device in done.report.devices)
+    saved = 1 - done.bytes_moved / done.full_bytes
+    return (
+        f"round {done.report.round:>3}/{rounds}  accuracy {done.accuracy:6.1%}  "
+        f"coverage_min {done.report.coverage_min}  "
+        f"saved {done.full_train_s - done.train_s:.2f} s, {saved:.0%} of bytes  [{marks}]"
+    )
+
+
+def _mark(device: DeviceRound) -> Text:
+    if device.level is None:
+        return Text("skip", style="yellow")
+    return Text(f"{device.level:>4.0%}", style="green" if device.level == 1 else "cyan")
+
+
+def _mega(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"

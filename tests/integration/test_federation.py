@@ -1,0 +1,199 @@
+"""The whole federation in one process, through its public doors."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coordinator.federation import Federation, Member, RoundReport
+from coordinator.masks import MASKS
+from coordinator.model import GlobalModel
+from coordinator.rounds import RoundsConfig
+from coordinator.rules import RULES
+from coordinator.tasks import Task, make_task
+from edge_sdk.decide import Policy
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.train.data import ArrayData
+from edge_sdk.train.torch import TorchBackend
+
+PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
+
+
+def run_demo(folder: Path, *arguments: str) -> dict[str, Any]:
+    """The demo as a user runs it; its JSON."""
+    subprocess.run(
+        [PROGRAM, "demo", "--json", "run.json", *arguments],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    result: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return result
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(),
+            nn.Linear(8, 3),
+        )  # fmt: skip
+    return make_task(model, torch.randn(4, 6), groups=4)
+
+
+def federation(task: Task, policies: list[Policy], rounds: int, seed: int = 3) -> Federation:
+    random = np.random.default_rng(seed)
+    members = [
+        Member(
+            f"device-{number}",
+            policy,
+            ArrayData(
+                (random.normal(size=(40, 6)).astype(np.float32),), random.integers(0, 3, size=40)
+            ),
+        )
+        for number, policy in enumerate(policies)
+    ]
+    config = RoundsConfig(
+        plan=task.plan,
+        masks=MASKS["random"],
+        rule=LocalRule(learning_rate=0.1, momentum=0.5),
+        rounds=rounds,
+        steps=3,
+        batch_size=8,
+        min_devices=len(policies),
+        seed=seed,
+    )
+    model = GlobalModel(task.plan, task.weights, task.buffers)
+    return Federation(config, model, RULES["ra-fed"], TorchBackend(task), members)
+
+
+def deterministic(report: RoundReport) -> list[tuple[object, ...]]:
+    return [(d.device, d.level, d.reason, d.loss, d.bytes_up) for d in report.devices]
+
+
+def test_federation_same_seed_same_bits(task: Task) -> None:
+    policies = [Policy(level=level, participation=0.7) for level in (1, 0.5, 0.25)]
+    runs = [federation(task, policies, rounds=6, seed=seed) for seed in (3, 3, 4)]
+    reports = [[deterministic(report) for report in run.run()] for run in runs]
+    assert reports[0] == reports[1] != reports[2]
+    assert runs[0].model.digest == runs[1].model.digest != runs[2].model.digest
+
+
+def test_federation_moves_only_covered_blocks(task: Task) -> None:
+    run = federation(task, [Policy(level=0.25), Policy(level=0.25)], rounds=1)
+    before = run.model.theta.copy()
+    (report,) = run.run()
+    moved = np.add.reduceat(run.model.theta != before, task.plan.block_offsets[:-1]) > 0
+    assert report.coverage_min == 0
+    assert 0 < moved.sum() < task.plan.block_count
+    whole = [
+        block for block in range(task.plan.block_count) if not task.plan.signature(block)
+    ]  # the class biases are in every submodel
+    assert moved[whole].all()
+
+
+def test_federation_keeps_statistics_of_uncovered_channels(task: Task) -> None:
+    run = federation(task, [Policy(level=0.25)], rounds=1)
+    before = run.model.buffers["1.running_mean"].copy()
+    list(run.run())
+    changed = run.model.buffers["1.running_mean"] != before
+    assert changed.sum() == 4
+    assert run.model.buffers["1.num_batches_tracked"] == 0
+
+
+def test_federation_of_one_full_device_is_local_training(task: Task) -> None:
+    """RA-Fed over one full device moves θ by exactly that device's movement."""
+    run = federation(task, [Policy()], rounds=1)
+    before = run.model.theta.copy()
+    (report,) = run.run()
+    (device,) = report.devices
+    assert device.bytes_up == device.bytes_down == 4 * task.plan.parameters
+    assert report.coverage_min == 1
+    assert not np.array_equal(before, run.model.theta)
+
+
+def test_failing_device_becomes_a_skip_and_the_round_goes_on(task: Task) -> None:
+    run = federation(task, [Policy(), Policy()], rounds=2)
+    run._members[1].data.inputs[0][:] = np.nan
+    for report in run.run():
+        good, bad = report.devices
+        assert good.level == 1
+        assert bad.level is None
+        assert "loss is nan" in bad.reason
+    assert np.isfinite(run.model.theta).all()
+
+
+def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
+    first = run_demo(tmp_path, "--rounds", "12", "--seed", "1")
+    assert (tmp_path / "tessera-demo.png").read_bytes().startswith(b"\x89PNG")
+    again = run_demo(tmp_path, "--rounds", "12", "--seed", "1", "--in-process")
+    other = run_demo(tmp_path, "--rounds", "2", "--seed", "2", "--devices", "3")
+    assert first["rounds"] == again["rounds"]
+    assert first["model_sha256"] == again["model_sha256"]
+    assert first["model_sha256"] != other["model_sha256"]
+    assert len(other["rounds"][0]["devices"]) == 3
+    assert [entry["round"] for entry in first["rounds"]] == list(range(1, 13))
+    assert first["rounds"][-1]["accuracy"] > 0.7
+    levels = {d["level"] for entry in first["rounds"] for d in entry["devices"]}
+    assert levels == {1.0, 0.75, 0.5, 0.25, None}
+    for entry in first["rounds"]:
+        assert entry["coverage_min"] >= 1
+        for device in entry["devices"]:
+            assert (
+                device["skip"] == (device["level"] is None) == device["reason"].startswith("skip")
+            )
+    assert first["bytes"] < first["bytes_full_training"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rounds", "0"], "--rounds"),
+        (["--devices", "0"], "--devices"),
+        (["--seed", "-1"], "--seed"),
+        (["--json", "nowhere/run.json"], "there is no folder"),
+    ],
+)
+def test_demo_refuses_nonsense_in_words(tmp_path: Path, arguments: list[str], says: str) -> None:
+    result = subprocess.run(
+        [PROGRAM, "demo", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode in (1, 2)
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_stops_cleanly_on_interrupt(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [PROGRAM, "demo", "--rounds", "100000", "--json", "run.json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        while "round   2/" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "stopped after" in output
+    rounds = json.loads((tmp_path / "run.json").read_text())["rounds"]
+    assert len(rounds) >= 2

@@ -1,0 +1,219 @@
+"""The device's state machine: every cell of its table, and all that is not in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from edge_sdk.decide import Decision
+from edge_sdk.device import (
+    Decide,
+    Decided,
+    DeviceState,
+    Effect,
+    Event,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Forget,
+    Keep,
+    Phase,
+    Send,
+    Train,
+    handle,
+)
+from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Bid,
+    Movement,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+
+BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
+
+
+def opening(round: int) -> RoundOpen:
+    return RoundOpen(
+        round=round,
+        plan_hash="p",
+        rule=LocalRule(learning_rate=0.1),
+        steps=1,
+        batch_size=1,
+        bid_s=1,
+        train_s=1,
+    )
+
+
+def assignment(round: int = 1, device: str = "pi") -> Assignment:
+    return Assignment(device=device, round=round, groups={"a": (0,)})
+
+
+def movement(round: int = 1) -> Movement:
+    return Movement(
+        device="pi",
+        round=round,
+        plan_hash="p",
+        groups={"a": (0,)},
+        blocks=BLOCKS,
+        statistics={},
+        learning_rate=0.1,
+        samples=1,
+        loss=0.5,
+        train_s=0.1,
+    )
+
+
+def receipt(round: int = 1, device: str = "pi") -> Receipt:
+    return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
+
+
+LEVEL = Decided(Decision(0.5, "half"), samples=7)
+SKIP = Decided(Decision(None, "skip: tired"), samples=7)
+FETCHED = Fetched(BLOCKS, {})
+
+
+def run(*events: Event) -> tuple[DeviceState, list[Effect]]:
+    """The state after these events, and the effects of the last one."""
+    state = DeviceState("pi")
+    effects: list[Effect] = []
+    for event in events:
+        state, effects = handle(state, event)
+    return state, effects
+
+
+PATHS: dict[Phase, tuple[Event, ...]] = {
+    Phase.IDLE: (),
+    Phase.DECIDING: (opening(1),),
+    Phase.BIDDING: (opening(1), LEVEL),
+    Phase.FETCHING: (opening(1), LEVEL, assignment()),
+    Phase.TRAINING: (opening(1), LEVEL, assignment(), FETCHED),
+}
+"""The shortest way to each phase."""
+
+LOCAL: dict[str, Event] = {
+    "decided": LEVEL,
+    "fetched": FETCHED,
+    "finished": Finished(movement()),
+    "failed": Failed("hot"),
+}
+LEGAL_LOCAL = {
+    (Phase.DECIDING, "decided"),
+    (Phase.FETCHING, "fetched"),
+    (Phase.TRAINING, "finished"),
+    (Phase.FETCHING, "failed"),
+    (Phase.TRAINING, "failed"),
+}
+
+
+def test_round_goes_from_opening_to_receipt() -> None:
+    _, effects = run(opening(1))
+    assert effects == [Decide(opening(1))]
+    state, effects = run(opening(1), LEVEL)
+    bid = Bid(device="pi", round=1, level=0.5, reason="half", samples=7)
+    assert (state.phase, effects) == (Phase.BIDDING, [Send(bid)])
+    _, effects = run(*PATHS[Phase.FETCHING])
+    assert effects == [Fetch(opening(1), assignment())]
+    _, effects = run(*PATHS[Phase.TRAINING])
+    (train,) = effects
+    assert isinstance(train, Train)
+    assert train.blocks is BLOCKS
+    result = movement()
+    state, effects = run(*PATHS[Phase.TRAINING], Finished(result))
+    keep, send = effects
+    assert isinstance(keep, Keep)
+    assert isinstance(send, Send)
+    assert keep.movement is send.message is result
+    assert (state.phase, state.unreceipted) == (Phase.IDLE, frozenset({1}))
+    state, effects = handle(state, receipt())
+    assert (state.unreceipted, effects) == (frozenset(), [Forget(1)])
+
+
+def test_skip_is_sent_and_the_device_rests() -> None:
+    state, effects = run(opening(1), SKIP)
+    assert state.phase is Phase.IDLE
+    assert effects == [Send(Bid(device="pi", round=1, level=None, reason="skip: tired", samples=7))]
+
+
+@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
+def test_failure_withdraws_the_offer(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], Failed("skip: too hot"))
+    assert state.phase is Phase.IDLE
+    assert effects == [Send(Bid(device="pi", round=1, level=None, reason="skip: too hot"))]
+
+
+@pytest.mark.parametrize(("phase", "name"), list(product(Phase, LOCAL)))
+def test_local_event_outside_the_table_raises_and_changes_nothing(phase: Phase, name: str) -> None:
+    state, _ = run(*PATHS[phase])
+    before = replace(state)
+    if (phase, name) in LEGAL_LOCAL:
+        handle(state, LOCAL[name])
+    else:
+        with pytest.raises(StateError, match=phase.value):
+            handle(state, LOCAL[name])
+    assert state == before
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize(
+    "message",
+    [
+        opening(1),
+        assignment(9),
+        assignment(device="tv"),
+        receipt(9),
+        receipt(1),
+        RoundClosed(round=9),
+    ],
+    ids=lambda message: f"{type(message).__name__}-{message.round}",
+)
+def test_stale_or_foreign_message_is_ignored(phase: Phase, message: Event) -> None:
+    rest = () if phase is not Phase.IDLE else (opening(1), SKIP)
+    state, _ = run(*PATHS[phase], *rest)
+    assert state.phase is phase
+    assert handle(state, message) == (state, [])
+
+
+@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.DECIDING, Phase.BIDDING])
+def test_newer_round_is_taken_up_at_once(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], opening(4))
+    assert (state.phase, effects) == (Phase.DECIDING, [Decide(opening(4))])
+
+
+@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
+def test_newer_round_waits_for_the_present_work(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], opening(2), opening(3))
+    assert (state.phase, effects) == (phase, [])
+    state, effects = handle(state, Failed("cancelled"))
+    assert (state.phase, effects[-1]) == (Phase.DECIDING, Decide(opening(3)))
+
+
+def test_closed_round_ends_the_wait_for_an_assignment() -> None:
+    state, _ = run(*PATHS[Phase.BIDDING], RoundClosed(round=1))
+    assert state.phase is Phase.IDLE
+    assert handle(state, assignment()) == (state, [])
+
+
+def test_closed_round_does_not_stop_training() -> None:
+    state, effects = run(*PATHS[Phase.TRAINING], RoundClosed(round=1))
+    assert (state.phase, effects) == (Phase.TRAINING, [])
+
+
+def test_movements_are_kept_over_many_rounds() -> None:
+    state = DeviceState("pi")
+    for round in (1, 2):
+        work = (opening(round), LEVEL, assignment(round), FETCHED, Finished(movement(round)))
+        for event in work:
+            state, _ = handle(state, event)
+    assert state.unreceipted == {1, 2}
+    state, effects = handle(state, receipt(2))
+    assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2)])

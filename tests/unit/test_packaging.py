@@ -1,0 +1,61 @@
+"""The base install stays small, and the extras are what the README says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import edge_sdk
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def requirements(extra: str | None) -> set[str]:
+    """Names of the distributions that an extra (None: the base install) asks for directly."""
+    found = set()
+    for line in metadata.requires("tessera-fl") or []:
+        name = re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0].lower()
+        marker = re.search(r"extra == ['\"](\w+)['\"]", line)
+        if (marker.group(1) if marker else None) == extra:
+            found.add(name)
+    return found
+
+
+def test_base_install_is_what_a_device_needs() -> None:
+    assert requirements(None) == {"numpy", "msgpack", "psutil", "paho-mqtt"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "needs"),
+    [
+        ("onnx", {"onnxruntime"}),
+        ("torch", {"torch"}),
+        ("coordinator", {"tessera-fl", "rich", "matplotlib", "scikit-learn"}),
+    ],
+)
+def test_extra_adds_only_its_own(extra: str, needs: set[str]) -> None:
+    assert requirements(extra) == needs
+
+
+def test_version_is_the_same_everywhere() -> None:
+    assert metadata.version("tessera-fl") == edge_sdk.__version__
+    assert f"## {edge_sdk.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("script", ["tessera-device", "tessera-coordinator", "tessera-bench"])
+def test_console_script_explains_itself(script: str) -> None:
+    program = Path(sys.executable).parent / script
+    result = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith(f"usage: {script}")
+
+
+def test_device_info_names_what_is_installed() -> None:
+    program = Path(sys.executable).parent / "tessera-device"
+    result = subprocess.run([program, "info"], capture_output=True, text=True, check=True)
+    assert re.search(r"^numpy +\d", result.stdout, re.MULTILINE)
+    assert re.search(r"^memory_mb +\d", result.stdout, re.MULTILINE)
