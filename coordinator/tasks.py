@@ -19,16 +19,19 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(outputs, targets.long(), reduction="none")
+    return _per_sample(F.cross_entropy(outputs, targets.long(), reduction="none"))
 
 
 def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs - targets).square().flatten(1).mean(1)
+    return _per_sample(F.mse_loss(outputs, targets, reduction="none"))
 
 
 def _bce(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    losses = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-    return losses.flatten(1).mean(1)
+    return _per_sample(F.binary_cross_entropy_with_logits(outputs, targets, reduction="none"))
+
+
+def _per_sample(losses: torch.Tensor) -> torch.Tensor:
+    return losses.reshape(len(losses), -1).mean(1)
 
 
 LOSSES: dict[str, Loss] = {

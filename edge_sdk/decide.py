@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.streams import stream
+
+Schedule = Literal["round-robin", "ad-hoc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Policy:
 
     level: float = 1.0
     participation: float = 1.0
-    schedule: Literal["round-robin", "ad-hoc"] = "round-robin"
+    schedule: Schedule = "round-robin"
 
     def __post_init__(self) -> None:
         for name in ("level", "participation"):
             if not 0 < getattr(self, name) <= 1:
                 raise MessageError(f"{name} is a share in (0, 1], not {getattr(self, name)!r}")
+        if self.schedule not in get_args(Schedule):
+            raise MessageError(f"schedule is one of {get_args(Schedule)}, not {self.schedule!r}")
 
 
 def decide(policy: Policy, *, device: str, round: int, seed: int) -> Decision:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,10 @@ TRACE_BATCH = 11
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph and what its placeholders, in order, stand for."""
+    """A graph and what its placeholders stand for.
+
+    Parameters with `requires_grad=False` are not trained, so they count as buffers.
+    """
 
     graph: fx.Graph
     weights: dict[str, fx.Node]
@@ -32,7 +38,8 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     modes = [(module, module.training) for module in model.modules()]
     model.train(train)
     try:
-        with warnings.catch_warnings():
+        # On failure torch prints its graph to stderr before it raises.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             # nn.LSTM and its kin put their weights in a list anew on every call; nothing is lost.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
             exported = torch.export.export(model, example, strict=False)
@@ -45,7 +52,15 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     finally:
         for module, mode in modes:
             module.training = mode
-    return _sort_placeholders(exported)
+    return _sort_placeholders(exported, named_arrays(model))
+
+
+def named_arrays(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer by name; tied ones under each of their names."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, ...]:
@@ -57,14 +72,22 @@ def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, .
     return tuple(tensor[rows] for tensor in example)
 
 
-def _sort_placeholders(exported: torch.export.ExportedProgram) -> Captured:
-    weights, buffers, constants, inputs = {}, {}, {}, []
+def _sort_placeholders(
+    exported: torch.export.ExportedProgram, arrays: Mapping[str, torch.Tensor]
+) -> Captured:
+    weights: dict[str, fx.Node] = {}
+    buffers: dict[str, fx.Node] = {}
+    constants, inputs = {}, []
+    first_names: dict[int, str] = {}
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
-        if spec.kind is InputKind.PARAMETER and spec.target is not None:
-            weights[spec.target] = node
-        elif spec.kind is InputKind.BUFFER and spec.target is not None:
-            buffers[spec.target] = node
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target is not None:
+            array = arrays[spec.target]
+            kind = weights if array.requires_grad else buffers
+            name = first_names.setdefault(id(array), spec.target)
+            if name in kind:  # of a tied tensor's names torch.export uses the last
+                exported.graph.erase_node(kind[name])
+            kind[name] = node
         elif spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
             constants[node] = exported.constants[spec.target]
         elif spec.kind is InputKind.USER_INPUT:

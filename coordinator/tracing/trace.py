@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from coordinator.errors import TraceError
-from coordinator.tracing.capture import TRACE_BATCH, Captured, capture, tile
+from coordinator.tracing.capture import TRACE_BATCH, Captured, capture, named_arrays, tile
 from coordinator.tracing.factors import Dim, Factor, freeze, fresh, leaves
 from coordinator.tracing.operators import HANDLERS
 from coordinator.tracing.program import Program
@@ -34,12 +34,12 @@ class TracedModel:
 
     def weights_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """The model's weights as numpy arrays (copies), as the plan names them."""
-        state = model.state_dict(keep_vars=True)
+        state = named_arrays(model)
         return {tensor.name: _numpy(state[tensor.name]) for tensor in self.plan.tensors}
 
     def buffers_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """The model's buffers as numpy arrays (copies), as the plan names them."""
-        state = dict(model.named_buffers(remove_duplicate=False))
+        state = named_arrays(model)
         return {buffer.name: _numpy(state[buffer.name]) for buffer in self.plan.buffers}
 
     def predict(
@@ -113,17 +113,9 @@ def trace_model(
     return traced
 
 
-def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Weights and buffers under all their names: which of two torch.export picks is its affair."""
-    return {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-
-
 def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
     """A fresh factor for every dimension of every weight and buffer."""
-    named = _named_tensors(model)
+    named = named_arrays(model)
     return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
 
 
@@ -140,7 +132,8 @@ def _walk(captured: Captured, dims: Mapping[str, list[Dim]], batch: Factor) -> W
     for node in captured.inputs:
         shape = node.meta["val"].shape
         values[node] = [[batch], *(fresh(s, frozen="is an input of the model") for s in shape[1:])]
-    return walk_graph(captured.graph, values, captured.weights.values(), HANDLERS)
+    layers = [*captured.weights.values(), *captured.buffers.values()]
+    return walk_graph(captured.graph, values, layers, HANDLERS)
 
 
 def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, int]:
@@ -186,7 +179,7 @@ def _plan(
     evaluation: Walk,
     parts: int | Sequence[float],
 ) -> ModelPlan:
-    arrays = _named_tensors(model)
+    arrays = named_arrays(model)
 
     def described(name: str) -> tuple[str, str, tuple[specs.Dim, ...]]:
         kind = str(arrays[name].dtype).removeprefix("torch.")
@@ -200,7 +193,7 @@ def _plan(
     return ModelPlan(
         axes=tuple(
             specs.Axis(name, specs.split_atoms(factor.size, parts))
-            for name, factor in zip(_axis_names(captured, dims, axes), axes, strict=True)
+            for name, factor in zip(_axis_names(dims, axes), axes, strict=True)
         ),
         tensors=tuple(specs.Tensor(*described(name)) for name in captured.weights),
         buffers=tuple(
@@ -226,12 +219,10 @@ def _plan_dim(dim: Dim, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
     return specs.Dim(size)
 
 
-def _axis_names(
-    captured: Captured, dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]
-) -> list[str]:
+def _axis_names(dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]) -> list[str]:
     """Axes are named after the first module whose weights have them, numbered if need be."""
     names: dict[Factor, str] = {}
-    for name in captured.weights:
+    for name in dims:
         for dim in dims[name]:
             for leaf in leaves(dim):
                 if leaf in axes and leaf not in names:

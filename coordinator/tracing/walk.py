@@ -61,7 +61,7 @@ class Walk:
     graph: fx.Graph
     values: dict[fx.Node, Value]
     weights: set[fx.Node]
-    """Weights, and views of weights."""
+    """Weights and buffers, and views of them: what is cut like the model itself."""
     patches: list[Patch] = field(default_factory=list)
     contractions: list[Contraction] = field(default_factory=list)
     dropouts: list[Dropout] = field(default_factory=list)

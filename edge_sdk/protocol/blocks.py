@@ -7,6 +7,7 @@ one flat float32 vector. The plan knows every block's size, so no offsets travel
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ class Blocks:
 
     def check(self, expected: Indices, sizes: Indices) -> None:
         """Raise `BlockError` unless these are exactly the expected blocks, sized by the plan."""
+        _check_vector("ids", self.ids, np.int64)
+        _check_vector("values", self.values, np.float32)
         if not np.array_equal(self.ids, expected):
             extra = np.setdiff1d(self.ids, expected)
             lacking = np.setdiff1d(expected, self.ids)
@@ -42,14 +45,18 @@ class Blocks:
                 else "block ids are not ascending and unique"
             )
             raise BlockError(f"{what} ({len(self.ids)} blocks, {len(expected)} expected)")
-        if self.values.dtype != np.float32 or self.values.ndim != 1:
-            raise BlockError(
-                f"block values are {self.values.dtype} of {self.values.ndim} dimensions, "
-                "not a float32 vector"
-            )
         wanted = int(sizes[expected].sum())
         if len(self.values) != wanted:
             raise BlockError(f"{len(self.values)} values for blocks that hold {wanted}")
+
+
+def _check_vector(what: str, array: Any, dtype: type[np.generic]) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise BlockError(
+            f"block {what} are {kind} of {np.ndim(array)} dimensions, "
+            f"not a vector of {dtype.__name__}"
+        )
 
 
 def block_runs(ids: Indices, offsets: Indices) -> list[tuple[slice, slice]]:

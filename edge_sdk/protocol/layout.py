@@ -105,6 +105,7 @@ def pack(array: Array, spans: Sequence[Span], out: Array) -> None:
 
 def unpack(flat: Array, spans: Sequence[Span]) -> Array:
     """The array whose blocks lie in `flat`; inverse of `pack`."""
+    flat = np.ascontiguousarray(flat)  # blocks are found by their distance in memory
     array = np.empty([span.size for span in spans], dtype=flat.dtype)
     for in_array, in_flat in _rectangles(array, flat, spans):
         in_array[...] = in_flat

@@ -17,17 +17,18 @@ it (`plan_codec.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.protocol.blocks import Blocks, Float32, select_blocks
-from edge_sdk.protocol.errors import GroupError, PlanError, TensorError
+from edge_sdk.protocol.errors import BlockError, GroupError, PlanError, TensorError
 from edge_sdk.protocol.layout import (
     Array,
     Indices,
@@ -38,7 +39,17 @@ from edge_sdk.protocol.layout import (
     places,
     unpack,
 )
-from edge_sdk.protocol.specs import MAX_GROUPS, Axis, Buffer, MacTerm, Tensor, check_dim
+from edge_sdk.protocol.specs import (
+    MAX_BLOCKS,
+    MAX_DIMS,
+    MAX_GROUPS,
+    MAX_PARAMETERS,
+    Axis,
+    Buffer,
+    MacTerm,
+    Tensor,
+    check_dim,
+)
 
 Groups = Mapping[str, Collection[int]]
 """A choice of groups for each axis, by axis name, as it comes from outside."""
@@ -134,6 +145,9 @@ class ModelPlan:
         self.check(target)
         self.check(part, groups)
         chosen = self.choose(groups)
+        for name, array in target.items():
+            if not array.flags.writeable:
+                raise TensorError(f"tensor {name!r} is read-only")
         for tensor, spans in zip(self.tensors, self.spans, strict=True):
             target[tensor.name][places(spans, _per_dim(tensor, chosen))] = part[tensor.name]
 
@@ -183,6 +197,11 @@ class ModelPlan:
 
     def select(self, flat: Float32, groups: Groups) -> Blocks:
         """The blocks of a submodel out of the whole model's vector."""
+        if flat.shape != (self.parameters,) or flat.dtype != np.float32:
+            raise BlockError(
+                f"{flat.dtype} of shape {flat.shape} is not the model's vector of "
+                f"{self.parameters} float32 values"
+            )
         return select_blocks(flat, self.block_ids(self.choose(groups)), self.block_offsets)
 
     # -- blocks -----------------------------------------------------------------------------
@@ -301,11 +320,12 @@ class ModelPlan:
 
     def check(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the weights of the submodel (None: the model)."""
-        _check_arrays(self.tensors, self.spans, arrays, self.choose(groups or self.all_groups()))
+        chosen = self.choose(self.all_groups() if groups is None else groups)
+        _check_arrays(self.tensors, self.spans, arrays, chosen)
 
     def check_buffers(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the buffers of the submodel (None: the model)."""
-        chosen = self.choose(groups or self.all_groups())
+        chosen = self.choose(self.all_groups() if groups is None else groups)
         _check_arrays(self.buffers, self._buffer_spans, arrays, chosen)
 
     def check_statistics(self, arrays: Mapping[str, Array], groups: Groups) -> None:
@@ -377,10 +397,13 @@ def _check_arrays(
     if missing := sorted(names - set(arrays)):
         raise TensorError(f"tensor {missing[0]!r} is missing")
     for tensor, cuts in zip(tensors, spans, strict=True):
-        array = arrays[tensor.name]
+        array: Any = arrays[tensor.name]
         shape = tuple(span.size for span in _keep(cuts, _per_dim(tensor, chosen)))
-        if not isinstance(array, np.ndarray) or array.dtype.name != tensor.dtype:
-            kind = getattr(getattr(array, "dtype", None), "name", type(array).__name__)
+        if not isinstance(array, np.ndarray):
+            kind = type(array).__name__
+            raise TensorError(f"tensor {tensor.name!r} is {kind}, not a numpy array")
+        if array.dtype.name != tensor.dtype:
+            kind = array.dtype.name
             raise TensorError(f"tensor {tensor.name!r} is {kind}; the plan says {tensor.dtype}")
         if array.shape != shape:
             raise TensorError(f"tensor {tensor.name!r} has shape {array.shape}, not {shape}")
@@ -396,7 +419,7 @@ def _check_plan(plan: ModelPlan) -> None:
         ("axis", [axis.name for axis in plan.axes]),
         ("tensor", [tensor.name for tensor in (*plan.tensors, *plan.buffers)]),
     ):
-        if twice := {name for name in names if names.count(name) > 1}:
+        if twice := [name for name, uses in Counter(names).items() if uses > 1]:
             raise PlanError(f"{kind} name {min(twice)!r} is used twice")
     for axis in plan.axes:
         if not 1 <= len(axis.groups) <= MAX_GROUPS:
@@ -412,8 +435,27 @@ def _check_plan(plan: ModelPlan) -> None:
                 "convert the model with .float()"
             )
     for tensor in (*plan.tensors, *plan.buffers):
+        if len(tensor.dims) > MAX_DIMS:
+            raise PlanError(
+                f"tensor {tensor.name!r} has {len(tensor.dims)} dimensions; "
+                f"at most {MAX_DIMS} are allowed"
+            )
         for dim in tensor.dims:
             check_dim(tensor.name, dim, plan.axes)
+    _check_sizes(plan)
     for term in plan.macs:
         if term.macs < 0 or any(not 0 <= axis < len(plan.axes) for axis in term.axes):
             raise PlanError(f"cost term {term} does not fit the plan's {len(plan.axes)} axes")
+
+
+def _check_sizes(plan: ModelPlan) -> None:
+    """Raise `PlanError` for a plan that no machine could hold, before anything is allocated."""
+    parameters = sum(prod(tensor.shape) for tensor in plan.tensors)
+    if parameters > MAX_PARAMETERS:
+        raise PlanError(f"too many parameters: {parameters}; at most {MAX_PARAMETERS} are allowed")
+    blocks = sum(
+        prod(len(plan.axes[dim.axis].groups) for dim in tensor.dims if dim.axis is not None)
+        for tensor in plan.tensors
+    )
+    if blocks > MAX_BLOCKS:
+        raise PlanError(f"too many blocks: {blocks}; at most {MAX_BLOCKS} are allowed")

@@ -12,6 +12,15 @@ from edge_sdk.protocol.errors import GroupError, PlanError
 MAX_GROUPS = 64
 """More groups than this per axis are refused: a block would be too small to be worth its name."""
 
+MAX_DIMS = 16
+"""Of one tensor. Packing sees four for each, and numpy arrays have at most 64."""
+
+MAX_PARAMETERS = 2**48
+"""Far beyond any model; keeps sizes in bytes within 64 bits."""
+
+MAX_BLOCKS = 2**24
+"""Of all tensors. A thousand tensors of two axes with 64 groups each have 4 million."""
+
 
 @dataclass(frozen=True, slots=True)
 class Axis:
@@ -101,9 +110,12 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
     There are never more groups than atoms. Every group owns at least one atom; ratios are met as
     closely as whole atoms allow. Raises `GroupError` for ratios or counts that make no sense.
     """
-    ratios = np.ones(parts) if isinstance(parts, int) else np.asarray(parts, dtype=np.float64)
-    if not 1 <= len(ratios) <= MAX_GROUPS:
-        raise GroupError(f"1 to {MAX_GROUPS} groups are allowed, not {len(ratios)}")
+    count = parts if isinstance(parts, int) else len(parts)
+    if not 1 <= count <= MAX_GROUPS:
+        raise GroupError(f"1 to {MAX_GROUPS} groups are allowed, not {count}")
+    if atoms < 1:
+        raise GroupError(f"{atoms} atoms cannot be split")
+    ratios = np.ones(count) if isinstance(parts, int) else np.asarray(parts, dtype=np.float64)
     if not (np.isfinite(ratios).all() and (ratios > 0).all()):
         raise GroupError(f"ratios must be positive numbers, not {list(ratios)}")
     if atoms <= len(ratios):

@@ -159,8 +159,9 @@ class _Objective:
     def batch(self, batch: Batch) -> None:
         """Turn to the next batch: the same data and dropout masks until the one after it."""
         at = (self._kept, len(batch.targets), self._scaled)
-        self._inputs = [torch.as_tensor(array).to(self._device) for array in batch.inputs]
-        self._targets = torch.as_tensor(batch.targets).to(self._device)
+        # Copies: data may be read-only, and a model may change its input in place.
+        self._inputs = [torch.tensor(array, device=self._device) for array in batch.inputs]
+        self._targets = torch.tensor(batch.targets, device=self._device)
         self._forward = self._task.train_program.at(*at)
         self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
         # On a CPU, pooling channels last is several times faster and convolutions are no slower.
@@ -187,10 +188,10 @@ class _Objective:
         """
         try:
             wanted, got = (
-                self._forward(
-                    self._start,
-                    [buffer.clone() for buffer in self._buffers],  # training updates statistics
-                    each,
+                self._forward(  # on copies: it updates statistics, perhaps more
+                    _copies(self._start),
+                    _copies(self._buffers),
+                    _copies(each),
                     self._scales,
                     self._masks,
                 )
@@ -198,7 +199,8 @@ class _Objective:
             )
         except RuntimeError:  # what is wrong in any layout is raised again by the step itself
             return False
-        return bool((got - wanted).abs().max() <= 1e-4 * wanted.abs().max())
+        # `not >`, because outputs that are not finite must not choose another layout.
+        return not (got - wanted).abs().max() > 1e-4 * wanted.abs().max()
 
     def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
         kept = self._stream.random(shape, dtype=np.float32) >= probability
@@ -213,6 +215,10 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in tensors]
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:

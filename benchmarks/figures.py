@@ -1,0 +1,126 @@
+"""Figures: the numbers a benchmark stands for, each with its unit and, where there is one, its aim.
+
+Every `tessera-bench` command writes one JSON file of the same form, so that runs can be compared
+by the names of their figures:
+
+    { "schema": 1,
+      "figures": [ { "name", "value", "unit", "target", "better" }, … ],
+      "command": "step", "environment": {…}, …the command's own data }
+
+A missed aim is news, not an error: it is printed, and the exit code stays 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from edge_sdk import TesseraError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+"""Version of the JSON files' common part."""
+
+Better = Literal["lower", "higher"]
+
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
+_COMMON = frozenset({"schema", "figures"})
+
+
+class FigureError(TesseraError):
+    """A figure, or a set of them, contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number. `target` is what it should at least reach, in its own unit; None: no aim.
+
+    `name` is dotted, from the command inwards: `step.cnn.50.over_macs`.
+    """
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    better: Better = "lower"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise FigureError(
+                f"{self.name!r} is not a figure's name: use dotted lower-case words, as in "
+                "'step.cnn.50.over_macs'"
+            )
+        if not self.unit:
+            raise FigureError(f"figure {self.name} has no unit; a bare ratio has the unit '×'")
+        if self.better not in get_args(Better):
+            raise FigureError(f"figure {self.name}: better is lower or higher, not {self.better!r}")
+        for what, number in (("value", self.value), ("target", self.target)):
+            if number is not None and not math.isfinite(number):
+                raise FigureError(f"figure {self.name}: its {what} is {number}, not a number")
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is reached; None if there is none."""
+        if self.target is None:
+            return None
+        return self.value <= self.target if self.better == "lower" else self.value >= self.target
+
+
+def environment(*packages: str) -> dict[str, Any]:
+    """What a number depends on besides the code: interpreter, machine, versions of `packages`."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def write_json(path: Path, figures: Sequence[Figure], data: Mapping[str, Any]) -> None:
+    """Write one run: its figures and, beside them at the top level, the command's own `data`.
+
+    Raises `FigureError`, and writes nothing, when two figures have one name or `data` uses a name
+    of the common part.
+    """
+    names = [figure.name for figure in figures]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise FigureError(f"two figures are called {twice[0]!r}")
+    if clash := sorted(_COMMON & data.keys()):
+        raise FigureError(f"{clash[0]!r} belongs to every file's common part; rename the data")
+    document = {"schema": SCHEMA, "figures": [asdict(figure) for figure in figures], **data}
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def print_figures(figures: Sequence[Figure], console: Console) -> None:
+    """Say which aims are met and which are not."""
+    aimed = [figure for figure in figures if figure.met is not None]
+    missed = [figure for figure in aimed if not figure.met]
+    if aimed:
+        console.print(f"{len(aimed) - len(missed)} of {len(aimed)} targets met")
+    for figure in missed:
+        sign = "≤" if figure.better == "lower" else "≥"
+        console.print(
+            f"  not met: {figure.name} is {figure.value:.4g} {figure.unit}, "
+            f"target {sign} {figure.target:.4g} {figure.unit}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,188 @@
+"""Random plans, choices of groups and weights; and the naive definitions that laws compare with.
+
+The definitions below look at one element at a time. They share nothing with `edge_sdk.protocol`
+but the specs they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import product
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.protocol.specs import Axis, Buffer, Dim, MacTerm, Tensor, split_atoms
+
+law = settings(max_examples=150, deadline=None, derandomize=True)
+"""Applied to every property test: the same examples in every run, and no limit on their time."""
+
+Signature = tuple[tuple[str, int], ...]
+Choice = dict[str, tuple[int, ...]]
+
+MAX_ELEMENTS = 4500
+"""Of one tensor: keeps the loops short, and lets an axis of 65 atoms occur twice."""
+
+
+# -- strategies --------------------------------------------------------------------------------
+
+
+@st.composite
+def axis_groups(draw: st.DrawFn) -> tuple[int, ...]:
+    """Atoms of each group: equal groups or ratios, mostly few, at times up to 64 groups."""
+    most_atoms, most_groups = draw(st.sampled_from([(7, 4), (7, 4), (16, 16), (67, 64)]))
+    atoms = draw(st.one_of(st.integers(1, most_atoms), st.just(most_atoms)))
+    equal = st.one_of(st.integers(1, most_groups), st.just(most_groups))
+    ratios = st.lists(st.integers(1, 40), min_size=1, max_size=min(most_groups, 8))
+    parts = draw(st.one_of(equal, ratios, st.just([5, 10, 20, 30, 35])))
+    return split_atoms(atoms, parts)
+
+
+@st.composite
+def tensor_dims(draw: st.DrawFn, axes: list[Axis], most: int) -> tuple[Dim, ...]:
+    """Up to `most` dimensions; the same axis may occur twice."""
+    dims: list[Dim] = []
+    room = MAX_ELEMENTS
+    for _ in range(draw(st.sampled_from([n for n in (2, 1, 2, 3, 3, 0) if n <= most]))):
+        fitting = [number for number, axis in enumerate(axes) if axis.atoms <= room]
+        number = draw(st.sampled_from([*fitting, *fitting, None]))
+        if number is None:
+            dim = Dim(draw(st.integers(1, min(3, room))))
+        else:
+            atoms = axes[number].atoms
+            outer = draw(st.integers(1, min(3, room // atoms)))
+            inner = draw(st.integers(1, min(3, room // (atoms * outer))))
+            dim = Dim(outer * atoms * inner, number, outer, inner)
+        dims.append(dim)
+        room //= dim.size
+    return tuple(dims)
+
+
+@st.composite
+def plans(draw: st.DrawFn, min_axes: int = 0) -> ModelPlan:
+    """A plan of up to 4 axes, 1–4 tensors, 0–3 buffers and 0–3 cost terms."""
+    count = max(min_axes, draw(st.sampled_from([2, 1, 2, 3, 4, 0])))
+    axes = [Axis(f"axis{number}", draw(axis_groups())) for number in range(count)]
+    tensors = [draw(tensor_dims(axes, most=3)) for _ in range(draw(st.integers(1, 4)))]
+    buffers = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([("float32", True), ("float64", True), ("int64", False)]),
+                tensor_dims(axes, most=2),
+            ),
+            max_size=3,
+        )
+    )
+    numbers = st.lists(st.integers(0, len(axes) - 1), max_size=2) if axes else st.just([])
+    terms = draw(st.lists(st.tuples(st.integers(0, 2**40), numbers), max_size=3))
+    return ModelPlan(
+        axes=tuple(axes),
+        tensors=tuple(Tensor(f"w{n}", "float32", dims) for n, dims in enumerate(tensors)),
+        buffers=tuple(
+            Buffer(f"b{n}", dtype, dims, statistic)
+            for n, ((dtype, statistic), dims) in enumerate(buffers)
+        ),
+        macs=tuple(MacTerm(macs, tuple(term_axes)) for macs, term_axes in terms),
+    )
+
+
+@st.composite
+def choices(draw: st.DrawFn, plan: ModelPlan) -> Choice:
+    """Some groups of every axis, in any order."""
+    return {
+        axis.name: tuple(
+            draw(st.lists(st.integers(0, len(axis.groups) - 1), min_size=1, unique=True))
+        )
+        for axis in plan.axes
+    }
+
+
+levels = st.one_of(
+    st.floats(0, 1, exclude_min=True),
+    st.builds(lambda a, b: min(a, b) / max(a, b), st.integers(1, 64), st.integers(1, 64)),
+)
+"""Shares in (0, 1], often simple fractions, at which rounding decides about a group."""
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_bits(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+    """Float32 arrays of arbitrary bits (NaNs too), every other one in column-major order."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        bits = rng.integers(0, 2**32, size=shape, dtype=np.uint32)
+        arrays[name] = np.asarray(bits, order="CF"[number % 2]).view(np.float32)  # type: ignore[call-overload]
+    return arrays
+
+
+def shapes_of(plan: ModelPlan) -> dict[str, tuple[int, ...]]:
+    """Full shapes of the weights."""
+    return {tensor.name: tensor.shape for tensor in plan.tensors}
+
+
+def bits_of(arrays: Mapping[str, Array]) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Shape and bits of every array; equal if and only if the arrays are, NaN or not."""
+    return {name: (array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+# -- naive definitions -------------------------------------------------------------------------
+
+
+def group_along(axes: tuple[Axis, ...], dim: Dim, index: int) -> int | None:
+    """The group that owns an index of a dimension; None in a whole dimension."""
+    if dim.axis is None:
+        return None
+    atom = index // dim.inner % axes[dim.axis].atoms
+    group = 0
+    while atom >= axes[dim.axis].groups[group]:
+        atom -= axes[dim.axis].groups[group]
+        group += 1
+    return group
+
+
+def kept_along(plan: ModelPlan, dim: Dim, groups: Groups) -> list[int]:
+    """The indices of a dimension that a submodel keeps."""
+    if dim.axis is None:
+        return list(range(dim.size))
+    chosen = groups[plan.axes[dim.axis].name]
+    return [i for i in range(dim.size) if group_along(plan.axes, dim, i) in chosen]
+
+
+def kept_elements(plan: ModelPlan, tensor: Tensor, groups: Groups) -> list[tuple[int, ...]]:
+    """Where the elements of a submodel's tensor lie in the full one, in row-major order."""
+    return list(product(*(kept_along(plan, dim, groups) for dim in tensor.dims)))
+
+
+def naive_cut(plan: ModelPlan, tensor: Tensor, array: Array, groups: Groups) -> Array:
+    """A submodel's tensor, element by element."""
+    shape = [len(kept_along(plan, dim, groups)) for dim in tensor.dims]
+    bits: NDArray[np.uint32] = array.view(np.uint32)
+    kept = [bits[where] for where in kept_elements(plan, tensor, groups)]
+    return np.array(kept, dtype=np.uint32).reshape(shape).view(array.dtype)
+
+
+def elements_by_signature(
+    plan: ModelPlan, tensor: Tensor
+) -> dict[Signature, list[tuple[int, ...]]]:
+    """The elements that every combination of groups owns, in row-major order."""
+    owners = [[group_along(plan.axes, dim, i) for i in range(dim.size)] for dim in tensor.dims]
+    names = [None if dim.axis is None else plan.axes[dim.axis].name for dim in tensor.dims]
+    owned: dict[Signature, list[tuple[int, ...]]] = {}
+    for where in product(*(range(size) for size in tensor.shape)):
+        signature = tuple(
+            (name, group)
+            for name, column, i in zip(names, owners, where, strict=True)
+            if name is not None and (group := column[i]) is not None
+        )
+        owned.setdefault(signature, []).append(where)
+    return owned
+
+
+def holds(groups: Mapping[str, Collection[int]], signature: Signature) -> bool:
+    """Whether a submodel of these groups holds a block with this signature."""
+    return all(group in groups[axis] for axis, group in signature)

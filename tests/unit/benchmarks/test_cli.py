@@ -1,0 +1,108 @@
+"""`tessera-bench`: what its commands write, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import benchmarks.imports
+from benchmarks.cli import main
+from benchmarks.figures import FigureError
+from benchmarks.imports import measure_imports
+
+SMALLEST = ["step", "--quick", "--families", "mlp", "--batch", "4", "--reps", "1"]
+
+
+def test_step_writes_every_level_and_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.json"
+    assert main([*SMALLEST, "--json", str(path)]) == 0
+    run = json.loads(path.read_text(encoding="utf-8"))
+    assert run["schema"] == 1
+    assert run["command"] == "step"
+    assert run["environment"]["versions"]["torch"] == torch.__version__
+    assert run["environment"]["cpus"] == os.cpu_count()
+    assert run["config"]["batch"] == 4
+    assert run["config"]["threads"] == 1
+
+    rows = {row["level"]: row for row in run["rows"]}
+    assert list(rows) == [1.0, 0.75, 0.5, 0.25]
+    # A 784-w-w-10 perceptron, by hand: products 784·w + w·w + w·10, parameters with biases.
+    macs = {level: 784 * w + w * w + 10 * w for level in rows for w in [int(200 * level)]}
+    params = {level: macs[level] + 2 * int(200 * level) + 10 for level in rows}
+    for level, row in rows.items():
+        assert row["macs_ratio"] == pytest.approx(macs[level] / macs[1.0])
+        assert row["parameter_share"] == pytest.approx(params[level] / params[1.0])
+        assert row["ratio"] == pytest.approx(row["step_ms"] / rows[1.0]["step_ms"])
+        assert row["over_macs"] == pytest.approx(row["ratio"] / row["macs_ratio"])
+        assert (row["zero_mask_ratio"] is None) == (level == 1.0)
+        assert (row["rescaled_ratio"] is None) == (level != 0.5)
+
+    figures = {figure["name"]: figure for figure in run["figures"]}
+    assert figures["step.mlp.50.over_macs"]["value"] == rows[0.5]["over_macs"]
+    assert figures["step.mlp.50.over_macs"]["target"] is None
+    assert figures["import.rss"]["target"] == 30
+    assert figures["import.cpu_over_numpy"]["target"] == 1.3
+    printed = capsys.readouterr()
+    assert "targets met" in printed.out
+    assert "step mlp" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--families", "mlp,mpl"], "unknown family 'mpl'; known are mlp, "),
+        (["--reps", "0"], "reps must be at least 1"),
+        (["--json", "no/such/directory/step.json"], "directory that exists"),
+    ],
+)
+def test_step_refuses_nonsense_before_it_measures(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALLEST, *arguments]) == 2
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert "step mlp" not in printed.err
+
+
+def test_interrupted_step_ends_with_130_and_no_traceback() -> None:
+    arguments = [*SMALLEST, "--reps", "100000"]
+    code = f"import sys; from benchmarks.cli import main; sys.exit(main({arguments}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "step mlp" in process.stderr.readline()  # it is measuring now
+        process.send_signal(signal.SIGINT)
+        try:
+            _, errors = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors.splitlines() == ["tessera-bench: interrupted"]
+
+
+def test_imports_report_the_child_not_the_parent() -> None:
+    resident = bytearray(200_000_000)
+    resident[::4096] = b"x" * len(resident[::4096])  # this process is far larger than any child
+    ticks: list[None] = []
+    numpy, sdk, names = measure_imports(1, lambda: ticks.append(None))
+    assert len(ticks) == 2
+    assert numpy.cpu_ratio == 1
+    assert 5 < numpy.rss_mb <= names.rss_mb < 200
+    assert numpy.rss_mb <= sdk.rss_mb <= names.rss_mb
+
+
+def test_import_that_fails_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(benchmarks.imports.STATEMENTS, "numpy", "import no_such_module")
+    with pytest.raises(FigureError, match="No module named 'no_such_module'"):
+        measure_imports(1)

@@ -1,0 +1,88 @@
+"""The step benchmark times what it says it times."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.models import FAMILIES
+from benchmarks.step import LEVELS, StepConfig, make_variants, time_steps
+from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.train.backend import Batch
+
+CONFIG = StepConfig(batch=8)
+
+
+def batch_of(name: str) -> Batch:
+    family = FAMILIES[name]
+    labels = np.random.default_rng(0).integers(family.classes, size=CONFIG.batch)
+    return Batch((family.inputs(CONFIG.batch).numpy(),), labels)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_zero_masked_variant_takes_the_steps_of_the_slice(name: str) -> None:
+    variants = make_variants(FAMILIES[name], CONFIG)
+    plan = variants["slice", 1.0].backend.plan
+    batches = [batch_of(name)] * 3
+    for level in LEVELS[1:]:
+        narrow, masked = variants["slice", level], variants["zero-mask", level]
+        groups = narrow.job.groups
+        movement = masked.backend.train(masked.job, batches).movement
+        inside = plan.cut(movement, groups)
+        wanted = narrow.backend.train(narrow.job, batches).movement
+        for tensor in wanted:
+            np.testing.assert_allclose(inside[tensor], wanted[tensor], rtol=1e-3, atol=1e-6)
+        plan.paste(movement, {key: np.zeros_like(array) for key, array in inside.items()}, groups)
+        assert not any(array.any() for array in movement.values())
+
+
+def test_variants_differ_only_in_level_mask_and_rescale() -> None:
+    variants = make_variants(FAMILIES["mlp"], CONFIG)
+    plan = variants["slice", 1.0].backend.plan
+    assert {key for key in variants if key[0] == "slice"} == {("slice", level) for level in LEVELS}
+    for (way, level), variant in variants.items():
+        assert variant.job.rule.momentum == 0.9
+        assert variant.job.rule.rescale == (0.5 if way == "rescaled" else 0)
+        share = 1.0 if way == "zero-mask" else level
+        assert plan.levels(variant.job.groups) == {axis.name: share for axis in plan.axes}
+        assert plan.submodel_macs(variant.job.groups) == plan.cost_at(share).macs
+
+
+def test_timed_steps_are_as_many_as_asked_and_leave_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    variant = make_variants(FAMILIES["mlp"], StepConfig(batch=8, threads=before + 1))["slice", 0.25]
+    times = time_steps(variant, batch_of("mlp"), 4)
+    assert len(times) == 4
+    assert all(seconds > 0 for seconds in times)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("field", ["batch", "threads", "reps"])
+def test_config_below_one_is_refused(field: str) -> None:
+    with pytest.raises(TrainingError, match=f"{field} must be at least 1, not 0"):
+        StepConfig(**{field: 0})
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")
+@pytest.mark.parametrize("keep", [True, False])
+def test_kept_memory_is_not_faulted_in_again(keep: bool) -> None:
+    code = f"""
+import resource, numpy
+from benchmarks.step import keep_freed_memory
+assert not {keep} or keep_freed_memory()
+faults = []
+for _ in range(11):
+    numpy.ones(64 << 20, numpy.uint8)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[0])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    # 10 × 64 MiB come back in pages of 2 MiB at most, or do not come back at all.
+    assert (int(result.stdout) < 100) == keep
