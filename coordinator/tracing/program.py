@@ -87,6 +87,8 @@ class Program:
             copy = copies[node] = new.node_copy(node, lambda source: copies[source])
             for argument, sizes in self._patches.get(node.name, ()):
                 _set_argument(copy, argument, self._sizes(sizes, kept, batch))
+            if copy.target is torch.ops.aten.view.default:
+                copy.target = torch.ops.aten.reshape.default  # same arguments, any memory layout
             for argument, axis in factors.get(node.name, ()):
                 source = _get_argument(copy, argument)
                 if (source, axis) not in scaled_nodes:

@@ -45,6 +45,9 @@ class RoundOpen:
         for name in ("round", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("bid_s", "train_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise MessageError(f"{name} must be above 0 seconds, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

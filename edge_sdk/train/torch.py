@@ -79,7 +79,6 @@ class TorchBackend:
         self._task = task
         self._device = torch.device(device)
         self._threads = threads
-        self._layouts: _Layouts = {}
 
     @property
     def plan(self) -> ModelPlan:
@@ -101,7 +100,7 @@ class TorchBackend:
             start = self._tensors(job.weights)
             weights: Arrays = {name: tensor.clone() for name, tensor in start.items()}
             buffers = self._tensors(job.buffers)
-            objective = _Objective(self._task, job, start, buffers, self._device, self._layouts)
+            objective = _Objective(self._task, job, buffers, self._device)
             steps = LocalSteps(job.rule, start)
             losses: list[float] = []
             samples = 0
@@ -126,10 +125,6 @@ class TorchBackend:
         return {name: torch.tensor(array, device=self._device) for name, array in arrays.items()}
 
 
-_Layouts = dict[tuple[tuple[int, ...], int, bool], bool]
-"""For each forward pass, by the arguments of `Program.at`: whether it takes channels last."""
-
-
 class _Objective:
     """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
 
@@ -137,10 +132,8 @@ class _Objective:
         self,
         task: TorchTask,
         job: Job,
-        start: Mapping[str, torch.Tensor],
         buffers: Mapping[str, torch.Tensor],
         device: torch.device,
-        layouts: _Layouts,
     ) -> None:
         plan = task.plan
         self._task = task
@@ -150,27 +143,19 @@ class _Objective:
         self._scales = [by_axis[axis.name] for axis in plan.axes]
         self._scaled = any(scale != 1 for scale in self._scales)
         self._names = [tensor.name for tensor in plan.tensors]
-        self._start = [start[name] for name in self._names]
         self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
         self._stream = job.mask_stream
-        self._layouts = layouts
-        self._convolves = any(len(tensor.dims) == 4 for tensor in plan.tensors)
+        # On a CPU, pooling channels last is several times faster and convolutions are no slower.
+        convolves = any(len(tensor.dims) == 4 for tensor in plan.tensors)
+        self._channels_last = convolves and device.type == "cpu"
 
     def batch(self, batch: Batch) -> None:
         """Turn to the next batch: the same data and dropout masks until the one after it."""
-        at = (self._kept, len(batch.targets), self._scaled)
         # Copies: data may be read-only, and a model may change its input in place.
-        self._inputs = [torch.tensor(array, device=self._device) for array in batch.inputs]
+        self._inputs = [self._input(array) for array in batch.inputs]
         self._targets = torch.tensor(batch.targets, device=self._device)
-        self._forward = self._task.train_program.at(*at)
+        self._forward = self._task.train_program.at(self._kept, len(batch.targets), self._scaled)
         self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
-        # On a CPU, pooling channels last is several times faster and convolutions are no slower.
-        if self._convolves and self._device.type == "cpu":
-            inputs = [_channels_last(tensor) for tensor in self._inputs]
-            if at not in self._layouts:
-                self._layouts[at] = self._same_outputs(inputs)
-            if self._layouts[at]:
-                self._inputs = inputs
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """(mean loss, gradients) at these weights."""
@@ -180,27 +165,11 @@ class _Objective:
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         return float(loss.detach()), dict(zip(self._names, grads, strict=True))
 
-    @torch.no_grad()
-    def _same_outputs(self, inputs: list[torch.Tensor]) -> bool:
-        """Whether the forward pass computes the same on `inputs`, the batch in another layout.
-
-        Not if it takes a `view` that only the usual layout allows.
-        """
-        try:
-            wanted, got = (
-                self._forward(  # on copies: it updates statistics, perhaps more
-                    _copies(self._start),
-                    _copies(self._buffers),
-                    _copies(each),
-                    self._scales,
-                    self._masks,
-                )
-                for each in (self._inputs, inputs)
-            )
-        except RuntimeError:  # what is wrong in any layout is raised again by the step itself
-            return False
-        # `not >`, because outputs that are not finite must not choose another layout.
-        return not (got - wanted).abs().max() > 1e-4 * wanted.abs().max()
+    def _input(self, array: Array) -> torch.Tensor:
+        tensor = torch.tensor(array, device=self._device)
+        if self._channels_last and tensor.ndim == 4:
+            return tensor.to(memory_format=torch.channels_last)
+        return tensor
 
     def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
         kept = self._stream.random(shape, dtype=np.float32) >= probability
@@ -215,14 +184,6 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _copies(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.clone() for tensor in tensors]
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _numpy(tensor: torch.Tensor) -> Array:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.masks.random import random_masks
 from edge_sdk.protocol.messages import Bid
 from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import MacTerm
+from edge_sdk.protocol.specs import Axis, Dim, MacTerm, Tensor
 from edge_sdk.streams import stream
 
 from .strategies import (
@@ -28,6 +28,8 @@ from .strategies import (
     seeds,
     shapes_of,
 )
+
+UNEQUAL = ModelPlan((Axis("a", (5, 1, 4)),), (Tensor("w", "float32", (Dim(10, 0),)),))
 
 
 @law
@@ -176,6 +178,7 @@ def test_submodel_costs_count_what_is_kept(data: st.DataObject, plan: ModelPlan)
 
 
 @law
+@example(plan=UNEQUAL, offered=[0.05], seed=0)  # less than the smallest group
 @given(plan=plans(min_axes=1), offered=st.lists(levels, min_size=1, max_size=3), seed=seeds)
 def test_random_masks_stay_within_what_was_offered(
     plan: ModelPlan, offered: list[float], seed: int

@@ -96,7 +96,7 @@ def test_decision_repeats_and_makes_a_bid(
 
 @pytest.mark.parametrize("schedule", ["round-robin", "ad-hoc"])
 def test_decision_depends_on_device_and_seed(schedule: Any) -> None:
-    policy = Policy(participation=0.3, schedule=schedule)
+    policy = Policy(participation=0.317, schedule=schedule)
     histories = {
         tuple(trained(policy, device, range(1, 200), seed))
         for device, seed in [("pi", 1), ("nano", 1), ("pi", 2), ("nano", 2)]

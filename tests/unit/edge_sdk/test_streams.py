@@ -27,7 +27,7 @@ def test_stream_repeats_for_the_same_names(seed: int, path: list[str | int]) -> 
 def test_stream_differs_for_different_names(
     seed: int, other_seed: int, path: list[str | int], other: list[str | int]
 ) -> None:
-    assume([str(seed), *map(str, path)] != [str(other_seed), *map(str, other)])
+    assume((seed, path) != (other_seed, other))
     ours = stream(seed, *path).integers(2**63, size=2)
     theirs = stream(other_seed, *other).integers(2**63, size=2)
     assert ours.tolist() != theirs.tolist()
@@ -42,6 +42,7 @@ def test_stream_keeps_names_apart() -> None:
         ("pi1", 1, "batches"),
         ("pi", "1batches"),
         ("pi1batches",),
+        ("pi", "1", "batches"),
         (),
     ]
     drawn = {stream(1, *path).random() for path in paths} | {stream(11, *paths[0]).random()}
@@ -50,7 +51,7 @@ def test_stream_keeps_names_apart() -> None:
 
 def test_stream_is_the_same_on_every_machine() -> None:
     drawn = stream(7, "pi-4", 12, "batches").integers(0, 2**32, size=4)
-    assert drawn.tolist() == [1734366185, 935470413, 4146358548, 231418605]
+    assert drawn.tolist() == [3001257746, 2714156886, 1194084727, 3926933186]
     assert drawn.dtype == np.int64
 
 

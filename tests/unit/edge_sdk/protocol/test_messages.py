@@ -67,6 +67,13 @@ def test_round_of_nothing_is_refused(name: str, value: int) -> None:
         RoundOpen(**OPEN | {name: value})
 
 
+@pytest.mark.parametrize("name", ["bid_s", "train_s"])
+@pytest.mark.parametrize("value", [0, -1.0, NAN, INF])
+def test_round_without_a_sound_time_limit_is_refused(name: str, value: float) -> None:
+    with pytest.raises(MessageError, match=name):
+        RoundOpen(**OPEN | {name: value})
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.protocol.errors import GroupError
@@ -53,6 +53,7 @@ def test_split_by_the_papers_ratios(atoms: int, sizes: tuple[int, ...]) -> None:
 
 
 @law
+@example(atoms=8, ratios=[6, 2, 30, 42])  # two groups of less than one atom: another gives way
 @given(atoms=st.integers(1, 14), ratios=st.lists(st.integers(1, 50), min_size=1, max_size=5))
 def test_split_is_as_close_to_the_ratios_as_whole_atoms_allow(
     atoms: int, ratios: list[int]
@@ -111,6 +112,15 @@ def test_split_that_makes_no_sense_is_refused(atoms: int, parts: Any) -> None:
 def test_wanted_is_the_most_groups_within_the_level(count: int, level: float) -> None:
     within = [n for n in range(count + 1) if n <= level * count + 1e-9]
     assert Axis("a", (3,) * count).wanted(level) == max(1, *within)
+
+
+@pytest.mark.parametrize("count", range(1, MAX_GROUPS + 1))
+def test_level_that_is_a_whole_number_of_groups_or_atoms_is_met(count: int) -> None:
+    # k / n · n is often a little less than k in floating point.
+    for kept in range(1, count + 1):
+        assert Axis("a", (3,) * count).wanted(kept / count) == kept
+        binary = Axis("a", (1, 2, 4, 8, 16, 32, count))  # every number of atoms can be reached
+        assert binary.atoms_at(kept / binary.atoms) == kept
 
 
 @law
