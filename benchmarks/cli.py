@@ -36,6 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TesseraError as error:
         print(f"tessera-bench: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        print(
+            f"tessera-bench: {error.name} is not installed; "
+            "this command needs: pip install 'tessera-fl[bench]'",
+            file=sys.stderr,
+        )
+        return 2
     except OSError as error:
         print(f"tessera-bench: {error}", file=sys.stderr)
         return 1

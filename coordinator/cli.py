@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from coordinator.errors import ConfigError
 from edge_sdk import TesseraError, __version__
 
 EXIT_INTERRUPTED = 130
+PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,8 +20,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("tessera-coordinator: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except TesseraError as error:
         print(f"tessera-coordinator: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(
+            f"tessera-coordinator: {error.name} is not installed; "
+            "this command needs: pip install 'tessera-fl[coordinator]'",
+            file=sys.stderr,
+        )
         return 2
     except OSError as error:
         print(f"tessera-coordinator: {error}", file=sys.stderr)
@@ -79,8 +91,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     config = DemoConfig(rounds=arguments.rounds, devices=arguments.devices, seed=arguments.seed)
     for path in (arguments.json, arguments.plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {path.absolute().parent} for {path.name}")
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ConfigError(f"cannot write {path}: name a file in a folder that exists")
+    if arguments.plot.suffix not in PLOT_FORMATS:
+        raise ConfigError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
     console = Console()
     code = 0
     with console.status("tracing the model and dealing out data …"):

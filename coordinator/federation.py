@@ -1,6 +1,6 @@
 """A whole federation in one process: the real state machines over the in-memory link.
 
-There is no second implementation for simulation (DESIGN decision 4): what runs here is what runs
+There is no second implementation for simulation: what runs here is what runs
 over MQTT, with a queue for a broker and a virtual clock.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from coordinator import rounds
+from coordinator.errors import ConfigError
 from coordinator.model import GlobalModel
 from coordinator.rounds import Phase, RoundsConfig, RoundsState
 from coordinator.rules import Rule
@@ -52,7 +53,7 @@ class DeviceRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A closed round (MATH.md, quantities every round reports)."""
+    """A closed round (docs/algorithms.md: what every round reports)."""
 
     round: int
     devices: tuple[DeviceRound, ...]
@@ -72,6 +73,10 @@ class Federation:
         backend: Backend,
         members: Sequence[Member],
     ) -> None:
+        if config.min_devices > len(members):
+            raise ConfigError(
+                f"min_devices is {config.min_devices} but there are {len(members)} members"
+            )
         self.model = model
         self._config = config
         self._rule = rule
@@ -154,7 +159,9 @@ class Federation:
     def _device_round(self, bid: Bid) -> DeviceRound:
         movement = self._movements.get(bid.device)
         if movement is None:
-            return DeviceRound(bid.device, None, bid.reason, None, 0, 0, 0, 0.0)
+            late = f"skip: offered {bid.level or 0:.0%} but no movement came in time"
+            reason = bid.reason if bid.level is None else late
+            return DeviceRound(bid.device, None, reason, None, 0, 0, 0, 0.0)
         size = movement.blocks.size_bytes
         return DeviceRound(
             device=bid.device,

@@ -43,9 +43,9 @@ class GlobalModel:
         groups = assignment.groups
         return self.plan.select(self.theta, groups), self.plan.cut_buffers(self.buffers, groups)
 
-    def commit(self, rule: Rule, movements: Sequence[Movement], server_rate: float = 1.0) -> None:
+    def commit(self, rule: Rule, movements: Sequence[Movement]) -> None:
         """Apply a rule to movements in device-name order."""
-        theta = self.theta + np.float32(server_rate) * rule(self.plan, movements)
+        theta = self.theta + rule(self.plan, movements)
         buffers = mean_statistics(self.plan, self.buffers, movements)
         self.theta, self.buffers = theta, buffers
 

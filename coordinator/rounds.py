@@ -1,4 +1,4 @@
-"""Synchronous rounds as a state machine without I/O (DESIGN decision 4).
+"""Synchronous rounds as a state machine without I/O.
 
     phase     event                          next      effects
     --------  -----------------------------  --------  -------------------------------------------
@@ -8,32 +8,38 @@
                                              CLOSING   Commit, if nobody did
     TRAINING  Movement that fits             TRAINING  Keep
     TRAINING  Kept                           TRAINING  Send(Receipt: counted)
+    TRAINING  Movement that does not fit     TRAINING  Send(Receipt: rejected); no longer waited for
     TRAINING  Bid (skip): withdrawn          TRAINING  –
     TRAINING  last of them, or the deadline  CLOSING   Commit
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
-    any       Movement that does not fit     same      Send(Receipt: rejected, with the reason)
+    other     Movement that does not fit     same      Send(Receipt: rejected, with the reason)
     any       Movement of a round now closed same      Send(Receipt: late)
+    any       Kept, too late to count        same      Send(Receipt: late)
 
 Rules:
 - What a device sends at the wrong time is ignored or receipted, never an error; a local event at
   the wrong time (`Kept`, `Committed`) raises `StateError` and changes nothing.
-- A movement counts once; a second copy gets the first one's receipt again.
+- A movement counts once: while the first copy is being stored a second one is ignored, and later
+  it gets the first one's receipt again.
 - Time comes in with every event; `state.deadline` says when to send `Tick` at the latest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
+from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy
 from edge_sdk.protocol.errors import ProtocolError, StateError
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.messages import (
+    MAX_REASON_CHARACTERS,
     Assignment,
     Bid,
     Movement,
@@ -72,6 +78,14 @@ class RoundsConfig:
     seed: int
     bid_s: float = 10.0
     train_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps", "batch_size", "min_devices"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("bid_s", "train_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ConfigError(f"{name} must be above 0 seconds, not {getattr(self, name)!r}")
 
 
 # -- events: messages of devices, and these local ones -------------------------------------------
@@ -153,6 +167,8 @@ class RoundsState:
     devices: frozenset[str] = frozenset()
     bids: Mapping[str, Bid] = field(default_factory=dict)
     assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
+    keeping: frozenset[str] = frozenset()
+    """Devices whose movement is being stored."""
     counted: frozenset[str] = frozenset()
 
 
@@ -206,32 +222,56 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
         return state, []
     withdraws = bid.level is None and bid.device in state.assigned
     if state.phase is Phase.TRAINING and withdraws and bid.device not in state.counted:
-        assigned = {name: g for name, g in state.assigned.items() if name != bid.device}
-        state = replace(state, bids={**state.bids, bid.device: bid}, assigned=assigned)
-        return _close_if_complete(state)
+        return _withdraw(state, bid)
     return state, []
 
 
 def _on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) -> Step:
-    refusal = _refusal(config, state, movement)
-    current = movement.round == state.round and state.phase is Phase.TRAINING
-    if refusal is not None:
-        return state, [_receipt(movement, Outcome.REJECTED, refusal)]
-    if movement.round == state.round and movement.device in state.counted:
+    current = movement.round == state.round
+    if current and movement.device in state.counted:
         return state, [_receipt(movement, Outcome.COUNTED)]
-    if not current:
+    if current and movement.device in state.keeping:
+        return state, []
+    refusal = _refusal(config, state, movement)
+    if refusal is not None:
+        receipt = _receipt(movement, Outcome.REJECTED, refusal)
+        if not (current and state.phase is Phase.TRAINING and movement.device in state.assigned):
+            return state, [receipt]
+        state, effects = _give_up_on(state, movement.device, f"skip: rejected: {refusal}")
+        return state, [receipt, *effects]
+    if not (current and state.phase is Phase.TRAINING):
         closed = f"round {movement.round} is closed; round {state.round} is {state.phase.value}"
         return state, [_receipt(movement, Outcome.LATE, closed)]
-    return state, [Keep(movement)]
+    return replace(state, keeping=state.keeping | {movement.device}), [Keep(movement)]
+
+
+def _give_up_on(state: RoundsState, device: str, reason: str) -> Step:
+    """Stop waiting for a device that was assigned groups; it counts as a skip."""
+    skip = Bid(device=device, round=state.round, level=None, reason=reason[:MAX_REASON_CHARACTERS])
+    return _withdraw(state, skip)
+
+
+def _withdraw(state: RoundsState, skip: Bid) -> Step:
+    state = replace(
+        state,
+        bids={**state.bids, skip.device: skip},
+        assigned={name: g for name, g in state.assigned.items() if name != skip.device},
+        keeping=state.keeping - {skip.device},
+    )
+    return _close_if_complete(state)
 
 
 def _on_kept(state: RoundsState, device: str, round: int) -> Step:
-    if round != state.round or device not in state.assigned:
-        raise StateError(f"a movement of {device!r} was kept that round {state.round} never had")
-    if state.phase is not Phase.TRAINING:
-        late = Receipt(device=device, round=round, outcome=Outcome.LATE, reason="the round closed")
+    if not 1 <= round <= state.round or device not in state.devices:
+        raise StateError(f"a movement of {device!r} was kept that round {round} never had")
+    current = round == state.round and state.phase is Phase.TRAINING
+    if not current or device not in state.keeping:
+        if current and device in state.counted:
+            raise StateError(f"the movement of {device!r} was kept twice")
+        why = "the round closed, or the device withdrew, before the movement was stored"
+        late = Receipt(device=device, round=round, outcome=Outcome.LATE, reason=why)
         return state, [Send(device, late)]
-    state = replace(state, counted=state.counted | {device})
+    state = replace(state, counted=state.counted | {device}, keeping=state.keeping - {device})
     receipt = Send(device, Receipt(device=device, round=round, outcome=Outcome.COUNTED))
     state, effects = _close_if_complete(state)
     return state, [receipt, *effects]
@@ -296,13 +336,14 @@ def _refusal(config: RoundsConfig, state: RoundsState, movement: Movement) -> st
         return f"it is for plan {movement.plan_hash[:12]}…, this task has {plan.hash[:12]}…"
     if movement.round > state.round:
         return f"round {movement.round} has not begun; this is round {state.round}"
-    if movement.round == state.round:
-        if movement.device not in state.assigned:
-            return f"no groups were assigned to {movement.device!r} in round {movement.round}"
-        if dict(movement.groups) != dict(state.assigned[movement.device]):
-            return "it holds other groups than were assigned"
+    if movement.round == state.round and movement.device not in state.assigned:
+        return f"no groups were assigned to {movement.device!r} in round {movement.round}"
     try:
-        expected = plan.block_ids(plan.choose(movement.groups))
+        chosen = plan.choose(movement.groups)
+        assigned = state.assigned.get(movement.device) if movement.round == state.round else None
+        if assigned is not None and chosen != plan.choose(assigned):
+            return "it holds other groups than were assigned"
+        expected = plan.block_ids(chosen)
         movement.blocks.check(expected, plan.block_sizes)
         plan.check_statistics(movement.statistics, movement.groups)
     except ProtocolError as error:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from edge_sdk.decide import Policy, decide
+from edge_sdk.decide import Decision, Policy, decide
 from edge_sdk.device import (
+    Connected,
     Decide,
     Decided,
     DeviceState,
@@ -24,6 +25,7 @@ from edge_sdk.device import (
     Finished,
     Forget,
     Keep,
+    Resend,
     Send,
     Train,
     handle,
@@ -82,9 +84,16 @@ class DeviceApp:
         self._should_stop = should_stop
         self._clock = clock
 
+    def connected(self) -> None:
+        """The link is up again: send what has no receipt yet."""
+        self._handle(Connected())
+
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of the coordinator, to the end."""
-        events: list[Event] = [message]
+        self._handle(message)
+
+    def _handle(self, event: Event) -> None:
+        events = [event]
         while events:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
@@ -95,23 +104,40 @@ class DeviceApp:
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case Decide(opened):
-                decision = decide(
-                    self._policy, device=self.name, round=opened.round, seed=self._seed
-                )
-                return Decided(decision, len(self._data))
+                return Decided(opened.round, self._decide(opened), len(self._data))
             case Fetch(_, assignment):
-                return Fetched(*self._source.fetch(assignment))
+                return self._attempt(lambda: Fetched(*self._source.fetch(assignment)))
             case Train():
-                return self._train(effect)
+                return self._attempt(lambda: self._train(effect))
             case Keep(movement):
                 self.kept[movement.round] = movement
             case Forget(round):
                 self.kept.pop(round, None)
+            case Resend(round):
+                self._send(self.kept[round])
             case Send(message):
                 self._send(message)
         return None
 
-    def _train(self, work: Train) -> Finished | Failed:
+    def _decide(self, opened: RoundOpen) -> Decision:
+        ours = self._backend.plan.hash
+        if opened.plan_hash != ours:
+            theirs = opened.plan_hash[:12]
+            return Decision(None, f"skip: the round is for plan {theirs}…, here is {ours[:12]}…")
+        return decide(self._policy, device=self.name, round=opened.round, seed=self._seed)
+
+    def _attempt(self, work: Callable[[], Event]) -> Event:
+        """What the work answers, or that it failed: no error of one round ends the device."""
+        try:
+            return work()
+        except TesseraError as error:
+            log.warning("%s: %s", self.name, error)
+            return Failed(f"skip: {error}")
+        except Exception as error:
+            log.exception("%s: unexpected error; the round is skipped", self.name)
+            return Failed(f"skip: {type(error).__name__}: {error}")
+
+    def _train(self, work: Train) -> Finished:
         opened, groups, plan = work.opened, work.assignment.groups, self._backend.plan
         job = Job(
             groups=groups,
@@ -126,11 +152,7 @@ class DeviceApp:
             stream(self._seed, self.name, opened.round, "batches"),
         )
         started = self._clock()
-        try:
-            trained = self._backend.train(job, batches, should_stop=self._should_stop)
-        except TesseraError as error:
-            log.warning("%s: round %d: %s", self.name, opened.round, error)
-            return Failed(f"skip: {error}")
+        trained = self._backend.train(job, batches, should_stop=self._should_stop)
         return Finished(
             Movement(
                 device=self.name,

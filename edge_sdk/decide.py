@@ -1,6 +1,6 @@
 """Level or skip: how much of the model this device trains in a round, and why.
 
-The skip rule is CCFL's (MATH.md, device rules): a device whose budget allows a share `p` of all
+The skip rule is CCFL's (docs/algorithms.md): a device whose budget allows a share `p` of all
 rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
 """
 

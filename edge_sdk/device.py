@@ -1,4 +1,4 @@
-"""The device's logic as a state machine without I/O (DESIGN decision 4).
+"""The device's logic as a state machine without I/O.
 
     phase      event                 next        effects
     ---------  --------------------  ----------  -----------------------------------------
@@ -16,12 +16,14 @@
     FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
     TRAINING
     any        Receipt               unchanged   Forget
+    any        Connected             unchanged   Resend, for every movement without a receipt
 
 Rules:
 - A message of the coordinator that the table does not list is late, early or a duplicate: it is
   ignored. A local event that the table does not list is a bug: it raises `StateError`.
 - Rounds only go forward: a `RoundOpen` that is not newer than the newest seen is ignored.
-- A movement is kept until its receipt, however many rounds go by.
+- A movement is kept until its receipt, however many rounds go by, and sent again on `Connected`.
+- A `Decided` for another round than the present one was overtaken by a newer round: ignored.
 - Whatever raises has changed nothing.
 """
 
@@ -35,6 +37,7 @@ from edge_sdk.protocol.blocks import Blocks
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import (
+    MAX_REASON_CHARACTERS,
     Assignment,
     Bid,
     Movement,
@@ -59,8 +62,9 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The device has looked at itself."""
+    """The device has looked at itself and answers this round."""
 
+    round: int
     decision: Decision
     samples: int
 
@@ -87,7 +91,22 @@ class Failed:
     reason: str
 
 
-Event = RoundOpen | Assignment | Receipt | RoundClosed | Decided | Fetched | Finished | Failed
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The link is up, for the first time or again: what was sent before may be lost."""
+
+
+Event = (
+    RoundOpen
+    | Assignment
+    | Receipt
+    | RoundClosed
+    | Decided
+    | Fetched
+    | Finished
+    | Failed
+    | Connected
+)
 
 
 # -- effects: what the app does next -------------------------------------------------------------
@@ -133,13 +152,20 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Resend:
+    """Send the kept movement of this round once more."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a message to the coordinator."""
 
     message: Bid | Movement
 
 
-Effect = Decide | Fetch | Train | Keep | Forget | Send
+Effect = Decide | Fetch | Train | Keep | Forget | Resend | Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +202,11 @@ def handle(state: DeviceState, event: Event) -> Step:
             if state.phase is Phase.BIDDING and event.round == _opened(state).round:
                 return replace(state, phase=Phase.IDLE), []
             return state, []
-        case Decided() if state.phase is Phase.DECIDING:
+        case Connected():
+            return state, [Resend(round) for round in sorted(state.unreceipted)]
+        case Decided() if state.newest is not None and event.round < state.newest.round:
+            return state, []
+        case Decided() if state.phase is Phase.DECIDING and event.round == _opened(state).round:
             return _on_decided(state, event)
         case Fetched() if state.phase is Phase.FETCHING:
             work = Train(_opened(state), _assignment(state), event.blocks, event.buffers)
@@ -187,7 +217,8 @@ def handle(state: DeviceState, event: Event) -> Step:
             return done, [Keep(event.movement), Send(event.movement), *effects]
         case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
             round = _opened(state).round
-            bid = Bid(device=state.name, round=round, level=None, reason=event.reason)
+            reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: it failed without a word"
+            bid = Bid(device=state.name, round=round, level=None, reason=reason)
             done, effects = _next_round(state)
             return done, [Send(bid), *effects]
         case _:

@@ -1,7 +1,10 @@
 """Named random streams: the same names give the same numbers, on every machine.
 
-A stream belongs to one purpose, e.g. `stream(seed, "pi-4", 12, "batches")`. Nothing else in the
-project makes a random generator, so any run can be replayed from its seed.
+(With the same numpy: its generators may change between versions, though they rarely do.)
+
+A stream belongs to one purpose, e.g. `stream(seed, "pi-4", 12, "batches")`. Devices and
+coordinator draw from nothing else, so any run can be replayed from its seed; a model's initial
+weights are torch's affair.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
     shares = dirichlet_shares(data.targets, devices, stream(seed, "demo", "shares"))
     return [
         Member(
-            f"device-{number}",
+            f"device-{number:0{len(str(devices))}}",
             policy,
             ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows]),
         )

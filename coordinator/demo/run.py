@@ -41,8 +41,8 @@ class DemoConfig:
             raise ConfigError(f"--rounds must be at least 1, not {self.rounds}")
         if not 1 <= self.devices <= 200:
             raise ConfigError(f"--devices must be from 1 to 200, not {self.devices}")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must not be negative, not {self.seed}")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed must be from 0 to 2^63 − 1, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,10 @@ from coordinator.demo.run import Demo, DemoRound
 from coordinator.federation import DeviceRound
 
 RECENT_ROUNDS = 8
+FRAME_LINES = 7
+"""Lines of the live view that are neither a round nor a device."""
+ROUND_COLUMNS = 74
+"""Columns a round takes without its devices."""
 
 
 def watch(demo: Demo, console: Console) -> None:
@@ -25,7 +29,7 @@ def watch(demo: Demo, console: Console) -> None:
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for _ in demo.run():
-            live.update(_screen(demo), refresh=True)
+            live.update(_screen(demo, console.width, console.height), refresh=True)
 
 
 def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
@@ -47,8 +51,8 @@ def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
         f"training time   {spent:.1f} s instead of {full_s:.1f} s: "
         f"[green]{1 - spent / full_s:.0%} saved[/]"
         " (full: as long as full-model devices took in the same round)",
-        f"least covered   a block was trained by at least "
-        f"{min(r.report.coverage_min for r in rounds)} device(s) in every round",
+        f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
+        "trained any block in any round",
         f"model sha256    {demo.federation.model.digest[:16]}… (same seed, same bits)",
     ]
     if plot is not None:
@@ -84,26 +88,31 @@ def save_plot(demo: Demo, path: Path) -> None:
     plt.close(figure)
 
 
-def _screen(demo: Demo) -> Group:
+def _screen(demo: Demo, width: int, height: int) -> Group:
+    """The newest rounds, and why each device did what it did; both fit the terminal."""
     last = demo.rounds[-1]
+    devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]
+    room = height - FRAME_LINES - len(devices)
+    wide = width >= ROUND_COLUMNS + 5 * len(last.report.devices)
     table = Table(title=f"Round {last.report.round} of {demo.config.rounds}", title_justify="left")
     for heading in ("round", "accuracy", "coverage_min", "seconds saved", "bytes saved"):
         table.add_column(heading, justify="right")
-    table.add_column("devices")
-    for done in demo.rounds[-RECENT_ROUNDS:]:
+    if wide:
+        table.add_column("devices")
+    for done in demo.rounds[-max(1, min(RECENT_ROUNDS, room)) :]:
         table.add_row(
             str(done.report.round),
             f"{done.accuracy:.1%}",
             str(done.report.coverage_min),
             f"{done.full_train_s - done.train_s:.2f} of {done.full_train_s:.2f}",
             f"{_mega(done.full_bytes - done.bytes_moved)} of {_mega(done.full_bytes)}",
-            Text(" ").join(_mark(device) for device in done.report.devices),
+            *([Text(" ").join(_mark(d) for d in done.report.devices)] if wide else []),
         )
     now = Table(box=None, padding=(0, 2, 0, 0))
     now.add_column("device")
     now.add_column("this round")
     now.add_column("why")
-    for device in last.report.devices:
+    for device in devices:
         now.add_row(device.device, _mark(device), device.reason)
     return Group(table, now)
 
@@ -113,8 +122,13 @@ def _totals(demo: Demo) -> Table:
     table.add_column("device")
     for heading in ("level", "trained", "skipped", "MB moved", "seconds"):
         table.add_column(heading, justify="right")
-    for number, device in enumerate(demo.rounds[-1].report.devices):
-        history = [done.report.devices[number] for done in demo.rounds]
+    for device in demo.rounds[-1].report.devices:
+        history = [
+            entry
+            for done in demo.rounds
+            for entry in done.report.devices
+            if entry.device == device.device
+        ]
         trained = [entry for entry in history if entry.level is not None]
         levels = sorted({entry.level for entry in trained if entry.level is not None})
         table.add_row(

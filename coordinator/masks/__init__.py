@@ -1,4 +1,4 @@
-"""Mask policies: which groups each device trains (MATH.md).
+"""Mask policies: which groups each device trains (docs/algorithms.md).
 
 A policy is a pure function of the plan, the offers in device-name order, and a random stream. It
 never hands out more than a device offered, but at least one group an axis. A new policy is one

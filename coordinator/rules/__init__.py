@@ -1,4 +1,4 @@
-"""Server rules: how movements become a movement of the global model (MATH.md).
+"""Server rules: how movements become a movement of the global model (docs/algorithms.md).
 
 A synchronous rule is a pure function of the plan and the counted movements, in device-name order;
 it returns the movement of the whole model as a vector in block order. A new rule is one file and

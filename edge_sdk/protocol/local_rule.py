@@ -1,4 +1,4 @@
-"""How a device trains: the numbers a round carries to every device (MATH.md, device rules)."""
+"""How a device trains: the numbers a round carries to every device (docs/algorithms.md)."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Movement:
-    """What local training changed, block by block, and what MATH.md's memory needs to know."""
+    """What local training changed, block by block, and what a memory of it needs to know."""
 
     device: str
     round: int
@@ -92,6 +92,16 @@ class Movement:
     samples: int
     loss: float
     train_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "samples", "loss", "train_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise MessageError(f"a movement's {name} must be finite: {getattr(self, name)!r}")
+        if self.learning_rate <= 0 or self.samples < 0 or self.train_s < 0 or self.round < 1:
+            raise MessageError(
+                f"a movement of round {self.round} cannot have learning rate "
+                f"{self.learning_rate}, {self.samples} samples, {self.train_s} s of training"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,8 @@ from edge_sdk.protocol.layout import (
     unpack,
 )
 from edge_sdk.protocol.specs import (
+    BUFFER_DTYPES,
+    MAX_ATOMS,
     MAX_BLOCKS,
     MAX_DIMS,
     MAX_GROUPS,
@@ -79,7 +81,7 @@ class ModelPlan:
     macs: tuple[MacTerm, ...] = ()
     regions: Literal["width"] = "width"
     depth: tuple[()] = ()
-    """Reserved for regions by depth (MATH.md); always empty in this version."""
+    """Reserved for regions by depth; always empty in this version."""
 
     def __post_init__(self) -> None:
         _check_plan(self)
@@ -95,7 +97,7 @@ class ModelPlan:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the canonical encoding's body, as 64 hex digits."""
+        """SHA-256 of all but the costs in canonical encoding, as 64 hex digits."""
         from edge_sdk.protocol.plan_codec import plan_hash
 
         return plan_hash(self)
@@ -273,7 +275,7 @@ class ModelPlan:
         return np.flatnonzero(self.covers(chosen)).astype(np.int64)
 
     def coverage(self, choices: Iterable[Groups]) -> NDArray[np.int64]:
-        """For every block, how many of these submodels hold it (MATH.md: Γ)."""
+        """For every block, how many of these submodels hold it (the papers' Γ)."""
         counts = np.zeros(self.block_count, dtype=np.int64)
         for groups in choices:
             counts += self.covers(self.choose(groups))
@@ -428,12 +430,17 @@ def _check_plan(plan: ModelPlan) -> None:
             )
         if min(axis.groups) < 1:
             raise PlanError(f"axis {axis.name!r} has a group without atoms")
+        if axis.atoms > MAX_ATOMS:
+            raise PlanError(f"axis {axis.name!r} has {axis.atoms} atoms; at most {MAX_ATOMS}")
     for tensor in plan.tensors:
         if tensor.dtype != "float32":
             raise PlanError(
                 f"weight {tensor.name!r} is {tensor.dtype}; weights are float32: "
                 "convert the model with .float()"
             )
+    for buffer in plan.buffers:
+        if buffer.dtype not in BUFFER_DTYPES:
+            raise PlanError(f"buffer {buffer.name!r} is {buffer.dtype}, not a plain number type")
     for tensor in (*plan.tensors, *plan.buffers):
         if len(tensor.dims) > MAX_DIMS:
             raise PlanError(
@@ -450,7 +457,7 @@ def _check_plan(plan: ModelPlan) -> None:
 
 def _check_sizes(plan: ModelPlan) -> None:
     """Raise `PlanError` for a plan that no machine could hold, before anything is allocated."""
-    parameters = sum(prod(tensor.shape) for tensor in plan.tensors)
+    parameters = sum(prod(tensor.shape) for tensor in (*plan.tensors, *plan.buffers))
     if parameters > MAX_PARAMETERS:
         raise PlanError(f"too many parameters: {parameters}; at most {MAX_PARAMETERS} are allowed")
     blocks = sum(

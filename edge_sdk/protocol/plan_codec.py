@@ -1,12 +1,16 @@
 """Plans as bytes. Version 1; the hash is part of the wire contract.
 
-    envelope = msgpack [ "tessera-plan", 1, sha256(body) as 32 bytes, body as bytes ]
-    body     = msgpack [ regions, axes, tensors, buffers, macs, depth ]
+    envelope = msgpack [ "tessera-plan", 1, sha256(body), body, sha256(costs), costs ]
+    body     = msgpack [ regions, axes, tensors, buffers, depth ]
+    costs    = msgpack [ [ macs, [axis numbers] ] … ]
     axis     = [ name, [atoms of each group] ]
     tensor   = [ name, dtype, dims ]            buffer = [ name, dtype, dims, statistic ]
     dim      = [ size ]                         whole
              | [ size, axis, outer, inner ]     of axis number `axis`
-    macs     = [ [ macs, [axis numbers] ] … ]   depth  = [ ] (reserved)
+    depth    = [ ] (reserved)
+
+Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it says how a
+model is cut. Costs are beside it, so that counting better does not make it another model.
 
 Only arrays, strings, unsigned integers, booleans and bytes occur, and msgpack's shortest forms are
 used, so a plan has one encoding. `decode_plan` refuses bytes that another encoder would have
@@ -32,8 +36,9 @@ MAX_PLAN_BYTES = 16 * 2**20
 
 def encode_plan(plan: ModelPlan) -> bytes:
     """The plan's canonical bytes, with their hash in front."""
-    body = _encode_body(plan)
-    return _packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+    body, costs = _encode_body(plan), _encode_costs(plan)
+    hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
+    return _packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
 
 
 def plan_hash(plan: ModelPlan) -> str:
@@ -49,17 +54,22 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
     if len(data) > MAX_PLAN_BYTES:
         raise PlanError(f"{len(data)} bytes are too many for a plan (at most {MAX_PLAN_BYTES})")
     envelope = _unpacked(data)
-    if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
+    if not isinstance(envelope, list) or len(envelope) < 2 or envelope[0] != MAGIC:
         raise PlanError("these bytes are not a plan")
-    _, version, digest, body = envelope
-    if version != VERSION:
-        raise PlanError(f"plan version {version!r} is not known here; this side speaks {VERSION}")
-    if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
-        raise PlanError("the plan's hash differs from its bytes: it was damaged or altered")
+    if envelope[1] != VERSION:
+        raise PlanError(
+            f"plan version {envelope[1]!r} is not known here; this side speaks {VERSION}"
+        )
+    if len(envelope) != 6:
+        raise PlanError(f"a plan's envelope has 6 entries, not {len(envelope)}")
+    digest, body, costs_digest, costs = envelope[2:]
+    for part, named in ((body, digest), (costs, costs_digest)):
+        if not isinstance(part, bytes) or hashlib.sha256(part).digest() != named:
+            raise PlanError("the plan's hash differs from its bytes: it was damaged or altered")
     if expected_hash is not None and digest.hex() != expected_hash:
         raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
-        plan = _decode_body(_unpacked(body))
+        plan = _decode(_unpacked(body), _unpacked(costs))
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise PlanError(f"the plan's bytes have the wrong structure: {error}") from error
     if plan.encoded != data:
@@ -74,10 +84,13 @@ def _encode_body(plan: ModelPlan) -> bytes:
             [[axis.name, list(axis.groups)] for axis in plan.axes],
             [[t.name, t.dtype, _encode_dims(t)] for t in plan.tensors],
             [[b.name, b.dtype, _encode_dims(b), b.statistic] for b in plan.buffers],
-            [[term.macs, list(term.axes)] for term in plan.macs],
             list(plan.depth),
         ]
     )
+
+
+def _encode_costs(plan: ModelPlan) -> bytes:
+    return _packed([[term.macs, list(term.axes)] for term in plan.macs])
 
 
 def _encode_dims(tensor: Tensor) -> list[list[int]]:
@@ -87,8 +100,8 @@ def _encode_dims(tensor: Tensor) -> list[list[int]]:
     ]
 
 
-def _decode_body(body: Any) -> ModelPlan:
-    regions, axes, tensors, buffers, macs, depth = body
+def _decode(body: Any, macs: Any) -> ModelPlan:
+    regions, axes, tensors, buffers, depth = body
     return ModelPlan(
         axes=tuple(Axis(_text(name), _counts(groups)) for name, groups in axes),
         tensors=tuple(

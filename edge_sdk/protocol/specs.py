@@ -12,6 +12,14 @@ from edge_sdk.protocol.errors import GroupError, PlanError
 MAX_GROUPS = 64
 """More groups than this per axis are refused: a block would be too small to be worth its name."""
 
+MAX_ATOMS = 2**24
+"""Of one axis."""
+
+BUFFER_DTYPES = frozenset(
+    {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
+)
+"""What a buffer may hold; weights are float32."""
+
 MAX_DIMS = 16
 """Of one tensor. Packing sees four for each, and numpy arrays have at most 64."""
 
@@ -110,12 +118,17 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
     There are never more groups than atoms. Every group owns at least one atom; ratios are met as
     closely as whole atoms allow. Raises `GroupError` for ratios or counts that make no sense.
     """
-    count = parts if isinstance(parts, int) else len(parts)
+    count = _count(parts)
     if not 1 <= count <= MAX_GROUPS:
         raise GroupError(f"1 to {MAX_GROUPS} groups are allowed, not {count}")
     if atoms < 1:
         raise GroupError(f"{atoms} atoms cannot be split")
-    ratios = np.ones(count) if isinstance(parts, int) else np.asarray(parts, dtype=np.float64)
+    ratios = np.ones(count)
+    if isinstance(parts, (Sequence, np.ndarray)):
+        try:
+            ratios = np.asarray(parts, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise GroupError(f"ratios must be numbers, not {parts!r}") from None
     if not (np.isfinite(ratios).all() and (ratios > 0).all()):
         raise GroupError(f"ratios must be positive numbers, not {list(ratios)}")
     if atoms <= len(ratios):
@@ -129,6 +142,14 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
         else:
             sizes[int(np.argmin(np.where(sizes > 1, short, np.inf)))] -= 1
     return tuple(int(size) for size in sizes)
+
+
+def _count(parts: int | Sequence[float]) -> int:
+    if isinstance(parts, (list, tuple, np.ndarray)):
+        return len(parts) if np.ndim(parts) else 0
+    if isinstance(parts, (int, np.integer)) and not isinstance(parts, bool):
+        return int(parts)
+    raise GroupError(f"groups is a whole number and ratios a list of numbers, not {parts!r}")
 
 
 def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:

@@ -8,10 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from edge_sdk.protocol.errors import NonFiniteError
+from edge_sdk.protocol.errors import NonFiniteError, TrainingError, TrainingStopped
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.train.local import Arrays, LocalSteps
 
 
 class Batch(NamedTuple):
@@ -79,13 +80,42 @@ class Backend(Protocol):
         """
 
 
-def check_loss(loss: float, step: int) -> float:
-    """The loss, if it is finite."""
-    if not np.isfinite(loss):
-        raise NonFiniteError(
-            f"the loss is {loss} at step {step}: lower the learning rate or set clip_norm"
-        )
-    return loss
+class Objective(Protocol):
+    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+
+    def batch(self, batch: Batch) -> None:
+        """Turn to the next batch: the same data and dropout masks until the one after it."""
+
+    def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
+        """(mean loss, gradients) at these weights."""
+
+
+def take_steps(
+    objective: Objective,
+    steps: LocalSteps,
+    weights: Arrays,
+    batches: Iterable[Batch],
+    should_stop: Callable[[], bool],
+) -> Metrics:
+    """One step per batch, in place; the loop of every backend. Raises as `Backend.train` says."""
+    losses: list[float] = []
+    samples = 0
+    for batch in batches:
+        if should_stop():
+            raise TrainingStopped(len(losses))
+        objective.batch(batch)
+        losses.append(_check_loss(steps.step(weights, objective), len(losses) + 1))
+        samples += len(batch.targets)
+    if not losses:
+        raise TrainingError("there is no batch to train on: the device has no data")
+    return Metrics(len(losses), samples, losses[0], float(np.mean(losses)), losses[-1])
+
+
+def draw_mask(stream: np.random.Generator, probability: float, shape: tuple[int, ...]) -> Array:
+    """A dropout mask: 0 with this probability, else 1 / (1 − probability)."""
+    kept = stream.random(shape, dtype=np.float32) >= probability
+    mask: Array = np.asarray(kept.astype(np.float32) / np.float32(1 - probability))
+    return mask
 
 
 def check_movement(movement: Mapping[str, Array]) -> None:
@@ -95,6 +125,9 @@ def check_movement(movement: Mapping[str, Array]) -> None:
             raise NonFiniteError(f"the movement of {name!r} is not finite")
 
 
-def summarise(losses: list[float], samples: int) -> Metrics:
-    """Metrics of a training from its losses."""
-    return Metrics(len(losses), samples, losses[0], float(np.mean(losses)), losses[-1])
+def _check_loss(loss: float, step: int) -> float:
+    if not np.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss is {loss} at step {step}: lower the learning rate or set clip_norm"
+        )
+    return loss

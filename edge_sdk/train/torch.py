@@ -10,20 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-import numpy as np
 import torch
 
-from edge_sdk.protocol.errors import TrainingError, TrainingStopped
+from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.train.backend import (
-    Batch,
-    Job,
-    Trained,
-    check_loss,
-    check_movement,
-    summarise,
-)
+from edge_sdk.train.backend import Batch, Job, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 
 
@@ -102,23 +94,14 @@ class TorchBackend:
             buffers = self._tensors(job.buffers)
             objective = _Objective(self._task, job, buffers, self._device)
             steps = LocalSteps(job.rule, start)
-            losses: list[float] = []
-            samples = 0
-            for batch in batches:
-                if should_stop():
-                    raise TrainingStopped(len(losses))
-                objective.batch(batch)
-                losses.append(check_loss(steps.step(weights, objective), len(losses) + 1))
-                samples += len(batch.targets)
-        if not losses:
-            raise TrainingError("there is no batch to train on: the device has no data")
+            metrics = take_steps(objective, steps, weights, batches, should_stop)
         movement = {name: _numpy(weights[name] - start[name]) for name in start}
         check_movement(movement)
         statistics = {
             buffer.name: _numpy(buffers[buffer.name]) for buffer in plan.buffers if buffer.statistic
         }
         check_movement(statistics)
-        return Trained(movement, statistics, summarise(losses, samples))
+        return Trained(movement, statistics, metrics)
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Copies on the device: neither side's later changes reach the other."""
@@ -145,14 +128,11 @@ class _Objective:
         self._names = [tensor.name for tensor in plan.tensors]
         self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
         self._stream = job.mask_stream
-        # On a CPU, pooling channels last is several times faster and convolutions are no slower.
-        convolves = any(len(tensor.dims) == 4 for tensor in plan.tensors)
-        self._channels_last = convolves and device.type == "cpu"
 
     def batch(self, batch: Batch) -> None:
         """Turn to the next batch: the same data and dropout masks until the one after it."""
         # Copies: data may be read-only, and a model may change its input in place.
-        self._inputs = [self._input(array) for array in batch.inputs]
+        self._inputs = [torch.tensor(array, device=self._device) for array in batch.inputs]
         self._targets = torch.tensor(batch.targets, device=self._device)
         self._forward = self._task.train_program.at(self._kept, len(batch.targets), self._scaled)
         self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
@@ -163,17 +143,11 @@ class _Objective:
         outputs = self._forward(leaves, self._buffers, self._inputs, self._scales, self._masks)
         loss = self._task.loss(outputs, self._targets).mean()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return float(loss.detach()), dict(zip(self._names, grads, strict=True))
-
-    def _input(self, array: Array) -> torch.Tensor:
-        tensor = torch.tensor(array, device=self._device)
-        if self._channels_last and tensor.ndim == 4:
-            return tensor.to(memory_format=torch.channels_last)
-        return tensor
+        return float(loss.detach()), dict(zip(self._names, _own(grads), strict=True))
 
     def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
-        kept = self._stream.random(shape, dtype=np.float32) >= probability
-        return torch.as_tensor(kept.astype(np.float32) / (1 - probability)).to(self._device)
+        mask = draw_mask(self._stream, probability, shape)
+        return torch.as_tensor(mask).to(self._device)
 
 
 @contextmanager
@@ -184,6 +158,25 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _own(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients that can be changed in place one by one.
+
+    Autograd hands out one tensor for two weights that are only added, and an expanded one for a
+    weight that is only summed.
+    """
+    seen: set[int] = set()
+    own = []
+    for grad in grads:
+        start = grad.untyped_storage().data_ptr()
+        own.append(
+            grad
+            if start not in seen and grad.is_contiguous()
+            else grad.clone(memory_format=torch.contiguous_format)
+        )
+        seen.add(start)
+    return own
 
 
 def _numpy(tensor: torch.Tensor) -> Array:

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+]
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -23,13 +28,22 @@ def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split(":")[0] for line in printed] == ["100%", "75%", "50%", "25%"]
 
 
+def test_python_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks("docs/python.md", "python")
+    exec(compile(example, "docs/python.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert "'0.weight': (16, 20)" in printed[0]
+    assert [line.split()[0] for line in printed[1:]] == ["1", "2", "3", "4"]
+    assert "skip" in "".join(printed)
+
+
 def test_readme_has_exactly_two_commands_that_exist() -> None:
     commands = [block.strip() for block in blocks("README.md", "bash")]
     assert commands == ["bash scripts/demo", "bash scripts/check"]
     assert all((ROOT / command.split()[1]).is_file() for command in commands)
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/plans.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from coordinator.errors import ConfigError
 from coordinator.federation import Federation, Member, RoundReport
 from coordinator.masks import MASKS
 from coordinator.model import GlobalModel
@@ -53,9 +56,15 @@ def task() -> Task:
     return make_task(model, torch.randn(4, 6), groups=4)
 
 
-def federation(task: Task, policies: list[Policy], rounds: int, seed: int = 3) -> Federation:
+def federation(
+    task: Task,
+    policies: list[Policy],
+    rounds: int,
+    seed: int = 3,
+    members: Sequence[Member] | None = None,
+) -> Federation:
     random = np.random.default_rng(seed)
-    members = [
+    made = [
         Member(
             f"device-{number}",
             policy,
@@ -76,7 +85,8 @@ def federation(task: Task, policies: list[Policy], rounds: int, seed: int = 3) -
         seed=seed,
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
-    return Federation(config, model, RULES["ra-fed"], TorchBackend(task), members)
+    used = made if members is None else members
+    return Federation(config, model, RULES["ra-fed"], TorchBackend(task), used)
 
 
 def deterministic(report: RoundReport) -> list[tuple[object, ...]]:
@@ -135,6 +145,26 @@ def test_failing_device_becomes_a_skip_and_the_round_goes_on(task: Task) -> None
     assert np.isfinite(run.model.theta).all()
 
 
+@pytest.mark.parametrize("spoil", ["label", "dtype", "width"])
+def test_device_with_bad_data_harms_nobody_else(task: Task, spoil: str) -> None:
+    run = federation(task, [Policy(), Policy()], rounds=2)
+    good, bad = run._members
+    data = {
+        "label": ArrayData(bad.data.inputs, np.full(40, 99)),
+        "dtype": ArrayData((bad.data.inputs[0].astype(np.float64),), bad.data.targets),
+        "width": ArrayData((bad.data.inputs[0][:, :5],), bad.data.targets),
+    }[spoil]
+    run = federation(task, [Policy(), Policy()], rounds=2, members=[good, replace(bad, data=data)])
+    for report in run.run():
+        assert [device.level for device in report.devices] == [1, None]
+        assert report.devices[1].reason.startswith("skip: ")
+
+
+def test_federation_that_waits_for_more_than_its_members_is_refused(task: Task) -> None:
+    with pytest.raises(ConfigError, match="min_devices"):
+        federation(task, [Policy(), Policy()], rounds=1, members=[])
+
+
 def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
     first = run_demo(tmp_path, "--rounds", "12", "--seed", "1")
     assert (tmp_path / "tessera-demo.png").read_bytes().startswith(b"\x89PNG")
@@ -163,7 +193,10 @@ def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
         (["--rounds", "0"], "--rounds"),
         (["--devices", "0"], "--devices"),
         (["--seed", "-1"], "--seed"),
-        (["--json", "nowhere/run.json"], "there is no folder"),
+        (["--seed", "99999999999999999999999"], "--seed"),
+        (["--json", "nowhere/run.json"], "nowhere"),
+        (["--json", "."], "cannot write"),
+        (["--plot", "accuracy.foo"], "--plot"),
     ],
 )
 def test_demo_refuses_nonsense_in_words(tmp_path: Path, arguments: list[str], says: str) -> None:

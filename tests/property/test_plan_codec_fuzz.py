@@ -51,7 +51,9 @@ structures = st.recursive(
 
 def sealed(body: bytes) -> bytes:
     """An envelope whose hash is right, so that only the body can be at fault."""
-    packed: bytes = msgpack.packb(["tessera-plan", 1, hashlib.sha256(body).digest(), body])
+    costs = msgpack.packb([])
+    hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
+    packed: bytes = msgpack.packb(["tessera-plan", 1, hashes[0], body, hashes[1], costs])
     return packed
 
 

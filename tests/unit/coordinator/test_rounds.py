@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.rounds import (
     Broadcast,
@@ -242,11 +243,66 @@ def test_movement_that_does_not_fit_is_rejected_with_the_reason(
     changes: dict[str, Any], says: str
 ) -> None:
     coordinator = training("a", "b")
-    before = coordinator.state
     got, reason = outcome(coordinator.tell(coordinator.movement("a", **changes)))
     assert got is Outcome.REJECTED
     assert says in reason
-    assert coordinator.state == before
+    assert not coordinator.state.counted | coordinator.state.keeping
+
+
+def test_rejected_movement_is_not_waited_for_and_shows_as_a_skip() -> None:
+    coordinator = training("a", "b")
+    coordinator.tell(coordinator.movement("b"), Kept("b", 1))
+    _, commit = coordinator.tell(coordinator.movement("a", statistics={}))
+    assert commit == Commit(1, ("b",))
+    skip = coordinator.state.bids["a"]
+    assert skip.level is None
+    assert "rejected" in skip.reason
+
+
+def test_groups_may_come_as_lists_in_any_order() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.tell(bid("a", 1.0), bid("b", 1.0))
+    lists = {axis: list(reversed(groups)) for axis, groups in coordinator.groups["a"].items()}
+    movement = coordinator.movement("a", groups=lists)
+    assert coordinator.tell(movement) == [Keep(movement)]
+
+
+def test_copy_that_comes_while_the_first_is_stored_is_ignored() -> None:
+    coordinator = training("a", "b")
+    coordinator.tell(coordinator.movement("a"))
+    assert coordinator.tell(coordinator.movement("a")) == []
+    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.COUNTED
+
+
+def test_movement_stored_after_its_device_withdrew_is_late() -> None:
+    coordinator = training("a", "b")
+    coordinator.tell(coordinator.movement("a"), bid("a", None))
+    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+    assert coordinator.state.counted == frozenset()
+
+
+def test_movement_stored_when_the_next_round_is_open_is_late() -> None:
+    coordinator = training("a", "b")
+    coordinator.tell(coordinator.movement("a"))
+    coordinator.now = 1000.0
+    coordinator.tell(Tick(), Committed(1))
+    assert coordinator.state.round == 2
+    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.CLOSING, Phase.FINISHED])
+def test_tick_without_a_deadline_does_nothing(phase: Phase) -> None:
+    state = RoundsState(phase=phase, round=1)
+    assert handle(CONFIG, state, Tick(), 1e9) == (state, [])
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds", "steps", "batch_size", "min_devices", "bid_s", "train_s"]
+)
+def test_run_of_nothing_is_refused(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
+    with pytest.raises(ConfigError, match=name):
+        replace(CONFIG, **nothing)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -269,7 +325,8 @@ def test_untimely_word_changes_nothing(event: Event) -> None:
 @pytest.mark.parametrize(
     ("phase", "event"),
     [
-        (Phase.BIDDING, Kept("a", 1)),
+        (Phase.BIDDING, Kept("a", 2)),
+        (Phase.BIDDING, Kept("a", 0)),
         (Phase.BIDDING, Committed(1)),
         (Phase.TRAINING, Committed(1)),
         (Phase.TRAINING, Kept("stranger", 1)),

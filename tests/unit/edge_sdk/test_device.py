@@ -10,6 +10,7 @@ import pytest
 
 from edge_sdk.decide import Decision
 from edge_sdk.device import (
+    Connected,
     Decide,
     Decided,
     DeviceState,
@@ -22,6 +23,7 @@ from edge_sdk.device import (
     Forget,
     Keep,
     Phase,
+    Resend,
     Send,
     Train,
     handle,
@@ -77,8 +79,8 @@ def receipt(round: int = 1, device: str = "pi") -> Receipt:
     return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
 
 
-LEVEL = Decided(Decision(0.5, "half"), samples=7)
-SKIP = Decided(Decision(None, "skip: tired"), samples=7)
+LEVEL = Decided(1, Decision(0.5, "half"), samples=7)
+SKIP = Decided(1, Decision(None, "skip: tired"), samples=7)
 FETCHED = Fetched(BLOCKS, {})
 
 
@@ -211,9 +213,44 @@ def test_closed_round_does_not_stop_training() -> None:
 def test_movements_are_kept_over_many_rounds() -> None:
     state = DeviceState("pi")
     for round in (1, 2):
-        work = (opening(round), LEVEL, assignment(round), FETCHED, Finished(movement(round)))
+        level = replace(LEVEL, round=round)
+        work = (opening(round), level, assignment(round), FETCHED, Finished(movement(round)))
         for event in work:
             state, _ = handle(state, event)
     assert state.unreceipted == {1, 2}
     state, effects = handle(state, receipt(2))
     assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2)])
+    assert handle(state, Connected()) == (state, [Resend(1)])
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_connection_sends_again_what_has_no_receipt(phase: Phase) -> None:
+    state, _ = run(*PATHS[phase])
+    state = replace(state, unreceipted=frozenset({7, 3}))
+    assert handle(state, Connected()) == (state, [Resend(3), Resend(7)])
+
+
+def test_decision_overtaken_by_a_newer_round_is_ignored() -> None:
+    state, _ = run(opening(1), opening(2))
+    assert handle(state, LEVEL) == (state, [])
+    state, effects = handle(state, replace(LEVEL, round=2))
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert send.message.round == 2
+    assert handle(state, LEVEL) == (state, [])
+
+
+def test_decision_for_a_round_never_opened_raises() -> None:
+    state, _ = run(opening(1))
+    with pytest.raises(StateError):
+        handle(state, replace(LEVEL, round=5))
+
+
+@pytest.mark.parametrize("reason", ["", "x" * 10_000])
+def test_failure_with_any_reason_becomes_a_sound_bid(reason: str) -> None:
+    state, effects = run(*PATHS[Phase.TRAINING], Failed(reason))
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Bid)
+    assert send.message.level is None
+    assert state.phase is Phase.IDLE

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from edge_sdk.protocol.errors import PlanError
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.plan_codec import MAX_PLAN_BYTES, decode_plan, encode_plan, plan_hash
+from edge_sdk.protocol.specs import MacTerm
 
 GOLDEN = (Path(__file__).parent / "data" / "plan_v1.bin").read_bytes()
-GOLDEN_HASH = "bd9107fd4435ed44712154c66a54b01ef03975feec288d98505290384647bf1b"
+GOLDEN_HASH = "867a027a0f69e383655370f986f3e36a00be475ea86ac6f5aa7fe2185c7dc303"
 GOLDEN_BODY: list[Any] = [
     "width",
     [["hidden", [2, 1, 1]], ["heads", [1, 1]]],
@@ -25,18 +28,20 @@ GOLDEN_BODY: list[Any] = [
         ["temperature", "float32", []],
     ],
     [["norm.mean", "float32", [[4, 0, 1, 1]], True], ["norm.steps", "int64", [], False]],
-    [[3, [0]], [6, [1, 0]], [1, [0, 0]]],
     [],
 ]
-
-
-def sealed(body: bytes, *, version: object = 1) -> bytes:
-    """An envelope with the right hash around any body."""
-    packed: bytes = msgpack.packb(["tessera-plan", version, hashlib.sha256(body).digest(), body])
-    return packed
+GOLDEN_COSTS: list[Any] = [[3, [0]], [6, [1, 0]], [1, [0, 0]]]
 
 
 BODY: bytes = msgpack.packb(GOLDEN_BODY)
+COSTS: bytes = msgpack.packb(GOLDEN_COSTS)
+
+
+def sealed(body: bytes, costs: bytes = COSTS, *, version: object = 1) -> bytes:
+    """An envelope with the right hashes around any body and costs."""
+    hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
+    packed: bytes = msgpack.packb(["tessera-plan", version, hashes[0], body, hashes[1], costs])
+    return packed
 
 
 def test_golden_file_decodes_to_the_plan(plan: ModelPlan) -> None:
@@ -56,15 +61,25 @@ def test_golden_file_is_as_the_format_is_described() -> None:
 
 
 def test_wrong_hash_in_the_envelope_is_refused() -> None:
-    digest = hashlib.sha256(BODY).digest()
+    digest, costs = (hashlib.sha256(part).digest() for part in (BODY, COSTS))
     for wrong in (bytes(32), digest[:-1], digest.hex(), b"", None, list(digest)):
         with pytest.raises(PlanError, match="hash differs"):
-            decode_plan(msgpack.packb(["tessera-plan", 1, wrong, BODY]))
+            decode_plan(msgpack.packb(["tessera-plan", 1, wrong, BODY, costs, COSTS]))
+        with pytest.raises(PlanError, match="hash differs"):
+            decode_plan(msgpack.packb(["tessera-plan", 1, digest, BODY, wrong, COSTS]))
+
+
+def test_hash_does_not_depend_on_how_costs_are_counted(plan: ModelPlan) -> None:
+    recounted = replace(plan, macs=(MacTerm(1, ()),))
+    assert recounted.hash == plan.hash
+    assert recounted.encoded != plan.encoded
+    assert decode_plan(recounted.encoded) == recounted
 
 
 def test_every_altered_byte_of_the_body_is_noticed() -> None:
-    start = GOLDEN.index(BODY)
-    for at in range(start, len(GOLDEN)):
+    starts = (GOLDEN.index(BODY), GOLDEN.index(COSTS))
+    ranges = [range(at, at + len(part)) for at, part in zip(starts, (BODY, COSTS), strict=True)]
+    for at in chain(*ranges):
         altered = bytearray(GOLDEN)
         altered[at] ^= 1
         with pytest.raises(PlanError, match="hash differs"):
@@ -106,12 +121,12 @@ NOT_CANONICAL = {
     "long integer": rewritten(b"\x93\x02\x01\x01", b"\x93\xcc\x02\x01\x01"),
     "signed integer": rewritten(b"\x93\x02\x01\x01", b"\x93\xd0\x02\x01\x01"),
     "long string": rewritten(b"\xa5width", b"\xd9\x05width"),
-    "long array": rewritten(b"\x96\xa5width", b"\xdc\x00\x06\xa5width"),
+    "long array": rewritten(b"\x95\xa5width", b"\xdc\x00\x05\xa5width"),
     "long bytes": GOLDEN.replace(b"\xc4\x20", b"\xc5\x00\x20", 1),
-    "long envelope": b"\xdc\x00\x04" + GOLDEN[1:],
+    "long envelope": b"\xdc\x00\x06" + GOLDEN[1:],
     "dimension without its defaults": with_body((2, 0, 2, 0), [4, 0]),
     "bytes for an array": with_body((1, 0, 1), b"\x02\x01\x01"),
-    "map for an array": with_body((5,), {}),
+    "map for an array": with_body((4,), {}),
     "bytes for no dimensions": with_body((2, 3, 2), b""),
 }
 
@@ -124,8 +139,8 @@ def test_other_encoding_of_the_same_plan_is_refused(data: bytes) -> None:
 
 STRUCTURE = {
     "nothing": sealed(b"\xc0"),
-    "five parts": sealed(msgpack.packb(GOLDEN_BODY[:5])),
-    "seven parts": sealed(msgpack.packb([*GOLDEN_BODY, []])),
+    "four parts": sealed(msgpack.packb(GOLDEN_BODY[:4])),
+    "six parts": sealed(msgpack.packb([*GOLDEN_BODY, []])),
     "axis without groups": with_body((1, 0), ["hidden"]),
     "number for a name": with_body((1, 0, 0), 1),
     "bytes for a name": with_body((2, 0, 0), b"w"),
@@ -136,7 +151,7 @@ STRUCTURE = {
     "dimension of none": with_body((2, 0, 2, 0), []),
     "number for a flag": with_body((3, 0, 3), 1),
     "buffer without a flag": with_body((3, 0), ["norm.mean", "float32", []]),
-    "negative cost": with_body((4, 0, 0), -3),
+    "negative cost": sealed(BODY, msgpack.packb([[-3, [0]]])),
 }
 
 
@@ -154,8 +169,11 @@ def test_body_of_another_structure_is_refused(data: bytes) -> None:
         (with_body((1, 0, 1), [3, 2]), "is not 4"),
         (with_body((2, 0, 1), "float64"), "weights are float32"),
         (with_body((2, 3, 2), [[2**63]]), "too many parameters"),
+        (with_body((3, 1, 1), "banana"), "banana"),
+        (with_body((3, 1, 2), [[2**60], [2**60]]), "too many parameters"),
+        (with_body((1,), [*GOLDEN_BODY[1], ["unused", [2**50]]]), "atoms"),
     ],
-    ids=["regions", "no tensors", "sizes", "dtype", "huge"],
+    ids=["regions", "no tensors", "sizes", "dtype", "huge", "buffer", "huge buffer", "atoms"],
 )
 def test_plan_that_cannot_work_says_so(data: bytes, text: str) -> None:
     with pytest.raises(PlanError, match=text):

@@ -518,3 +518,39 @@ def test_movement_on_cuda_equals_movement_on_cpu(name: str) -> None:
     largest = max(np.abs(array).max() for array in cpu.movement.values())
     for key, array in cpu.movement.items():  # TF32 and other algorithms are allowed to differ
         np.testing.assert_allclose(cuda.movement[key], array, rtol=0, atol=2e-2 * largest)
+
+
+class Added(nn.Module):
+    """Two weights that are only ever added, and one that is only summed: shared gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
+        self.delta = nn.Parameter(torch.linspace(1, 0, 24).reshape(6, 4))
+        self.shift = nn.Parameter(torch.ones(3))
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(nn.functional.linear(x, self.base + self.delta))
+        out: torch.Tensor = self.out(hidden) * self.shift.sum()
+        return out
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_weights_that_share_a_gradient_move_as_dense_training_says(rule: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Added()
+    task = make_task(model, torch.ones(2, 4), groups=2)
+    everything = {
+        each.name: np.ones(each.shape, dtype=bool)
+        for each in (*task.plan.tensors, *task.plan.buffers)
+    }
+    rng = np.random.default_rng(4)
+    batches = [
+        Batch((rng.normal(size=(8, 4)).astype(np.float32),), rng.integers(3, size=8))
+        for _ in range(5)
+    ]
+    wanted = dense.train(model, everything, RULES[rule], batches)
+    got = TorchBackend(task).train(job_of(task, task.plan.all_groups(), RULES[rule]), batches)
+    assert_close(got.movement, wanted.movement, task.weights)
