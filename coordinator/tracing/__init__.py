@@ -4,5 +4,6 @@ capture.py     torch.export → an ATen graph, in training and in evaluation mod
 factors.py     dimensions as products of factors: tie, split, freeze
 walk.py        one pass over a graph;  operators.py says what each operator does
 program.py     the graph at any width and batch size
-trace.py       `trace_plan`, `trace_model`: the plan, and a check by numbers
+check.py       a check by numbers that nothing was missed
+trace.py       `trace_plan`, `trace_model`: the plan and the programs
 """

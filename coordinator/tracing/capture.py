@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
 import warnings
-from collections.abc import Mapping
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from coordinator.errors import TraceError
+
+TORCH = Path(torch.__file__).parent
 
 TRACE_BATCH = 11
 """Batch size while tracing: a prime, so that no reshape can cut through it unnoticed."""
@@ -38,16 +44,15 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     modes = [(module, module.training) for module in model.modules()]
     model.train(train)
     try:
-        # On failure torch prints its graph to stderr before it raises.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        # On failure torch prints its graph to stderr, and logs, before it raises.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), _quiet_torch():
             # nn.LSTM and its kin put their weights in a list anew on every call; nothing is lost.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
             exported = torch.export.export(model, example, strict=False)
     except Exception as error:  # torch.export raises anything at all; it is told on, not hidden
-        where = _module_of(error, model)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise TraceError(
-            f"the model cannot be traced: {type(error).__name__} in {where}: {reason}"
+            f"the model cannot be traced: {type(error).__name__} in {_place_of(error, model)}: "
+            f"{first_line(error)}{_hint(error)}"
         ) from error
     finally:
         for module, mode in modes:
@@ -61,6 +66,36 @@ def named_arrays(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
     }
+
+
+def first_line(error: BaseException) -> str:
+    """What the error says, in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else repr(error)
+
+
+def check_example(model: Any, example: Any) -> tuple[torch.Tensor, ...]:
+    """The example as a tuple of tensors; refuses in words what cannot be traced at all."""
+    if not isinstance(model, torch.nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else repr(type(model))
+        raise TraceError(f"the model must be an instance of torch.nn.Module, not {what}")
+    tensors = tuple(example) if isinstance(example, (list, tuple)) else (example,)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TraceError(
+                "the example input must be a tensor or a tuple of tensors, one for each argument "
+                f"of forward(), not {type(tensor).__name__}"
+            )
+    if not tensors:
+        raise TraceError("the example input is empty; give a batch of each argument of forward()")
+    for name, array in (*named_arrays(model).items(), *(("the example", each) for each in tensors)):
+        if isinstance(array, (UninitializedParameter, UninitializedBuffer)):
+            raise TraceError(f"{name!r} is not initialised yet; run the model once on a batch")
+        if array.is_meta:
+            raise TraceError(f"{name!r} is on the meta device and has no values; load them first")
+        if array.dtype is torch.bfloat16 and not array.requires_grad:
+            raise TraceError(f"{name!r} is bfloat16; convert it with .float()")
+    return tensors
 
 
 def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, ...]:
@@ -104,14 +139,40 @@ def _sort_placeholders(
     return Captured(exported.graph, weights, buffers, constants, inputs)
 
 
-def _module_of(error: BaseException, model: torch.nn.Module) -> str:
-    """The innermost of the model's modules that was running when the error was raised."""
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+def _hint(error: BaseException) -> str:
+    if not isinstance(error, GuardOnDataDependentSymNode):
+        return ""
+    return (
+        "\nforward() decides something by the values of a tensor (an `if`, a loop, .item(), or "
+        "indexing by a condition); use torch.where, or a product with the condition"
+    )
+
+
+def _place_of(error: BaseException, model: torch.nn.Module) -> str:
+    """The innermost of the model's modules that was running, and the line of its code if known."""
     names = {id(module): name for name, module in model.named_modules()}
-    found = ""
+    found, line, inside = "", "", False
     trace: Any = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if id(owner) in names:
-            found = names[id(owner)] or found
+            found, inside = names[id(owner)] or found, True
+        file = Path(trace.tb_frame.f_code.co_filename)
+        # The model's own code runs beneath a module's call, torch's beneath that.
+        if inside and not file.is_relative_to(TORCH) and file.exists():
+            line = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next
-    return f"module {found!r}" if found else "the model's own forward()"
+    return (f"module {found!r}" if found else "the model's own forward()") + line

@@ -38,11 +38,15 @@ class Factor:
 
     def leaves(self) -> list[Factor]:
         """The factors this one has become through ties and splits, in order."""
-        if self.root is not None:
-            return self.root.leaves()
-        if self.parts is not None:
-            return self.parts[0].leaves() + self.parts[1].leaves()
-        return [self]
+        root = self
+        while root.root is not None:
+            root = root.root
+        step = self
+        while step.root is not None:  # a thousand ties make a long way: shorten it for next time
+            step.root, step = root, step.root
+        if root.parts is not None:
+            return root.parts[0].leaves() + root.parts[1].leaves()
+        return [root]
 
 
 Dim = list[Factor]

@@ -10,7 +10,7 @@ Semantics of normalisation, which decide what can be narrowed (docs/plans.md):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import Any
 
@@ -25,6 +25,7 @@ from coordinator.tracing.walk import (
     Value,
     Walk,
     describe,
+    not_understood,
     operator_name,
     shape_of,
 )
@@ -83,6 +84,25 @@ def _conv(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return out
 
 
+@_handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _conv_transpose(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """The weight is (in, out, kernel…); every input element meets every output channel's kernel."""
+    if a["groups"] != 1:
+        return not_understood(walk, node)
+    inputs, weight = walk.dims(a["input"]), walk.dims(a["weight"])
+    spatial = len(weight) - 2
+    for dim in (*weight[2:], *inputs[-spatial:]):
+        walk.ban(node, dim, "is a spatial dimension of a convolution")
+    channels = inputs[-spatial - 1]
+    walk.contract(node, ("input", a["input"], channels), ("weight", a["weight"], weight[0]))
+    if a["bias"] is not None:
+        walk.tie(node, walk.dims(a["bias"])[0], weight[1])
+    walk.count([*inputs, *weight[1:]])
+    why = describe(node, "is a spatial dimension of a convolution")
+    out_spatial = [fresh(size, frozen=why) for size in shape_of(node)[-spatial:]]
+    return [*inputs[: -spatial - 1], weight[1], *out_spatial]
+
+
 @_handles("embedding")
 def _embedding(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     table = walk.dims(a["weight"])
@@ -96,9 +116,8 @@ def _embedding_bag(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     table, ids, offsets = walk.dims(a["weight"]), walk.dims(a["indices"]), a["offsets"]
     walk.ban(node, table[0], "is a vocabulary")
     bags = shape_of(offsets)[0]
-    if offsets.target.__name__ != "arange.start_step" or offsets.args[2] * bags != prod(
-        shape_of(a["indices"])
-    ):
+    made_here = getattr(offsets.target, "__name__", "") == "arange.start_step"
+    if not made_here or offsets.args[2] * bags != prod(shape_of(a["indices"])):
         raise TraceError(describe(node, "bags of differing length; give a 2-D batch of ids"))
     batch, _ = split_front(ids[0], bags, describe(node, "is a bag"))
     walk.patch(offsets, "end", ids[0])
@@ -123,6 +142,33 @@ def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     out = [*_broadcast(walk, node, one[:-2], two[:-2]), one[-2], two[-1]]
     walk.count([*out, one[-1]])
     return out
+
+
+@_handles("einsum")
+def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Two operands, every label at most once in each; anything else stays whole."""
+    operands = a["tensors"]
+    terms, _, result = a["equation"].replace(" ", "").partition("->")
+    labels = terms.split(",")
+    plain = all(len(set(term)) == len(term) and "." not in term for term in labels)
+    if len(operands) != 2 or not result or not plain:
+        return not_understood(walk, node)
+    one, two = (
+        dict(zip(term, walk.dims(operand), strict=True))
+        for term, operand in zip(labels, operands, strict=True)
+    )
+    for label in [label for label in one | two if label not in result]:
+        if not (one.get(label) and two.get(label)):
+            walk.ban(node, one.get(label) or two.get(label) or [], "is reduced")
+            continue
+        left = ("tensors.0", operands[0], one[label])
+        walk.contract(node, left, ("tensors.1", operands[1], two[label]))
+    for label in result:
+        if one.get(label) and two.get(label):
+            walk.tie(node, one[label], two[label])
+    dims = {label: one.get(label) or two.get(label) or [] for label in one | two}
+    walk.count(list(dims.values()))
+    return [dims[label] for label in result]
 
 
 @_handles("scaled_dot_product_attention")
@@ -186,6 +232,7 @@ def _batch_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
             walk.tie(node, walk.dims(a[name])[0], inputs[1])
     if a.get("training") or a.get("use_input_stats"):
         walk.written.update(n for n in (a["running_mean"], a["running_var"]) if n is not None)
+    _mixed(walk, node, [inputs[0], *inputs[2:]])
     return inputs
 
 
@@ -199,7 +246,15 @@ def _group_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     front, inside = split_front(inputs[1], a["num_groups"], describe(node, why))
     walk.ban(node, inside, why)
     walk.patch(node, "num_groups", front)
+    _mixed(walk, node, inputs[2:])
     return inputs
+
+
+def _mixed(walk: Walk, node: fx.Node, dims: Sequence[Dim]) -> None:
+    """Dimensions whose mean and variance are taken; of the batch that is well known."""
+    for dim in dims:
+        others = [factor for factor in leaves(dim) if not factor.batch]
+        walk.ban(node, others, "is normalised over")
 
 
 @_handles("layer_norm", "rms_norm")
@@ -236,16 +291,44 @@ def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return [dim for i, dim in enumerate(inputs) if i not in which]
 
 
+@_handles("max", "min", "median")
+def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Of two tensors, of all elements, or (values, indices) along a dimension."""
+    if "other" in a:
+        return _pointwise(walk, node, a)
+    out = _reduce(walk, node, a)
+    return (out, out) if "dim" in a else out
+
+
 # -- element by element ---------------------------------------------------------------------
 
 
-@_handles("pointwise", "where", "masked_fill", "copy")
+@_handles(
+    "pointwise", "where", "masked_fill", "copy", "fill", "zero", "rsub", "hardswish", "log_sigmoid",
+    "mish", "threshold", "gelu", "relu6", "abs",  # in place these are not marked as pointwise
+)  # fmt: skip
 def _pointwise(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     out: list[Dim] = []
     for operand in node.all_input_nodes:
         if isinstance(walk.values.get(operand), list):
             out = _broadcast(walk, node, out, walk.dims(operand))
     return out
+
+
+@_handles("rrelu")
+def _rrelu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if a["training"]:
+        raise TraceError(describe(node, "draws random numbers; use nn.LeakyReLU"))
+    return _pointwise(walk, node, a)
+
+
+@_handles("glu")
+def _glu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = walk.dims(a["self"])
+    along = a["dim"] % len(dims)
+    front, piece = split_front(dims[along], 2, describe(node, "is split"))
+    walk.ban(node, front, "counts the pieces of a split")
+    return [*dims[:along], piece, *dims[along + 1 :]]
 
 
 @_handles("dropout", "feature_dropout")
@@ -317,6 +400,38 @@ def _expand(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     if "size" in a:
         walk.patch(node, "size", tuple(out))
     return out
+
+
+@_handles("repeat", "tile")
+def _repeat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """A dimension of size one becomes a new one, such as a class token's batch."""
+    source, shape = walk.dims(a["self"]), shape_of(node)
+    name = "repeats" if "repeats" in a else "dims"
+    times = [1] * (len(shape) - len(a[name])) + list(a[name])
+    padded: list[Dim] = [[] for _ in range(len(shape) - len(source))] + source
+    out: list[Dim] = []
+    patched: list[Dim] = []
+    for dim, count, size in zip(padded, times, shape, strict=True):
+        if dim and count != 1:
+            walk.ban(node, dim, "is repeated")
+            out.append(fresh(size, frozen=describe(node, "is repeated")))
+            patched.append(fresh(count, frozen=describe(node, "is repeated")))
+        else:
+            patched.append(fresh(count))
+            out.append(dim or patched[-1])
+    walk.patch(node, name, tuple(patched))
+    return out
+
+
+@_handles("repeat_interleave")
+def _repeat_interleave(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if not isinstance(a["repeats"], int) or a["dim"] is None:
+        return not_understood(walk, node)
+    dims = list(walk.dims(a["self"]))
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is repeated")
+    dims[along] = fresh(shape_of(node)[along], frozen=describe(node, "is repeated"))
+    return dims
 
 
 @_handles("cat")
@@ -391,22 +506,43 @@ def _split(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 
 @_handles(
-    "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",
-    "adaptive_max_pool2d", "upsample_nearest2d", "upsample_bilinear2d", "pad",
+    *(f"{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg")),
+    *(f"max_pool{n}d_with_indices" for n in (1, 2, 3)),
+    *(f"adaptive_{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("avg", "max")),
+    *(f"_adaptive_avg_pool{n}d" for n in (2, 3)),
+    *(f"{kind}{n}d" for n in (1, 2, 3) for kind in ("upsample_nearest", "_upsample_nearest_exact")),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-def _spatial(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Dimensions that keep their size pass, but for the spatial ones, which mix."""
-    source = node.all_input_nodes[0]
-    shape, before = shape_of(node), shape_of(source)
-    out = []
-    for position, dim in enumerate(walk.dims(source)):
-        if position < 2 and shape[position] == before[position]:
-            out.append(dim)
-        else:
-            walk.ban(node, dim, "is pooled, padded or resized")
-            out.append(fresh(shape[position], frozen=describe(node, "is spatial")))
-    return out
+def _pool(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """As many of the last dimensions as the operator's name says are spatial; the rest pass."""
+    spatial = next(n for n in (1, 2, 3) if f"{n}d" in operator_name(node))
+    rank = len(shape_of(node.all_input_nodes[0]))
+    return _resize(walk, node, range(rank - spatial, rank))
+
+
+@_handles("pad")
+def _pad(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Before and after, from the last dimension backwards; size alone would not tell a shift."""
+    rank, pad = len(shape_of(node)), a["pad"]
+    touched = [rank - 1 - i for i in range(len(pad) // 2) if pad[2 * i] or pad[2 * i + 1]]
+    return _resize(walk, node, touched)
+
+
+def _resize(walk: Walk, node: fx.Node, touched: Collection[int]) -> Value:
+    dims = walk.dims(node.all_input_nodes[0])
+    for position in touched:
+        walk.ban(node, dims[position], "is pooled, padded or resized")
+    why = describe(node, "is spatial")
+
+    def outcome(value: torch.Tensor) -> list[Dim]:
+        return [
+            fresh(int(value.shape[position]), frozen=why) if position in touched else dim
+            for position, dim in enumerate(dims)
+        ]
+
+    value = node.meta["val"]  # with indices, a tuple
+    return tuple(map(outcome, value)) if isinstance(value, (tuple, list)) else outcome(value)
 
 
 def _broadcast(walk: Walk, node: fx.Node, one: list[Dim], two: list[Dim]) -> list[Dim]:

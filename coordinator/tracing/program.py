@@ -18,7 +18,7 @@ from torch import fx
 
 from coordinator.tracing.capture import Captured
 from coordinator.tracing.factors import Dim, Factor, leaves
-from coordinator.tracing.walk import Walk
+from coordinator.tracing.walk import Walk, arguments, operator_name, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,9 @@ class Program:
             copies[node] = new.placeholder(node.name)
         scales = [new.placeholder(f"scale_{axis}") for axis in range(self._axis_count)]
         masks = {name: new.placeholder(f"mask_{name}") for name in self._dropped}
+        for node in self._captured.inputs:
+            if node in self._walk.written:  # a second pass needs the same input
+                copies[node] = new.call_function(torch.ops.aten.clone.default, (copies[node],))
         factors = self._scaled_arguments() if scaled else {}
         scaled_nodes: dict[tuple[fx.Node, int], fx.Node] = {}
         for node in old.nodes:
@@ -87,8 +90,8 @@ class Program:
             copy = copies[node] = new.node_copy(node, lambda source: copies[source])
             for argument, sizes in self._patches.get(node.name, ()):
                 _set_argument(copy, argument, self._sizes(sizes, kept, batch))
-            if copy.target is torch.ops.aten.view.default:
-                copy.target = torch.ops.aten.reshape.default  # same arguments, any memory layout
+            if operator_name(node) == "squeeze":
+                _squeeze_as_traced(copy, shape_of(node.all_input_nodes[0]))
             for argument, axis in factors.get(node.name, ()):
                 source = _get_argument(copy, argument)
                 if (source, axis) not in scaled_nodes:
@@ -134,22 +137,37 @@ class Program:
         )
 
 
+def _squeeze_as_traced(copy: fx.Node, shape: tuple[int, ...]) -> None:
+    """Squeeze what had size one when traced, not what a submodel or a batch of one made so."""
+    named = arguments(copy).get("dim", range(len(shape)))
+    named = [named] if isinstance(named, int) else named
+    dims = [dim % len(shape) for dim in named if shape[dim] == 1]
+    in_place = copy.target._schema.name.endswith("_")  # type: ignore[union-attr]
+    copy.target = torch.ops.aten.squeeze_.dims if in_place else torch.ops.aten.squeeze.dims
+    copy.args = (copy.args[0], dims)
+    copy.kwargs = {}
+
+
 def _position(node: fx.Node, argument: str) -> int:
     schema: Any = node.target._schema  # type: ignore[union-attr]
     return [entry.name for entry in schema.arguments].index(argument)
 
 
 def _get_argument(node: fx.Node, argument: str) -> fx.Node:
-    value: Any = (
-        node.kwargs[argument] if argument in node.kwargs else node.args[_position(node, argument)]
-    )
-    found: fx.Node = value
+    """An argument by name; `tensors.1` is the second of a list."""
+    name, _, index = argument.partition(".")
+    value: Any = node.kwargs[name] if name in node.kwargs else node.args[_position(node, name)]
+    found: fx.Node = value[int(index)] if index else value
     return found
 
 
 def _set_argument(node: fx.Node, argument: str, value: Any) -> None:
-    position = _position(node, argument)
+    name, _, index = argument.partition(".")
+    position = _position(node, name)
+    if index:
+        members: Any = node.args[position]
+        value = [value if at == int(index) else each for at, each in enumerate(members)]
     if position < len(node.args):
         node.update_arg(position, value)
     else:
-        node.update_kwarg(argument, value)
+        node.update_kwarg(name, value)

@@ -11,7 +11,15 @@ import numpy as np
 import torch
 
 from coordinator.errors import TraceError
-from coordinator.tracing.capture import TRACE_BATCH, Captured, capture, named_arrays, tile
+from coordinator.tracing.capture import (
+    TRACE_BATCH,
+    Captured,
+    capture,
+    check_example,
+    named_arrays,
+    tile,
+)
+from coordinator.tracing.check import check_programs, check_runs
 from coordinator.tracing.factors import Dim, Factor, freeze, fresh, leaves
 from coordinator.tracing.operators import HANDLERS
 from coordinator.tracing.program import Program
@@ -19,9 +27,6 @@ from coordinator.tracing.walk import Walk, walk_graph
 from edge_sdk.protocol import specs
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.plan import Groups, ModelPlan
-
-TOLERANCE = 1e-4
-"""How far a submodel may be from the zero-masked model, relative to the largest output."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class TracedModel:
     plan: ModelPlan
     train: Program
     evaluate: Program
+    reasons: tuple[str, ...]
+    """Why hidden dimensions of weights stayed whole: one line for each, naming it."""
 
     def weights_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """The model's weights as numpy arrays (copies), as the plan names them."""
@@ -56,8 +63,9 @@ class TracedModel:
         with torch.no_grad():
             output = forward(
                 [torch.from_numpy(weights[tensor.name]) for tensor in plan.tensors],
-                [torch.from_numpy(buffers[buffer.name]) for buffer in plan.buffers],
-                [torch.from_numpy(np.ascontiguousarray(array)) for array in inputs],
+                # copies: a model may change both in place
+                [torch.tensor(buffers[buffer.name]) for buffer in plan.buffers],
+                [torch.tensor(np.ascontiguousarray(array)) for array in inputs],
                 [1.0] * len(plan.axes),
             )
         return _numpy(output)
@@ -93,9 +101,12 @@ def trace_model(
     if (groups is None) == (ratios is None):
         raise TraceError("give either groups=K or ratios=[…]")
     parts: int | Sequence[float] = ratios if groups is None else groups  # type: ignore[assignment]
+    if isinstance(ratios, (int, float)):
+        raise TraceError(f"ratios is a list such as [5, 10, 20], one for each group, not {ratios}")
     specs.split_atoms(1, parts)  # refuses nonsense before the slow part
-    example = example_input if isinstance(example_input, tuple) else (example_input,)
+    example = check_example(model, example_input)
     batch = tile(example, TRACE_BATCH)
+    check_runs(model, example)
     dims = _named_dims(model)
     batch_factor = Factor(TRACE_BATCH, batch=True)
     captured = [capture(model, batch, train=mode) for mode in (True, False)]
@@ -104,13 +115,12 @@ def trace_model(
     axes = _axes(names, dims)
     statistics = {name for name, node in captured[0].buffers.items() if node in walks[0].written}
     plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts)
-    programs = [
+    train, evaluate = (
         Program(graph, walk, axes, len(plan.axes))
         for graph, walk in zip(captured, walks, strict=True)
-    ]
-    traced = TracedModel(plan, *programs)
-    _check_numerically(traced, model, example)
-    return traced
+    )
+    check_programs(plan, train, evaluate, model, example)
+    return TracedModel(plan, train, evaluate, _hidden_reasons(names, dims, axes))
 
 
 def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
@@ -157,17 +167,45 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, i
                 if leaf.frozen is None:
                     axes.setdefault(leaf, len(axes))
     if not axes:
-        raise TraceError("nothing in this model can be narrowed:\n" + _reasons(names, dims))
+        lines = [f"  {line}" for name in names for _, line in _reasons(name, dims[name])]
+        if not names:
+            lines = ["  none of its weights is trained: requires_grad is False for all of them"]
+        if not dims:
+            lines = ["  it has no weights"]
+        raise TraceError("\n".join(["nothing in this model can be narrowed:", *lines]))
     return axes
 
 
-def _reasons(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> str:
-    lines = []
-    for name in names:
-        for position, dim in enumerate(dims[name]):
-            why = dict.fromkeys(leaf.frozen for leaf in leaves(dim))
-            lines += [f"  {name}, dimension {position}: it {reason}" for reason in why if reason]
-    return "\n".join(lines) or "  it has no weights"
+def _reasons(name: str, shape: Sequence[Dim]) -> list[tuple[str, str]]:
+    """Each frozen factor's reason, and a line that says where it is."""
+    return [
+        (reason, f"{name}, dimension {position}: it {reason}")
+        for position, dim in enumerate(shape)
+        for reason in dict.fromkeys(leaf.frozen for leaf in leaves(dim))
+        if reason
+    ]
+
+
+NEVER_CUT = (
+    "is an input of the model",
+    "is an output of the model",
+    "is a spatial dimension of a convolution",
+    "is a vocabulary",
+)
+
+
+def _hidden_reasons(
+    names: Sequence[str], dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]
+) -> tuple[str, ...]:
+    """Of dimensions without an axis, but for those that no one would expect to have one."""
+    return tuple(
+        line
+        for name in names
+        for reason, line in _reasons(
+            name, [[] if any(leaf in axes for leaf in leaves(dim)) else dim for dim in dims[name]]
+        )
+        if not reason.startswith(NEVER_CUT)
+    )
 
 
 def _plan(
@@ -241,59 +279,6 @@ def _mac_terms(walk: Walk, axes: Mapping[Factor, int]) -> tuple[specs.MacTerm, .
         fixed = prod(leaf.size for leaf in parts if leaf not in axes and not leaf.batch)
         terms[key] = terms.get(key, 0) + constant * fixed
     return tuple(specs.MacTerm(terms[key], key) for key in sorted(terms))
-
-
-def _check_numerically(
-    traced: TracedModel, model: torch.nn.Module, example: tuple[torch.Tensor, ...]
-) -> None:
-    """Run the result: at another batch size, and narrowed against zero-masked.
-
-    A wrong rule for an operator, or a batch size baked in where nobody looked, ends here.
-    """
-    plan, batch = traced.plan, TRACE_BATCH - 4
-    inputs = tile(example, batch)
-    arrays = [tensor.numpy() for tensor in inputs]
-    weights, buffers = traced.weights_of(model), traced.buffers_of(model)
-    half = {
-        axis.name: range((len(axis.groups) + 1) // 2, len(axis.groups)) or range(1)
-        for axis in plan.axes
-    }
-    masked = {name: np.zeros_like(array) for name, array in weights.items()}
-    narrow = plan.cut(weights, half)
-    plan.paste(masked, narrow, half)
-    original = _run(model, inputs)
-    pairs = (
-        ("the traced model", traced.predict(weights, buffers, arrays), original),
-        (
-            "a submodel",
-            traced.predict(narrow, plan.cut_buffers(buffers, half), arrays, half),
-            traced.predict(masked, buffers, arrays),
-        ),
-    )
-    for what, got, wanted in pairs:
-        error = np.abs(got - wanted).max() / max(1e-6, np.abs(wanted).max())
-        if got.shape != wanted.shape or not error <= TOLERANCE:
-            raise TraceError(
-                f"{what} does not compute what the model does at batch size {batch} "
-                f"(relative error {error:.1e}): forward() does something that tracing missed"
-            )
-
-
-def _run(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Array:
-    """The model itself in evaluation mode; it is left as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            return _numpy(model(*inputs))
-    except Exception as error:
-        raise TraceError(
-            f"the batch size is baked into the model: forward() runs at batch size {TRACE_BATCH} "
-            f"but fails at {len(inputs[0])}: {error}"
-        ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _numpy(tensor: torch.Tensor) -> Array:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from coordinator.errors import TraceError
 from coordinator.tracing.factors import Dim, Factor, freeze, fresh, leaves, tie
@@ -68,7 +69,7 @@ class Walk:
     products: list[tuple[int, Dim]] = field(default_factory=list)
     """Multiply-accumulates: a constant times these factors."""
     written: set[fx.Node] = field(default_factory=set)
-    """Buffers that the graph writes to."""
+    """Placeholders that the graph writes to."""
 
     def dims(self, node: fx.Node) -> list[Dim]:
         """The dimensions of a tensor-valued node."""
@@ -119,8 +120,11 @@ def walk_graph(
                     others = [factor for factor in leaves(dim) if not factor.batch]
                     freeze(others, "is an output of the model")
         elif node.op == "call_function":
-            walk.values[node] = _visit(walk, node, handlers)
-            _check_rank(walk, node)
+            try:
+                walk.values[node] = _visit(walk, node, handlers)
+                _check_rank(walk, node)
+            except GuardOnDataDependentSymNode as error:
+                raise TraceError(describe(node, "has a size that depends on the data")) from error
         elif node not in walk.values:
             raise TraceError(describe(node, f"a {node.op} ({node.target}) cannot be traced"))
     return walk
@@ -179,7 +183,7 @@ def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
         return handler(walk, node, arguments(node))
     if torch.Tag.pointwise in tags:
         return handlers["pointwise"](walk, node, arguments(node))
-    return _not_understood(walk, node)
+    return not_understood(walk, node)
 
 
 def _created(walk: Walk, node: fx.Node) -> Value:
@@ -196,15 +200,31 @@ def _created(walk: Walk, node: fx.Node) -> Value:
 
 
 def _note_writes(walk: Walk, node: fx.Node) -> None:
-    """Remember placeholders that an in-place operator changes."""
+    """Remember placeholders that an in-place operator changes, itself or through a view."""
     if isinstance(node.target, torch._ops.OpOverload):
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(value, fx.Node) and value.op == "placeholder":
-                walk.written.add(value)
+            if written and isinstance(value, fx.Node):
+                owner = _owner(value)
+                if owner.op == "placeholder":
+                    walk.written.add(owner)
 
 
-def _not_understood(walk: Walk, node: fx.Node) -> Value:
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory this one may look into."""
+    while node.op == "call_function":
+        if isinstance(node.target, torch._ops.OpOverload):
+            first = next(iter(node.target._schema.arguments), None)
+            if first is None or (first.alias_info is None and "dropout" not in str(node.target)):
+                break
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def not_understood(walk: Walk, node: fx.Node) -> Value:
     """Keep everything whole that an unknown operator touches; the batch is assumed to pass.
 
     The assumption is checked by numbers at the end of every trace.

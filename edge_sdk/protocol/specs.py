@@ -125,10 +125,9 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
         raise GroupError(f"{atoms} atoms cannot be split")
     ratios = np.ones(count)
     if isinstance(parts, (Sequence, np.ndarray)):
-        try:
-            ratios = np.asarray(parts, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise GroupError(f"ratios must be numbers, not {parts!r}") from None
+        if not all(np.isscalar(each) and np.isreal(each) for each in parts):
+            raise GroupError(f"ratios must be numbers, not {parts!r}")
+        ratios = np.asarray(parts, dtype=np.float64)
     if not (np.isfinite(ratios).all() and (ratios > 0).all()):
         raise GroupError(f"ratios must be positive numbers, not {list(ratios)}")
     if atoms <= len(ratios):
@@ -146,7 +145,7 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
 
 def _count(parts: int | Sequence[float]) -> int:
     if isinstance(parts, (list, tuple, np.ndarray)):
-        return len(parts) if np.ndim(parts) else 0
+        return len(parts)
     if isinstance(parts, (int, np.integer)) and not isinstance(parts, bool):
         return int(parts)
     raise GroupError(f"groups is a whole number and ratios a list of numbers, not {parts!r}")

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from coordinator.tracing.trace import trace_plan
 
@@ -68,6 +71,17 @@ AXES: dict[str, dict[str, int]] = {
     "concatenated": {"hidden": 12},
     "lstm": {"hidden": 12},
     "gru": {"hidden": 12},
+    "batch-norm-tokens": {"hidden": 12},
+    "group-norm-tokens": {"hidden": 12},
+    "instance-norm-tokens": {"hidden": 12},
+    "pooled-units": {"hidden": 12},
+    "shifted-channels": {"second": 12},
+    "squeezed": {"first": 4},
+    "class-token": {"token": 16},
+    "attention-einsum": {"qkv": 4, "out": 32},
+    "writes-input": {"first": 8},
+    "repeated": {"0": 12, "6": 12},
+    "autoencoder": {"0": 8, "2": 12},
 }
 
 WHOLE = None
@@ -152,6 +166,36 @@ def test_tensors_are_what_is_trained(name: str) -> None:
     assert {tensor.name: tensor.shape for tensor in trace.plan.tensors} == trained
     buffers = {buffer.name for buffer in trace.plan.buffers}
     assert buffers == fixed | {key for key, _ in model.named_buffers()}
+
+
+def test_reasons_of_what_stayed_whole() -> None:
+    """Of hidden widths alone: inputs, outputs, kernels and what has an axis need no reason."""
+    embedded = "it is concatenated (cat, the model's own forward())"
+    assert traced("concatenated")[1].reasons == (
+        f"left.weight, dimension 0: {embedded}",
+        f"left.bias, dimension 0: {embedded}",
+        f"right.weight, dimension 0: {embedded}",
+        f"right.bias, dimension 0: {embedded}",
+        f"hidden.weight, dimension 1: {embedded}",
+    )
+    for name in ("mlp", "lenet-28", "text", "autoencoder"):
+        assert traced(name)[1].reasons == ()
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        *(nn.CELU(), nn.ELU(), nn.GELU(), nn.Hardshrink(), nn.Hardsigmoid(), nn.Hardswish()),
+        *(nn.Hardtanh(), nn.LeakyReLU(), nn.LogSigmoid(), nn.Mish(), nn.ReLU6(), nn.SELU()),
+        *(nn.SiLU(), nn.Softplus(), nn.Softshrink(), nn.Softsign(), nn.Tanhshrink()),
+        *(nn.Threshold(0.1, 0.2), nn.Threshold(0.1, 0.2, inplace=True), nn.ReLU6(inplace=True)),
+    ],
+    ids=str,
+)
+def test_axes_behind_activation(activation: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), activation, nn.Linear(8, 3))
+    plan = trace_plan(model, torch.randn(2, 6), groups=np.int64(4))
+    assert [(axis.name, axis.groups) for axis in plan.axes] == [("0", (2, 2, 2, 2))]
 
 
 BATCH_NORMS = {"depthwise-cnn": (3, 6, 9, 12), "shared-norm": (1,), "instance-norm": (1,)}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from coordinator.errors import TraceError
+from coordinator.tracing.operators import HANDLERS
 from coordinator.tracing.trace import trace_model, trace_plan
+from coordinator.tracing.walk import Value, Walk
 from edge_sdk.protocol.errors import GroupError, PlanError, TesseraError
 
 from .oracle import roughen
@@ -68,16 +70,33 @@ def attends(model: Classifier, x: Tensor) -> Tensor:
     return out
 
 
+def chosen_rows(model: Classifier, x: Tensor) -> Tensor:
+    out: Tensor = model.head(model.hidden(x)[x[:, 0] > 0])
+    return out
+
+
+def narrow_in_training(model: Classifier, x: Tensor) -> Tensor:
+    out: Tensor = model.head(model.hidden(x)[:, : 3 if model.training else 16])
+    return out
+
+
+FAILS = "the model fails on the example input: RuntimeError"
 BAKED = "batch size is baked into"
 ALONE = "must return one tensor"
 RANDOM = "draws random numbers"
 
 REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
     "nothing to narrow": (whole, "nothing in this model can be narrowed"),
-    "control flow": (branches, "GuardOnDataDependent.* in the model's own forward"),
+    "control flow": (
+        branches,
+        r"GuardOnDataDependent.* in the model's own forward\(\) \(.*test_errors\.py, line \d+\): "
+        r".*\nforward\(\) decides something by the values of a tensor",
+    ),
+    "rows by condition": (chosen_rows, "has a size that depends on the data \\(index, the model's"),
+    "RReLU": (noisy(lambda h: F.rrelu(h, training=True)), RANDOM),
     "view(11, -1)": (lambda m, x: m.head(m.hidden(x).view(11, -1)), BAKED),
     "view(11, -1) of inputs": (lambda m, x: m.head(m.hidden(x.view(11, -1))), BAKED),
-    "reshape(2, …)": (lambda m, x: m.head(m.hidden(x.reshape(2, -1, FEATURES))), "cannot be trac"),
+    "reshape(2, …)": (lambda m, x: m.head(m.hidden(x.reshape(2, -1, FEATURES))), FAILS),
     "a row of the batch": (lambda m, x: m.head(m.hidden(x) + m.first(x[0])), BAKED),
     "a part of the batch": (lambda m, x: m.head(m.hidden(x[:5])), BAKED),
     "arange(11)": (lambda m, x: m.head(m.hidden(x) + torch.arange(11.0)[:, None]), BAKED),
@@ -92,11 +111,21 @@ REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
 }
 
 
+ROWS = {"view(11, -1)": 11, "view(11, -1) of inputs": 11, "arange(11)": 11, "zeros(11, …)": 11}
+"""Of the example, where the model itself runs at no other."""
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_model_refused(case: str) -> None:
     twist, reason = REFUSED[case]
     with pytest.raises(TraceError, match=reason):
-        trace_plan(Classifier(twist), torch.randn(4, FEATURES), groups=4)
+        trace_plan(Classifier(twist), torch.randn(ROWS.get(case, 4), FEATURES), groups=4)
+
+
+def test_refusal_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TraceError, match="cannot be traced: RuntimeError in module 'head'"):
+        trace_plan(Classifier(narrow_in_training), torch.randn(4, FEATURES), groups=4)
+    assert capfd.readouterr() == ("", "")
 
 
 class Last(nn.Module):
@@ -164,11 +193,15 @@ def test_model_of_other_precision_refused() -> None:
         (None, (), GroupError),
         (None, (1.0, -1.0), GroupError),
         (None, (1.0, float("nan")), GroupError),
+        (None, ((1.0, 2.0), (3.0, 4.0)), GroupError),
+        (None, (1.0, "2"), GroupError),
+        (None, 5, TraceError),
+        (2.0, None, GroupError),
+        ("4", None, GroupError),
+        (True, None, GroupError),
     ],
 )
-def test_groups_refused(
-    groups: int | None, ratios: Sequence[float] | None, error: type[TesseraError]
-) -> None:
+def test_groups_refused(groups: Any, ratios: Any, error: type[TesseraError]) -> None:
     with pytest.raises(error):
         trace_plan(MODELS["mlp"].model(), MODELS["mlp"].inputs(2), groups=groups, ratios=ratios)
 
@@ -179,6 +212,100 @@ def test_groups_refused(
 def test_example_refused_without_equally_many_rows(example: Any) -> None:
     with pytest.raises(TraceError, match="same, non-zero number of rows"):
         trace_plan(Classifier(whole), example, groups=4)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+class OddBuffer(nn.Module):
+    """A buffer in half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(5, dtype=torch.bfloat16))
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x) * self.scale
+
+
+class Bags(nn.Module):
+    """Bags of words whose lengths the caller states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(9, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Any:
+        return self.head(self.bags(ids, offsets))
+
+
+BATCH = torch.randn(4, FEATURES)
+WORDS = torch.zeros(4, 3, dtype=torch.int64)
+
+MISTAKEN: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "dictionary": (mlp, {"x": BATCH}, "must be a tensor or a tuple of tensors.*not dict"),
+    "numpy": (mlp, BATCH.numpy(), "must be a tensor or a tuple of tensors.*not ndarray"),
+    "nothing": (mlp, (), "the example input is empty"),
+    "class": (lambda: nn.Linear, BATCH, "an instance of torch.nn.Module, not the class Linear"),
+    "function": (lambda: mlp, BATCH, "an instance of torch.nn.Module, not .*function"),
+    "lazy": (lambda: nn.LazyLinear(5), BATCH, "'weight' is not initialised yet"),
+    "meta": (lambda: mlp().to("meta"), BATCH, "'0.weight' is on the meta device"),
+    "meta example": (mlp, BATCH.to("meta"), "'the example' is on the meta device"),
+    "bfloat16": (OddBuffer, BATCH, "'scale' is bfloat16"),
+    "offsets": (Bags, (WORDS[:, 0], torch.arange(4)), "give a 2-D batch of ids"),
+    "frozen": (lambda: mlp().requires_grad_(False), BATCH, "none of its weights is trained"),
+    "no weights": (nn.ReLU, BATCH, "it has no weights"),
+    "float64": (mlp, BATCH.double(), "fails on the example input: .*same dtype"),
+    "wrong shape": (mlp, BATCH[:, 1:], "fails on the example input: .*cannot be multiplied"),
+    "ids": (lambda: nn.Embedding(9, 8), WORDS + 9, "fails on the example input: IndexError"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKEN)
+def test_mistake_told_in_words(case: str) -> None:
+    model, example, reason = MISTAKEN[case]
+    with pytest.raises(TraceError, match=reason):
+        trace_plan(model(), example, groups=4)
+
+
+def test_example_as_list() -> None:
+    model = mlp()
+    assert trace_plan(model, [BATCH], groups=4) == trace_plan(model, BATCH, groups=4)  # type: ignore[arg-type]
+
+
+class Flip(nn.Module):
+    """Units in reverse: invisible to a choice of groups that is symmetric."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+
+def unsound(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """A rule that lets every dimension pass."""
+    return walk.dims(node.all_input_nodes[0])
+
+
+@pytest.mark.parametrize(
+    ("operator", "mode", "norm", "shape"),
+    [
+        ("softmax", "evaluation", nn.Softmax(-1), (16,)),
+        ("flip", "evaluation", Flip(), (16,)),
+        ("batch_norm", "training", nn.BatchNorm1d(6, affine=False), (6, 16)),
+    ],
+)
+def test_wrong_rule_found_by_the_check(
+    operator: str, mode: str, norm: nn.Module, shape: tuple[int, ...], monkeypatch: Any
+) -> None:
+    """Although the head is zero, and although BatchNorm mixes only while training."""
+    head = nn.Linear(16, 5)
+    nn.init.zeros_(head.weight)
+    model = nn.Sequential(nn.Linear(10, 16), norm, head)
+    monkeypatch.setitem(HANDLERS, operator, unsound)
+    with pytest.raises(TraceError, match=f"a submodel in {mode} mode does not compute"):
+        trace_plan(model, torch.randn(2, *shape[:-1], 10), groups=4)
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
@@ -216,3 +343,17 @@ def test_model_left_as_it_was(case: str) -> None:
     assert all(after[key] == value for key, value in before.items())
     assert torch.equal(example, kept)
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_shared_and_tied_modules_left_as_they_were() -> None:
+    for name in ("shared-norm", "tied-weights", "lstm"):
+        model = MODELS[name].model()
+        before = {
+            key: (id(each), each.clone()) for key, each in model.state_dict(keep_vars=True).items()
+        }
+        trace_plan(model, MODELS[name].inputs(2), groups=4)
+        after = model.state_dict(keep_vars=True)
+        assert after.keys() == before.keys()
+        for key, (identity, values) in before.items():
+            assert id(after[key]) == identity
+            assert torch.equal(after[key], values)

@@ -335,6 +335,134 @@ def layer_norm_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(10, 16), Residual(inner), nn.Linear(16, 5))
 
 
+class TokenNorm(nn.Module):
+    """A norm whose channels are tokens: it takes means over the hidden width, which stays whole."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 8)
+        self.norm = norm
+        self.hidden = nn.Linear(8, 12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x))).mean(1)
+        out: Tensor = self.head(F.relu(self.hidden(x)))
+        return out
+
+
+class PooledUnits(nn.Module):
+    """Units pooled as if they were a signal without channels; then two more layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 8)
+        self.hidden = nn.Linear(4, 12)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool1d(F.relu(self.first(x)), 2)
+        out: Tensor = self.head(F.relu(self.hidden(x)))
+        return out
+
+
+class ShiftedChannels(nn.Module):
+    """Channels moved by one, which leaves their number as it was; pooled with indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.second = nn.Conv2d(8, 12, 3)
+        self.head = nn.Linear(48, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(F.relu(self.first(x)), (0, 0, 0, 0, 1, -1))
+        x, _ = F.max_pool2d(F.relu(self.second(x)), 2, return_indices=True)
+        out: Tensor = self.head(x.flatten(1))
+        return out
+
+
+class Squeezed(nn.Module):
+    """Dimensions of size one dropped wherever they are, which a narrow width must survive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 8)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.first(x).squeeze().squeeze(1))
+        return out
+
+
+class ClassToken(nn.Module):
+    """A learned token, zero at first, repeated for each sample; read out by the maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        self.embed = nn.Linear(WIDTH, 16)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.repeat(x.shape[0], 1, 1), self.embed(x)], dim=1)
+        out: Tensor = self.head(x.max(1)[0])
+        return out
+
+
+class EinsumAttention(nn.Module):
+    """Attention in index notation, its weights with a dimension for the heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.randn(3, WIDTH, HEADS, 8) / WIDTH**0.5)
+        self.out = nn.Parameter(torch.randn(HEADS, 8, WIDTH) / WIDTH**0.5)
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,dhe->bthe", x, weight) for weight in self.qkv)
+        scores = torch.einsum("bqhe,bkhe->bhqk", q, k).softmax(-1)
+        mixed = torch.einsum("bhqk,bkhe->bqhe", scores, v)
+        out: Tensor = self.head(torch.einsum("bqhe,hed->bqd", mixed, self.out).mean(1))
+        return out
+
+
+class WritesInput(nn.Module):
+    """Scales its input in place, through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(10, 8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.view(-1).mul_(2)
+        out: Tensor = self.head(F.relu(self.first(x)))
+        return out
+
+
+def repeated_mlp() -> nn.Module:
+    """Gates, every unit twice, and activations that torch does not mark as pointwise."""
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.repeat_interleave(2, dim=1)
+
+    return nn.Sequential(
+        *(nn.Linear(10, 24), nn.GLU(), nn.Hardswish(), nn.Linear(12, 8), nn.LogSigmoid()),
+        *(Twice(), nn.Linear(16, 12), nn.Mish(inplace=True), nn.Linear(12, 5)),
+    )
+
+
+def autoencoder() -> nn.Module:
+    """Down to half the size and up again by a transposed convolution and by interpolation."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Hardswish(inplace=True)),
+        *(nn.ConvTranspose2d(8, 12, 4, stride=2, padding=1), nn.ReLU()),
+        *(nn.AdaptiveMaxPool2d(2), nn.Upsample(scale_factor=2), nn.Flatten(), nn.Linear(192, 5)),
+    )
+
+
 _TOKENS = (TOKENS, WIDTH)
 
 MODELS: dict[str, Family] = {
@@ -368,4 +496,17 @@ MODELS: dict[str, Family] = {
     "concatenated": Family(Concatenated, (10,), 5),
     "lstm": Family(LastStep, (6, 7), 5),
     "gru": Family(LastState, (6, 7), 5),
+    "batch-norm-tokens": Family(lambda: TokenNorm(nn.BatchNorm1d(TOKENS)), _TOKENS, 5),
+    "group-norm-tokens": Family(lambda: TokenNorm(nn.GroupNorm(3, TOKENS)), _TOKENS, 5),
+    "instance-norm-tokens": Family(
+        lambda: TokenNorm(nn.InstanceNorm1d(TOKENS, affine=True)), _TOKENS, 5
+    ),
+    "pooled-units": Family(PooledUnits, (10,), 5),
+    "shifted-channels": Family(ShiftedChannels, (3, 8, 8), 5),
+    "squeezed": Family(Squeezed, (3, 8, 8), 5),
+    "class-token": Family(ClassToken, _TOKENS, 5),
+    "attention-einsum": Family(EinsumAttention, _TOKENS, 5),
+    "writes-input": Family(WritesInput, (10,), 5),
+    "repeated": Family(repeated_mlp, (10,), 5),
+    "autoencoder": Family(autoencoder, (3, 8, 8), 5),
 }
