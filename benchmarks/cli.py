@@ -14,11 +14,14 @@ from edge_sdk import TesseraError, __version__
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from benchmarks.footprint import DiskRow, MemoryRow
     from benchmarks.imports import ImportRow
     from benchmarks.step import StepRow
 
 EXIT_INTERRUPTED = 130
-STEP_FAMILIES = ("mlp", "mlp-2048", "cnn", "vit-small")
+QUICK_FAMILIES = ("mlp", "mlp-2048", "cnn", "vit-small")
+STEP_FAMILIES = (*QUICK_FAMILIES, "lenet-28", "lenet-32", "text", "sensor-cnn")
+FOOTPRINT_FAMILIES = ("mlp", "cnn", "vit-small")
 
 
 class UsageError(TesseraError):
@@ -66,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         description=(
             "CPU time of one training step of the torch backend at 100, 75, 50 and 25 % of every "
             "width, against the full model, against the share of multiply-accumulates (MACs), and "
-            "beside zero-masking: the full model with weights and gradients multiplied by 0 or 1. "
+            "beside zero-masking: the full model with weights and gradients multiplied by 0 or 1; "
+            "and the onnx backend's, with the same jobs. "
             "Variants take turns within the run. Then memory and CPU time of `import edge_sdk` in "
             "fresh interpreters. Takes a few minutes; --quick under one."
         ),
@@ -76,20 +80,49 @@ def _parser() -> argparse.ArgumentParser:
     step.add_argument("--json", type=Path, metavar="FILE", help="write all rows and figures")
     step.add_argument(
         "--families",
-        type=lambda text: tuple(text.split(",")),
-        default=STEP_FAMILIES,
+        type=_names,
         metavar="A,B",
-        help=f"which models, by name (default {','.join(STEP_FAMILIES)})",
+        help=(
+            f"which models, by name (default {','.join(STEP_FAMILIES)}; "
+            f"quick {','.join(QUICK_FAMILIES)})"
+        ),
     )
     step.add_argument("--batch", type=int, default=64, help="samples a step (default %(default)s)")
     step.add_argument(
-        "--threads", type=int, default=1, help="torch's threads (default %(default)s)"
+        "--threads", type=int, default=1, help="a backend's threads (default %(default)s)"
     )
     step.add_argument(
-        "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 4)"
+        "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 3)"
     )
     step.set_defaults(run=_step)
+    footprint = commands.add_parser(
+        "footprint",
+        help="memory of a training process and disk of a device's environment",
+        description=(
+            "Peak resident memory (VmHWM) of a fresh process that trains the full model for 20 "
+            "steps of 32 samples on one thread: on the onnx backend, which imports only the SDK, "
+            "numpy and onnxruntime, and on torch. Then the disk that tessera-fl[onnx] and "
+            "tessera-fl[torch] take: sizes of the files in the RECORD of every distribution they "
+            "require, as installed in the environment that runs this, pip and setuptools not "
+            "counted. MB are 10⁶ bytes. Takes about a minute; --quick half of it."
+        ),
+        epilog="example: tessera-bench footprint --quick --json footprint.json",
+    )
+    footprint.add_argument("--quick", action="store_true", help="one process of each kind, not 3")
+    footprint.add_argument("--json", type=Path, metavar="FILE", help="write all rows and figures")
+    footprint.add_argument(
+        "--families",
+        type=_names,
+        default=FOOTPRINT_FAMILIES,
+        metavar="A,B",
+        help=f"which models, by name (default {','.join(FOOTPRINT_FAMILIES)})",
+    )
+    footprint.set_defaults(run=_footprint)
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.split(",")))
 
 
 def _step(arguments: argparse.Namespace) -> int:
@@ -99,24 +132,23 @@ def _step(arguments: argparse.Namespace) -> int:
 
     from benchmarks import imports
     from benchmarks.figures import environment, print_figures, write_json
-    from benchmarks.models import FAMILIES
     from benchmarks.step import StepConfig, keep_freed_memory, measure_family, step_figures
 
-    if unknown := [name for name in arguments.families if name not in FAMILIES]:
-        raise UsageError(f"unknown family {unknown[0]!r}; known are {', '.join(FAMILIES)}")
+    families = arguments.families or (QUICK_FAMILIES if arguments.quick else STEP_FAMILIES)
+    _check_families(families)
     _check_writable(arguments.json)
     config = StepConfig(
         batch=arguments.batch,
         threads=arguments.threads,
-        reps=arguments.reps if arguments.reps is not None else 4 if arguments.quick else 15,
+        reps=arguments.reps if arguments.reps is not None else 3 if arguments.quick else 15,
         burst_s=0.06 if arguments.quick else 0.2,
     )
     import_reps = min(config.reps, 6) if arguments.quick else 2 * config.reps
 
     kept = keep_freed_memory()
     rows: list[StepRow] = []
-    with _progress("step", len(arguments.families) * (config.reps + 1)) as part:
-        for name in arguments.families:
+    with _progress("step", len(families) * (config.reps + 1)) as part:
+        for name in families:
             rows += measure_family(name, config, part(name))
     import_rows: list[ImportRow] = []
     if imports.MEASURABLE:
@@ -125,7 +157,7 @@ def _step(arguments: argparse.Namespace) -> int:
 
     figures = step_figures(rows)
     console = Console()
-    for name in arguments.families:
+    for name in families:
         console.print(_step_table(name, config.batch, [row for row in rows if row.family == name]))
     if import_rows:
         figures += imports.import_figures(import_rows)
@@ -134,7 +166,7 @@ def _step(arguments: argparse.Namespace) -> int:
     if arguments.json:
         data = {
             "command": "step",
-            "environment": environment("torch", "numpy", "tessera-fl"),
+            "environment": environment("torch", "onnxruntime", "onnx", "numpy", "tessera-fl"),
             "config": {
                 **asdict(config),
                 "quick": arguments.quick,
@@ -146,6 +178,65 @@ def _step(arguments: argparse.Namespace) -> int:
         }
         write_json(arguments.json, figures, data)
     return 0
+
+
+def _footprint(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from benchmarks.figures import environment, print_figures, write_json
+    from benchmarks.footprint import (
+        DISK_METHOD,
+        MEMORY_METHOD,
+        FootprintConfig,
+        footprint_figures,
+        measure_disk,
+        measure_memory,
+    )
+    from benchmarks.imports import MEASURABLE
+    from benchmarks.training_process import BACKENDS
+
+    families = arguments.families
+    _check_families(families)
+    _check_writable(arguments.json)
+    config = FootprintConfig(reps=1 if arguments.quick else 3)
+
+    memory: list[MemoryRow] = []
+    if MEASURABLE:
+        with _progress("memory", len(families) * (config.reps + 1)) as part:
+            memory = measure_memory(families, config, part)
+    disk: list[DiskRow] = []
+    with _progress("disk", len(BACKENDS)) as part:
+        for extra in BACKENDS:
+            tick = part(extra)
+            disk.append(measure_disk(extra))
+            tick()
+
+    figures = footprint_figures(memory, disk)
+    console = Console()
+    if memory:
+        console.print(_memory_table(memory))
+    console.print(_disk_table(disk))
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "footprint",
+            "environment": environment("torch", "onnxruntime", "numpy", "tessera-fl"),
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": {"memory": MEMORY_METHOD, "disk": DISK_METHOD},
+            "memory": [asdict(row) for row in memory],
+            "disk": [asdict(row) for row in disk],
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _check_families(names: Sequence[str]) -> None:
+    from benchmarks.models import FAMILIES
+
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise UsageError(f"unknown family {unknown[0]!r}; known are {', '.join(FAMILIES)}")
 
 
 def _check_writable(path: Path | None) -> None:
@@ -177,9 +268,17 @@ def _progress(what: str, ticks: int) -> Iterator[Callable[[str], Callable[[], No
 
 
 def _table(title: str, *columns: str) -> Table:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    # Ten columns of numbers fit a terminal of 80, if nothing is spent on lines between them.
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for column in columns:
         table.add_column(column, justify="right")
     return table
@@ -188,7 +287,8 @@ def _table(title: str, *columns: str) -> Table:
 def _step_table(name: str, batch: int, rows: Sequence[StepRow]) -> Table:
     table = _table(
         f"{name}: CPU time of a step of {batch} samples, and its ratio to the full model's",
-        *("level", "params", "MACs", "step ms", "ratio", "÷ MACs", "zero-mask", "rescaled"),
+        *("level", "params", "MACs", "step\nms", "ratio", "÷\nMACs", "zero\nmask", "rescaled"),
+        *("onnx\nms", "onnx ÷\ntorch"),
     )
     for row in rows:
         table.add_row(
@@ -200,6 +300,8 @@ def _step_table(name: str, batch: int, rows: Sequence[StepRow]) -> Table:
             f"{row.over_macs:.2f}",
             _or_dash(row.zero_mask_ratio),
             _or_dash(row.rescaled_ratio),
+            f"{row.onnx_ms:.2f}",
+            f"{row.onnx_over_torch:.3f}",
         )
     return table
 
@@ -213,6 +315,29 @@ def _import_table(rows: Sequence[ImportRow]) -> Table:
     for row in rows:
         table.add_row(
             row.statement, f"{row.rss_mb:.1f}", f"{row.cpu_ms:.1f}", f"{row.cpu_ratio:.2f}"
+        )
+    return table
+
+
+def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+    table = _table(
+        "Memory of a fresh process that trains the full model",
+        *("family", "backend", "imported MB", "peak MB"),
+    )
+    for row in rows:
+        table.add_row(row.family, row.backend, f"{row.imported_mb:.1f}", f"{row.peak_mb:.1f}")
+    return table
+
+
+def _disk_table(rows: Sequence[DiskRow]) -> Table:
+    table = _table("Disk of a device's environment", "extra", "MB", "largest")
+    table.columns[2].justify = "left"
+    for row in rows:
+        largest = list(row.distributions.items())[:3]
+        table.add_row(
+            row.extra,
+            f"{row.size_mb:.1f}",
+            ", ".join(f"{name} {size:.0f}" for name, size in largest),
         )
     return table
 

@@ -94,17 +94,25 @@ def import_figures(rows: list[ImportRow]) -> list[Figure]:
     ]
 
 
-def _import(statement: str, bytecode: str) -> tuple[float, float]:
-    """(CPU seconds, peak MB) of a child that runs the statement."""
+def child_environment(bytecode: str | None) -> dict[str, str]:
+    """Variables of a child: our packages, one BLAS thread, bytecode in a directory of its own.
+
+    None: bytecode is where this process has it.
+    """
     root = str(Path(edge_sdk.__file__).parents[1])
     env = dict(os.environ)
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
-    env["PYTHONPYCACHEPREFIX"] = bytecode
+    if bytecode is not None:
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        env["PYTHONPYCACHEPREFIX"] = bytecode
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
-    env |= {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")}
+    return env | {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")}
+
+
+def _import(statement: str, bytecode: str) -> tuple[float, float]:
+    """(CPU seconds, peak MB) of a child that runs the statement."""
     done = subprocess.run(
         [sys.executable, "-c", _CHILD.format(statement=statement)],
-        env=env,
+        env=child_environment(bytecode),
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,10 @@
 """What one training step costs at each level, in CPU seconds, against the multiply-accumulates.
 
 The claim measured is the project's first decision: a submodel is a really smaller model. For each
-family and level, on the torch backend:
+family and level, on the torch backend unless it says otherwise:
 
 - *slice*: the submodel of that level, at `rescale` 0;
+- *onnx*: the same job on the onnx backend, from the graphs that a device would be sent;
 - *zero-mask*: the full model, its weights and gradients multiplied by 0 or 1 in every step. It
   computes the same numbers as the slice, the way most other frameworks do it;
 - *rescaled*: the slice at half the width with the default `rescale`, to show what that adds.
@@ -29,12 +30,14 @@ import torch
 
 from benchmarks.figures import Figure
 from benchmarks.models import FAMILIES, Family
+from coordinator.graphs import compile_graphs
 from coordinator.tasks import make_task
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.plan import Groups, ModelPlan
 from edge_sdk.streams import stream
-from edge_sdk.train.backend import Batch, Job
+from edge_sdk.train.backend import Backend, Batch, Job
+from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import Forward, TorchBackend, TorchTask
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
@@ -50,6 +53,10 @@ TARGETS = {
     ("cnn", 0.25): 2.5,
 }
 """The most that (step's share of the full model's) ÷ (its share of the MACs) should be."""
+MACS_FAMILIES = frozenset(family for family, _ in TARGETS)
+"""Large enough for arithmetic, not the cost of a call, to decide: held to it on both backends."""
+ONNX_TARGET = 1.0
+"""The most that a step of the onnx backend should cost, in torch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +93,25 @@ class StepRow:
     """None at full width, where there is nothing to mask."""
     rescaled_ratio: float | None
     """None but at one level."""
+    onnx_steps: int
+    onnx_ms: float
+    onnx_quartiles_ms: tuple[float, float]
+    onnx_over_torch: float
+    """`onnx_ms / step_ms`, at the same level."""
+    onnx_over_macs: float
+    """As `over_macs`, with the onnx backend's full model as the base."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to train that is timed: a backend and what it is asked to do."""
 
-    backend: TorchBackend
+    backend: Backend
     job: Job
 
 
 Key = tuple[str, float]
-"""A variant's name: ("slice" | "zero-mask" | "rescaled", level)."""
+"""A variant's name: ("slice" | "onnx" | "zero-mask" | "rescaled", level)."""
 
 
 def keep_freed_memory() -> bool:
@@ -129,10 +143,13 @@ def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
         )
 
     backend = TorchBackend(task, threads=config.threads)
+    compiled = compile_graphs(task, levels=LEVELS, batch_sizes=(config.batch,))
+    onnx = OnnxBackend(plan, compiled.manifest, compiled.files, threads=config.threads)
     variants: dict[Key, Variant] = {}
     for level in LEVELS:
         groups = leading_groups(plan, level)
         variants["slice", level] = Variant(backend, job(groups, RULE))
+        variants["onnx", level] = Variant(onnx, job(groups, RULE))
         if level < 1:
             masked = TorchBackend(ZeroMaskedTask(task, groups), threads=config.threads)
             variants["zero-mask", level] = Variant(masked, job(plan.all_groups(), RULE))
@@ -239,14 +256,13 @@ def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[Ste
     # steps, and it moves more from run to run. Even so, seconds of two runs do not compare: only
     # ratios within one run do.
     step_s = {key: median(values) for key, values in times.items()}
-    full_s = step_s["slice", 1.0]
+    full_s, onnx_full_s = step_s["slice", 1.0], step_s["onnx", 1.0]
     full_macs = plan.cost_at(1.0).macs
     rows = []
     for level in LEVELS:
         cost = plan.cost_at(level)
-        values = times["slice", level]
-        ratio, macs_ratio = step_s["slice", level] / full_s, cost.macs / full_macs
-        low, high = np.quantile(values, (0.25, 0.75)) * 1e3
+        slice_s, onnx_s = step_s["slice", level], step_s["onnx", level]
+        ratio, macs_ratio = slice_s / full_s, cost.macs / full_macs
         masked, rescaled = (step_s.get((way, level)) for way in ("zero-mask", "rescaled"))
         rows.append(
             StepRow(
@@ -254,16 +270,26 @@ def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[Ste
                 level=level,
                 parameter_share=cost.parameter_share,
                 macs_ratio=macs_ratio,
-                steps=len(values),
-                step_ms=step_s["slice", level] * 1e3,
-                quartiles_ms=(float(low), float(high)),
+                steps=len(times["slice", level]),
+                step_ms=slice_s * 1e3,
+                quartiles_ms=_quartiles_ms(times["slice", level]),
                 ratio=ratio,
                 over_macs=ratio / macs_ratio,
                 zero_mask_ratio=None if masked is None else masked / full_s,
                 rescaled_ratio=None if rescaled is None else rescaled / full_s,
+                onnx_steps=len(times["onnx", level]),
+                onnx_ms=onnx_s * 1e3,
+                onnx_quartiles_ms=_quartiles_ms(times["onnx", level]),
+                onnx_over_torch=onnx_s / slice_s,
+                onnx_over_macs=onnx_s / onnx_full_s / macs_ratio,
             )
         )
     return rows
+
+
+def _quartiles_ms(times: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(times, (0.25, 0.75)) * 1e3
+    return float(low), float(high)
 
 
 def step_figures(rows: Sequence[StepRow]) -> list[Figure]:
@@ -271,9 +297,27 @@ def step_figures(rows: Sequence[StepRow]) -> list[Figure]:
     figures = []
     for row in rows:
         stem = f"step.{row.family}.{row.level * 100:.0f}"
-        figures.append(Figure(name=f"{stem}.cpu", value=row.step_ms, unit="ms"))
+        figures += [
+            Figure(name=f"{stem}.cpu", value=row.step_ms, unit="ms"),
+            Figure(name=f"{stem}.onnx_cpu", value=row.onnx_ms, unit="ms"),
+            Figure(
+                name=f"{stem}.onnx_over_torch",
+                value=row.onnx_over_torch,
+                unit="×",
+                target=ONNX_TARGET,
+            ),
+        ]
         if row.level < 1:
             target = TARGETS.get((row.family, row.level))
+            if row.family in MACS_FAMILIES:
+                figures.append(
+                    Figure(
+                        name=f"{stem}.onnx_over_macs",
+                        value=row.onnx_over_macs,
+                        unit="×",
+                        target=target,
+                    )
+                )
             figures += [
                 Figure(name=f"{stem}.over_full", value=row.ratio, unit="×"),
                 Figure(name=f"{stem}.over_macs", value=row.over_macs, unit="×", target=target),

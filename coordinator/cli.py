@@ -75,12 +75,56 @@ def _parser() -> argparse.ArgumentParser:
         help="where to draw accuracy by round (default %(default)s)",
     )
     demo.add_argument(
+        "--backend",
+        choices=("onnx", "torch"),
+        default="onnx",
+        help="how devices train: onnxruntime on the compiled graph, or torch (default %(default)s)",
+    )
+    demo.add_argument(
+        "--init",
+        type=Path,
+        metavar="FILE",
+        help="start from these weights: .safetensors, or a torch state_dict (.pt, .pth, .bin)",
+    )
+    demo.add_argument(
+        "--save", type=Path, metavar="DIR", help="save the trained model in a new folder"
+    )
+    demo.add_argument(
         "--in-process",
         action="store_true",
         help="all in one process, over the in-memory link (the only mode so far)",
     )
     demo.set_defaults(run=_demo)
+    export = commands.add_parser(
+        "export",
+        help="write a saved model as ONNX, safetensors or a torch state_dict",
+        description=(
+            "Writes a saved model to one file. onnx: the model for inference with its weights "
+            "inside, for plain onnxruntime; safetensors, torch: weights and buffers by the names "
+            "they have in the torch module."
+        ),
+        epilog=(
+            "example: tessera-coordinator demo --save digits && "
+            "tessera-coordinator export digits --format onnx --out model.onnx"
+        ),
+    )
+    export.add_argument("model", type=Path, metavar="MODEL_DIR", help="a folder that --save made")
+    export.add_argument("--format", choices=("onnx", "safetensors", "torch"), required=True)
+    export.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it")
+    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    export.set_defaults(run=_export)
     return parser
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from coordinator.export import export_model
+    from coordinator.saved import read_model
+
+    model = read_model(arguments.model)
+    export_model(model, arguments.format, arguments.out, force=arguments.force)
+    size = arguments.out.stat().st_size
+    print(f"{arguments.out}: {arguments.format}, {model.plan.parameters:,} parameters, {size:,} B")
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -88,8 +132,17 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     from coordinator.demo.run import DemoConfig, make_demo
     from coordinator.demo.view import save_plot, summarise, watch
+    from coordinator.saved import check_folder_free
 
-    config = DemoConfig(rounds=arguments.rounds, devices=arguments.devices, seed=arguments.seed)
+    config = DemoConfig(
+        rounds=arguments.rounds,
+        devices=arguments.devices,
+        seed=arguments.seed,
+        backend=arguments.backend,
+        init=arguments.init,
+    )
+    if arguments.save is not None:
+        check_folder_free(arguments.save)
     for path in (arguments.json, arguments.plot):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ConfigError(f"cannot write {path}: name a file in a folder that exists")
@@ -97,7 +150,7 @@ def _demo(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
     console = Console()
     code = 0
-    with console.status("tracing the model and dealing out data …"):
+    with console.status("tracing the model, compiling its graphs, dealing out data …"):
         demo = make_demo(config)
     try:
         watch(demo, console)
@@ -107,6 +160,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     if demo.rounds:
         save_plot(demo, arguments.plot)
         summarise(demo, console, plot=arguments.plot)
+        if arguments.save is not None:
+            demo.save(arguments.save)
+            console.print(f"model           {arguments.save}", markup=False, highlight=False)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(demo.as_json(), indent=1) + "\n")
     return code

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,16 +17,24 @@ from coordinator.masks import MASKS
 from coordinator.model import GlobalModel
 from coordinator.rounds import RoundsConfig
 from coordinator.rules import RULES
+from coordinator.saved import SavedModel, load_weights, save_model
 from coordinator.tasks import Task, make_task
 from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.train.backend import Backend
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.torch import TorchBackend
+
+if TYPE_CHECKING:
+    from coordinator.graphs import CompiledGraphs
 
 GROUPS = 4
 STEPS = 10
 BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SCHEMA = 1
+
+BackendName = Literal["onnx", "torch"]
+"""How the demo's devices train: the shipped graph without torch, or the traced torch module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +44,9 @@ class DemoConfig:
     rounds: int = 30
     devices: int = 8
     seed: int = 0
+    backend: BackendName = "onnx"
+    init: Path | None = None
+    """A file with the weights to start from; None: random ones."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -73,6 +85,8 @@ class Demo:
     task: Task
     federation: Federation
     test: ArrayData
+    graphs: CompiledGraphs | None
+    """What the onnx backend trains with; None on torch."""
     rounds: list[DemoRound] = field(default_factory=list)
 
     def run(self) -> Iterator[DemoRound]:
@@ -97,6 +111,15 @@ class Demo:
         scores = self.task.traced.predict(model.weights, model.buffers, self.test.inputs)
         return float(np.mean(scores.argmax(axis=1) == self.test.targets))
 
+    def save(self, path: Path) -> None:
+        """Save the present global model in a new folder, as `coordinator.saved` describes it."""
+        model = self.federation.model
+        graphs = self.graphs or _compile(self.task)
+        saved = SavedModel(
+            self.task.plan, model.weights, model.buffers, graphs.manifest, graphs.files
+        )
+        save_model(saved, path)
+
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain data. `rounds` depends on nothing but config and versions."""
         plan = self.task.plan
@@ -105,6 +128,7 @@ class Demo:
             "seed": self.config.seed,
             "rule": "ra-fed",
             "mask": "random",
+            "backend": self.config.backend,
             "plan_hash": plan.hash,
             "parameters": plan.parameters,
             "rounds": [_round_json(done) for done in self.rounds],
@@ -126,6 +150,10 @@ def make_demo(config: DemoConfig) -> Demo:
     task = make_task(
         make_model(config.seed), torch.from_numpy(digits.train.inputs[0][:2]), groups=GROUPS
     )
+    weights, buffers = task.weights, task.buffers
+    if config.init is not None:
+        weights, buffers = load_weights(config.init, task.plan, buffers=buffers)
+    graphs = _compile(task) if config.backend == "onnx" else None
     federation = Federation(
         RoundsConfig(
             plan=task.plan,
@@ -137,12 +165,27 @@ def make_demo(config: DemoConfig) -> Demo:
             min_devices=config.devices,
             seed=config.seed,
         ),
-        GlobalModel(task.plan, task.weights, task.buffers),
+        GlobalModel(task.plan, weights, buffers),
         RULES["ra-fed"],
-        TorchBackend(task),
+        _make_backend(task, graphs),
         make_members(digits.train, config.devices, config.seed),
     )
-    return Demo(config, task, federation, digits.test)
+    return Demo(config, task, federation, digits.test, graphs)
+
+
+def _compile(task: Task) -> CompiledGraphs:
+    # Here, so that the torch backend does without onnx.
+    from coordinator.graphs import compile_graphs
+
+    return compile_graphs(task, batch_sizes=(BATCH_SIZE,))
+
+
+def _make_backend(task: Task, graphs: CompiledGraphs | None) -> Backend:
+    if graphs is None:
+        return TorchBackend(task)
+    from edge_sdk.train.onnx import OnnxBackend
+
+    return OnnxBackend(task.plan, graphs.manifest, graphs.files)
 
 
 def _round_json(done: DemoRound) -> dict[str, Any]:

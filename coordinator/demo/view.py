@@ -42,7 +42,7 @@ def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
     best = max(rounds, key=lambda done: done.accuracy)
     plan = demo.task.plan
     lines = [
-        f"RA-Fed, {len(rounds)} rounds, {demo.config.devices} devices, "
+        f"RA-Fed on {demo.config.backend}, {len(rounds)} rounds, {demo.config.devices} devices, "
         f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
         f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {len(demo.test)} unseen digits "
         f"(best {best.accuracy:.1%} in round {best.report.round})",

@@ -169,11 +169,14 @@ def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
     first = run_demo(tmp_path, "--rounds", "12", "--seed", "1")
     assert (tmp_path / "tessera-demo.png").read_bytes().startswith(b"\x89PNG")
     again = run_demo(tmp_path, "--rounds", "12", "--seed", "1", "--in-process")
-    other = run_demo(tmp_path, "--rounds", "2", "--seed", "2", "--devices", "3")
+    other = run_demo(
+        tmp_path, "--rounds", "2", "--seed", "2", "--devices", "3", "--backend", "torch"
+    )
     assert first["rounds"] == again["rounds"]
     assert first["model_sha256"] == again["model_sha256"]
     assert first["model_sha256"] != other["model_sha256"]
     assert len(other["rounds"][0]["devices"]) == 3
+    assert (first["backend"], other["backend"]) == ("onnx", "torch")
     assert [entry["round"] for entry in first["rounds"]] == list(range(1, 13))
     assert first["rounds"][-1]["accuracy"] > 0.7
     levels = {d["level"] for entry in first["rounds"] for d in entry["devices"]}

@@ -35,7 +35,10 @@ def test_base_install_is_what_a_device_needs() -> None:
     [
         ("onnx", {"onnxruntime"}),
         ("torch", {"torch"}),
-        ("coordinator", {"tessera-fl", "rich", "matplotlib", "scikit-learn"}),
+        (
+            "coordinator",
+            {"tessera-fl", "onnx", "safetensors", "rich", "matplotlib", "scikit-learn"},
+        ),
     ],
 )
 def test_extra_adds_only_its_own(extra: str, needs: set[str]) -> None:

@@ -45,10 +45,18 @@ def test_step_writes_every_level_and_its_figures(
         assert row["over_macs"] == pytest.approx(row["ratio"] / row["macs_ratio"])
         assert (row["zero_mask_ratio"] is None) == (level == 1.0)
         assert (row["rescaled_ratio"] is None) == (level != 0.5)
+        assert row["onnx_over_torch"] == pytest.approx(row["onnx_ms"] / row["step_ms"])
+        onnx_ratio = row["onnx_ms"] / rows[1.0]["onnx_ms"]
+        assert row["onnx_over_macs"] == pytest.approx(onnx_ratio / row["macs_ratio"])
 
     figures = {figure["name"]: figure for figure in run["figures"]}
     assert figures["step.mlp.50.over_macs"]["value"] == rows[0.5]["over_macs"]
     assert figures["step.mlp.50.over_macs"]["target"] is None
+    for level, row in rows.items():
+        figure = figures[f"step.mlp.{level * 100:.0f}.onnx_over_torch"]
+        assert figure["value"] == row["onnx_over_torch"]
+        assert (figure["target"], figure["better"]) == (1.0, "lower")
+    assert "step.mlp.50.onnx_over_macs" not in figures
     assert figures["import.rss"]["target"] == 30
     assert figures["import.cpu_over_numpy"]["target"] == 1.3
     printed = capsys.readouterr()

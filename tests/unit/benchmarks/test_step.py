@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.models import FAMILIES
-from benchmarks.step import LEVELS, StepConfig, make_variants, time_steps
+from benchmarks.step import LEVELS, StepConfig, StepRow, make_variants, step_figures, time_steps
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.train.backend import Batch
 
@@ -41,10 +41,68 @@ def test_zero_masked_variant_takes_the_steps_of_the_slice(name: str) -> None:
         assert not any(array.any() for array in movement.values())
 
 
+def test_onnx_variant_takes_the_step_of_the_slice() -> None:
+    variants = make_variants(FAMILIES["cnn"], CONFIG)
+    for level in LEVELS:
+        narrow, onnx = variants["slice", level], variants["onnx", level]
+        # One step: in later ones, rounding may take a value across an edge of ReLU or pooling,
+        # in torch as well.
+        wanted = narrow.backend.train(narrow.job, [batch_of("cnn")]).movement
+        movement = onnx.backend.train(onnx.job, [batch_of("cnn")]).movement
+        assert movement.keys() == wanted.keys()
+        for tensor in wanted:
+            difference = np.linalg.norm(movement[tensor] - wanted[tensor])
+            assert difference <= 1e-4 * np.linalg.norm(wanted[tensor])
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("mlp-2048", {0.75: 1.2, 0.5: 1.2, 0.25: 1.2}),
+        ("cnn", {0.75: None, 0.5: 1.5, 0.25: 2.5}),
+        ("mlp", {}),
+    ],
+)
+def test_onnx_is_held_to_the_arithmetic_where_torch_is(
+    family: str, targets: dict[float, float | None]
+) -> None:
+    rows = [
+        StepRow(
+            family=family,
+            level=level,
+            parameter_share=level,
+            macs_ratio=level,
+            steps=1,
+            step_ms=1.0,
+            quartiles_ms=(1.0, 1.0),
+            ratio=level,
+            over_macs=1.0,
+            zero_mask_ratio=None,
+            rescaled_ratio=None,
+            onnx_steps=1,
+            onnx_ms=2.0,
+            onnx_quartiles_ms=(2.0, 2.0),
+            onnx_over_torch=2.0,
+            onnx_over_macs=3.0,
+        )
+        for level in LEVELS
+    ]
+    figures = {figure.name: figure for figure in step_figures(rows)}
+    found = {name: f for name, f in figures.items() if name.endswith(".onnx_over_macs")}
+    assert {name: f.target for name, f in found.items()} == {
+        f"step.{family}.{level * 100:.0f}.onnx_over_macs": target
+        for level, target in targets.items()
+    }
+    assert all(figure.value == 3.0 for figure in found.values())
+    for name in found:
+        assert figures[name.replace("onnx_", "")].target == found[name].target
+
+
 def test_variants_differ_only_in_level_mask_and_rescale() -> None:
     variants = make_variants(FAMILIES["mlp"], CONFIG)
     plan = variants["slice", 1.0].backend.plan
-    assert {key for key in variants if key[0] == "slice"} == {("slice", level) for level in LEVELS}
+    for way in ("slice", "onnx"):
+        assert {key for key in variants if key[0] == way} == {(way, level) for level in LEVELS}
     for (way, level), variant in variants.items():
         assert variant.job.rule.momentum == 0.9
         assert variant.job.rule.rescale == (0.5 if way == "rescaled" else 0)

@@ -1,0 +1,13 @@
+"""Why a task's graphs could not be compiled."""
+
+from __future__ import annotations
+
+from coordinator.errors import CoordinatorError
+
+
+class GraphCompileError(CoordinatorError):
+    """A task cannot be compiled to ONNX; the text names the operator and the module it is in."""
+
+
+class NotSymbolicError(GraphCompileError):
+    """One graph cannot serve every size; the caller falls back to graphs of fixed sizes."""

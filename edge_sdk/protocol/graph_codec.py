@@ -1,0 +1,249 @@
+"""Manifests as bytes, and what a graph's own bytes say. Version 1.
+
+    envelope = msgpack [ "tessera-graphs", 1, sha256(body) as 32 bytes, body as bytes ]
+    body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, graphs ]
+    graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks, costs ]
+    port     = [ name, dtype, dims ]            mask = [ port, probability ]
+    dim      = [ coefficient, [axis numbers], batch ]
+    cost     = [ coefficient, [axis numbers], power of the batch ]   bytes of activations
+
+Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan_codec.py`:
+`decode_manifest` refuses bytes that another encoder would have written differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, cast
+
+import msgpack
+
+from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.graphs import (
+    CostTerm,
+    GraphEntry,
+    Kind,
+    Manifest,
+    MaskSpec,
+    Port,
+    SizeTerm,
+)
+
+MAGIC = "tessera-graphs"
+VERSION = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+"""A graph of two hundred tensors takes about 20 KB; a larger message is not a manifest."""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's canonical bytes, with their hash in front."""
+    body = _encode_body(manifest)
+    return _packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+
+
+def manifest_hash(manifest: Manifest) -> str:
+    """SHA-256 of the canonical body, as hex digits."""
+    return hashlib.sha256(_encode_body(manifest)).hexdigest()
+
+
+def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifest:
+    """The manifest in these bytes. Raises `GraphError`, and nothing else, for any other bytes.
+
+    `expected_hash` is the hash somebody else named; a manifest with another one is refused.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise GraphError(
+            f"{len(data)} bytes are too many for a manifest (at most {MAX_MANIFEST_BYTES})"
+        )
+    envelope = _unpacked(data)
+    if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
+        raise GraphError("these bytes are not a manifest of graphs")
+    _, version, digest, body = envelope
+    if version != VERSION:
+        raise GraphError(
+            f"manifest version {version!r} is not known here; this side speaks {VERSION}"
+        )
+    if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
+        raise GraphError("the manifest's hash differs from its bytes: it was damaged or altered")
+    if expected_hash is not None and digest.hex() != expected_hash:
+        raise GraphError(f"this is manifest {digest.hex()[:12]}…, not {expected_hash[:12]}…")
+    try:
+        manifest = _decode_body(_unpacked(body))
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise GraphError(f"the manifest's bytes have the wrong structure: {error}") from error
+    if manifest.encoded != data:
+        raise GraphError("the manifest is not in canonical form")
+    return manifest
+
+
+def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
+    """IR version and operator set versions by domain ("" is the standard one) of an ONNX file.
+
+    Reads the outermost fields only. Raises `GraphError` for bytes that are not protobuf.
+    """
+    ir_version, opsets = 0, {}
+    for field, value in _fields(memoryview(data)):
+        if field == 1 and isinstance(value, int):
+            ir_version = value
+        elif field == 8 and isinstance(value, memoryview):
+            imported = dict(_fields(value))
+            name, version = imported.get(1, memoryview(b"")), imported.get(2, 0)
+            if not isinstance(name, memoryview) or not isinstance(version, int):
+                raise GraphError("these bytes are not an ONNX graph")
+            domain = bytes(name).decode(errors="replace")
+            opsets["" if domain == "ai.onnx" else domain] = version
+    return ir_version, opsets
+
+
+def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
+    """The (number, value) pairs of one protobuf message."""
+    fields: list[tuple[int, int | memoryview]] = []
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            fields.append((key >> 3, value))
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise GraphError("these bytes are not an ONNX graph")
+        if at + size > len(data):
+            raise GraphError("these bytes are not an ONNX graph: they end too early")
+        fields.append((key >> 3, data[at : at + size]))
+        at += size
+    return fields
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte, at = data[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise GraphError("these bytes are not an ONNX graph")
+
+
+def _encode_body(manifest: Manifest) -> bytes:
+    return _packed(
+        [
+            bytes.fromhex(manifest.plan_hash),
+            manifest.opset,
+            manifest.ir_version,
+            manifest.min_onnxruntime,
+            manifest.loss,
+            float(manifest.tolerance),
+            [_encode_entry(entry) for entry in manifest.graphs],
+        ]
+    )
+
+
+def _encode_entry(entry: GraphEntry) -> list[Any]:
+    return [
+        entry.kind,
+        bytes.fromhex(entry.sha256),
+        entry.size_bytes,
+        None if entry.kept is None else list(entry.kept),
+        entry.batch,
+        [_encode_port(port) for port in entry.inputs],
+        [_encode_port(port) for port in entry.outputs],
+        [[mask.port, float(mask.probability)] for mask in entry.masks],
+        [[term.coefficient, list(term.axes), term.batch] for term in entry.activations],
+    ]
+
+
+def _encode_port(port: Port) -> list[Any]:
+    dims = [[dim.coefficient, list(dim.axes), dim.batch] for dim in port.dims]
+    return [port.name, port.dtype, dims]
+
+
+def _decode_body(body: Any) -> Manifest:
+    plan, opset, ir_version, runtime, loss, tolerance, graphs = body
+    return Manifest(
+        plan_hash=_digest(plan),
+        opset=_count(opset),
+        ir_version=_count(ir_version),
+        min_onnxruntime=_text(runtime),
+        loss=_text(loss),
+        tolerance=_number(tolerance),
+        graphs=tuple(_decode_entry(entry) for entry in graphs),
+    )
+
+
+def _decode_entry(entry: Any) -> GraphEntry:
+    kind, digest, size, kept, batch, inputs, outputs, masks, costs = entry
+    return GraphEntry(
+        kind=cast(Kind, _text(kind)),
+        sha256=_digest(digest),
+        size_bytes=_count(size),
+        kept=None if kept is None else _counts(kept),
+        batch=None if batch is None else _count(batch),
+        inputs=tuple(_decode_port(port) for port in inputs),
+        outputs=tuple(_decode_port(port) for port in outputs),
+        masks=tuple(MaskSpec(_text(port), _number(p)) for port, p in masks),
+        activations=tuple(
+            CostTerm(_count(size), _counts(axes), _count(power)) for size, axes, power in costs
+        ),
+    )
+
+
+def _decode_port(port: Any) -> Port:
+    name, dtype, dims = port
+    return Port(
+        _text(name),
+        _text(dtype),
+        tuple(SizeTerm(_count(size), _counts(axes), _flag(batch)) for size, axes, batch in dims),
+    )
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, bytes) or len(value) != 32:
+        raise TypeError(f"{value!r} is not a hash of 32 bytes")
+    return value.hex()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not true or false")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, float):
+        raise TypeError(f"{value!r} is not a float")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(_count(value) for value in values)
+
+
+def _packed(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise GraphError(f"these bytes are not a manifest of graphs: {error}") from error

@@ -1,0 +1,386 @@
+"""The onnx backend: trains shipped graphs with onnxruntime and numpy alone.
+
+The coordinator compiled the model and its gradient (`edge_sdk.protocol.graphs`); the steps are
+taken here, in numpy, by the rules that the torch backend uses. Nothing is run that was not checked:
+a file's hash, its opset, its inputs and outputs against the manifest, the manifest against the
+plan, and every array's type and shape against the graph.
+
+onnxruntime lends memory in both directions, so whatever outlives a call is copied: weights are
+ours from the start, and the movement is computed from our own arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import (
+    onnxruntime_pybind11_state as _state,
+)
+
+from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
+from edge_sdk.protocol.graph_codec import graph_opsets
+from edge_sdk.protocol.graphs import GraphEntry, Manifest, Port
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.train.backend import Batch, Job, Trained, check_movement, draw_mask, take_steps
+from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
+
+CPU = ("CPUExecutionProvider",)
+
+MAX_SESSIONS = 4
+"""Sessions kept open. A device trains one submodel at a time, at one or two batch sizes."""
+
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (
+    RuntimeError,
+    *(
+        error
+        for error in vars(_state).values()
+        if isinstance(error, type) and issubclass(error, Exception)
+    ),
+)
+"""onnxruntime's errors have no common base of their own."""
+
+_TYPES = {"float": "float32", "double": "float64"}
+"""onnxruntime's names of types, where they are not numpy's."""
+
+
+class Graphs:
+    """A task's graphs, checked, ready to run."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        manifest: Manifest,
+        files: Mapping[str, bytes],
+        *,
+        providers: Sequence[str] = CPU,
+        threads: int = 1,
+    ) -> None:
+        """`files`: ONNX files by SHA-256; one that is missing is missed when it is needed.
+
+        Raises `GraphError` when plan, manifest, files and runtime do not belong together,
+        `TrainingError` for a provider that this onnxruntime does not have.
+        """
+        if threads < 1:
+            raise TrainingError(f"threads must be at least 1, not {threads}")
+        available = onnxruntime.get_available_providers()
+        if unknown := [name for name in providers if name not in available]:
+            raise TrainingError(
+                f"this onnxruntime has no provider {unknown[0]!r}; it has {', '.join(available)}"
+            )
+        if not providers:
+            raise TrainingError(f"name at least one provider of {', '.join(available)}")
+        _check_runtime(manifest, onnxruntime.__version__)
+        manifest.check(plan)
+        self.plan = plan
+        self.manifest = manifest
+        self._files = files
+        self._threads = threads
+        self._providers = tuple(providers)
+        self._sessions: OrderedDict[str, Any] = OrderedDict()
+        self._shapes: tuple[tuple[object, ...], dict[str, tuple[int, ...]]] = ((), {})
+        for entry in manifest.graphs:
+            if entry.sha256 in files:
+                self._checked_file(entry)
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers: those in use once a graph has run, those asked for before."""
+        for session in self._sessions.values():
+            return tuple(session.get_providers())
+        return self._providers
+
+    def open(self, entry: GraphEntry) -> None:
+        """Load a graph, so that whatever is wrong with it shows before it is needed."""
+        self._session(entry)
+
+    def run(
+        self, entry: GraphEntry, feeds: Mapping[str, Array], kept: Sequence[int], batch: int
+    ) -> dict[str, Array]:
+        """The graph's outputs by name. Raises `TensorError` for inputs it does not take."""
+        shapes = self._shapes_of(entry, tuple(kept), batch)
+        for port in entry.inputs:
+            if port.name not in feeds:
+                raise TensorError(f"{entry} takes {port.name!r}, which was not given")
+            _check_array(port.name, feeds[port.name], port.dtype, shapes[port.name])
+        session = self._session(entry)
+        names = [port.name for port in entry.outputs]
+        try:
+            outputs = session.run(names, dict(feeds))
+        except RUNTIME_ERRORS as error:
+            raise TrainingError(f"{entry} failed: {error}") from error
+        for port, array in zip(entry.outputs, outputs, strict=True):
+            if array.shape != (shape := shapes[port.name]):
+                raise GraphError(
+                    f"{entry} gave {port.name!r} with shape {array.shape}; "
+                    f"the manifest says {shape}"
+                )
+        # The rules work in place; a provider may give arrays that forbid it.
+        return {
+            name: array if array.flags.writeable else array.copy()
+            for name, array in zip(names, outputs, strict=True)
+        }
+
+    def _shapes_of(
+        self, entry: GraphEntry, kept: tuple[int, ...], batch: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes of all inputs and outputs. They stay the same for a whole round."""
+        key = (entry.sha256, kept, batch)
+        if self._shapes[0] != key:
+            ports = (*entry.inputs, *entry.outputs)
+            self._shapes = (key, {port.name: port.shape(kept, batch) for port in ports})
+        return self._shapes[1]
+
+    def _session(self, entry: GraphEntry) -> Any:
+        key = entry.sha256
+        if key not in self._sessions:
+            self._sessions[key] = self._opened(entry)
+            if len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+        self._sessions.move_to_end(key)
+        return self._sessions[key]
+
+    def _opened(self, entry: GraphEntry) -> Any:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 3
+        try:
+            session = onnxruntime.InferenceSession(
+                self._checked_file(entry), options, providers=list(self._providers)
+            )
+        except RUNTIME_ERRORS as error:
+            raise GraphError(
+                f"onnxruntime {onnxruntime.__version__} cannot load {entry} "
+                f"of opset {self.manifest.opset}: {error}"
+            ) from error
+        for side, ports, nodes in (
+            ("inputs", entry.inputs, session.get_inputs()),
+            ("outputs", entry.outputs, session.get_outputs()),
+        ):
+            has = {node.name: (numpy_dtype(node.type), len(node.shape)) for node in nodes}
+            says = {port.name: (port.dtype, len(port.dims)) for port in ports}
+            if has != says:
+                name = min(name for name in {*has, *says} if has.get(name) != says.get(name))
+                raise GraphError(
+                    f"{entry}: of its {side}, {name!r} is {_words(has.get(name))} in the file, "
+                    f"{_words(says.get(name))} in the manifest"
+                )
+        return session
+
+    def _checked_file(self, entry: GraphEntry) -> bytes:
+        if entry.sha256 not in self._files:
+            raise GraphError(f"the file of {entry} is not here: fetch it first")
+        data = self._files[entry.sha256]
+        if len(data) != entry.size_bytes:
+            raise GraphError(
+                f"the file of {entry} has {len(data)} bytes; the manifest says {entry.size_bytes}"
+            )
+        if (digest := hashlib.sha256(data).hexdigest()) != entry.sha256:
+            raise GraphError(
+                f"the file of {entry} has hash {digest[:12]}…: it was damaged or altered"
+            )
+        ir_version, opsets = graph_opsets(data)
+        if opsets != {"": self.manifest.opset} or ir_version != self.manifest.ir_version:
+            raise GraphError(
+                f"the file of {entry} has opsets {opsets} and IR {ir_version}; the manifest says "
+                f"{ {'': self.manifest.opset} } and IR {self.manifest.ir_version}"
+            )
+        return data
+
+
+class OnnxBackend:
+    """A `Backend` on onnxruntime."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        manifest: Manifest,
+        files: Mapping[str, bytes],
+        *,
+        providers: Sequence[str] = CPU,
+        threads: int = 1,
+    ) -> None:
+        """See `Graphs`; `threads` are those that one graph runs on."""
+        self._graphs = Graphs(plan, manifest, files, providers=providers, threads=threads)
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The task's plan."""
+        return self._graphs.plan
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers: those in use once a graph has run, those asked for before."""
+        return self._graphs.providers
+
+    def train(
+        self,
+        job: Job,
+        batches: Iterable[Batch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        """See `Backend.train`; also raises `GraphError` when no graph fits."""
+        plan = self.plan
+        plan.check(job.weights, job.groups)
+        plan.check_buffers(job.buffers, job.groups)
+        start = _copies(job.weights)
+        weights: Arrays = _copies(job.weights)
+        objective = _Objective(self._graphs, job)
+        # A training that runs away is told by its loss; numpy need not warn on the way.
+        with np.errstate(over="ignore", invalid="ignore"):
+            steps = LocalSteps(job.rule, start)
+            metrics = take_steps(objective, steps, weights, batches, should_stop)
+            # The difference of two arrays without dimensions is not an array.
+            movement = {name: np.asarray(weights[name] - start[name]) for name in start}
+        check_movement(movement)
+        statistics = {
+            buffer.name: np.array(objective.buffers[buffer.name])
+            for buffer in plan.buffers
+            if buffer.statistic
+        }
+        check_movement(statistics)
+        return Trained(movement, statistics, metrics)
+
+
+class _Objective:
+    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+
+    def __init__(self, graphs: Graphs, job: Job) -> None:
+        plan = graphs.plan
+        self.buffers = _copies(job.buffers)
+        """As of the last pass."""
+        self._graphs = graphs
+        self._kept = plan.kept_atoms(plan.choose(job.groups))
+        self._scales = _scale_feeds(plan, job.groups, job.rule.rescale)
+        self._stream = job.mask_stream
+
+    def batch(self, batch: Batch) -> None:
+        """Turn to the next batch: the same data and dropout masks until the one after it."""
+        size, manifest = len(batch.targets), self._graphs.manifest
+        entry = manifest.pick("gradient", self._kept, size)
+        self._graphs.open(entry)
+        arrays = {f"x{number}": array for number, array in enumerate(batch.inputs)}
+        feeds = fed(entry, {**arrays, "targets": batch.targets}, self._kept, size)
+        if "targets" in feeds:
+            _check_labels(manifest, self._kept, size, batch.targets)
+        ports = {port.name: port for port in entry.inputs}
+        masks = {}
+        for mask in entry.masks:
+            shape = _real_shape(entry, ports[mask.port], self._kept, size)
+            masks[mask.port] = draw_mask(self._stream, mask.probability, shape)
+        feeds |= fed(entry, masks, self._kept, size)
+        self._entry = entry
+        self._size = size if entry.batch is None else entry.batch
+        feeds["sample_weights"] = (np.arange(self._size) < size).astype(np.float32)
+        self._feeds = {
+            name: array for name, array in (feeds | self._scales).items() if name in ports
+        }
+
+    def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
+        """(mean loss, gradients) at these weights."""
+        taken = self._entry.input_names
+        feeds = dict(self._feeds)
+        feeds |= {key: np.asarray(weights[n]) for n in weights if (key := f"w:{n}") in taken}
+        feeds |= {key: self.buffers[n] for n in self.buffers if (key := f"b:{n}") in taken}
+        outputs = self._graphs.run(self._entry, feeds, self._kept, self._size)
+        for name in self.buffers:
+            if (key := f"n:{name}") in outputs:
+                self.buffers[name] = outputs[key]
+        return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
+
+
+def _scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
+    """The scale of every axis, by the name of its input."""
+    scales = axis_scales(plan, groups, rescale)
+    return {f"s:{name}": np.array(scale, dtype=np.float32) for name, scale in scales.items()}
+
+
+def fed(
+    entry: GraphEntry, arrays: Mapping[str, Array], kept: Sequence[int], size: int
+) -> dict[str, Array]:
+    """Those of a batch's arrays that the graph takes, checked, and padded to its batch size.
+
+    Padding repeats the last sample: unlike zeros, it is sure to be data that the model can take.
+    """
+    feeds = {}
+    for port in entry.inputs:
+        if port.name in arrays:
+            array = arrays[port.name]
+            _check_array(port.name, array, port.dtype, _real_shape(entry, port, kept, size))
+            array = array.astype(port.dtype, copy=False)  # in this machine's byte order
+            if array.shape != (shape := port.shape(kept, size)):
+                rows = np.broadcast_to(array[-1:], (shape[0] - len(array), *shape[1:]))
+                array = np.concatenate([array, rows])
+            feeds[port.name] = array
+    return feeds
+
+
+def _real_shape(entry: GraphEntry, port: Port, kept: Sequence[int], size: int) -> tuple[int, ...]:
+    """The shape before padding: the first dimension is the batch, or a multiple of it."""
+    shape = port.shape(kept, size)
+    if entry.batch in (None, size) or not shape or shape[0] % entry.batch:
+        return shape
+    return (shape[0] // entry.batch * size, *shape[1:])
+
+
+def _check_array(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    if not isinstance(array, np.ndarray):
+        raise TensorError(f"{name!r} is {type(array).__name__}, not a numpy array")
+    if array.dtype != dtype and array.dtype.name != dtype:  # a name is slow to ask for
+        raise TensorError(f"{name!r} is {array.dtype.name}; the graph takes {dtype}")
+    if array.shape != shape:
+        raise TensorError(f"{name!r} has shape {array.shape}; the graph takes {shape}")
+
+
+def _check_labels(manifest: Manifest, kept: Sequence[int], size: int, targets: Array) -> None:
+    """Raise `TensorError` for a class that the model does not have.
+
+    A graph would not: an index below zero counts from the end.
+    """
+    if manifest.loss != "cross-entropy" or targets.dtype.kind not in "iu":
+        return
+    try:
+        entry = manifest.pick("evaluate", kept, size)
+    except GraphError:
+        return
+    (shape,) = (port.shape(kept, size) for port in entry.outputs if port.name == "outputs")
+    low, high = int(targets.min()), int(targets.max())
+    if len(shape) > 1 and not 0 <= low <= high < shape[1]:
+        raise TensorError(
+            f"targets are classes {low} to {high}; the model has classes 0 to {shape[1] - 1}"
+        )
+
+
+def _check_runtime(manifest: Manifest, version: str) -> None:
+    needed, has = (
+        tuple(int(part) for part in re.findall(r"[0-9]+", text)[:3])
+        for text in (manifest.min_onnxruntime, version)
+    )
+    if has < needed:
+        raise GraphError(
+            f"the graphs need onnxruntime {manifest.min_onnxruntime} or newer; this is {version}"
+        )
+
+
+def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays of our own, in C order: neither side's later changes reach the other."""
+    return {name: np.array(array, order="C") for name, array in arrays.items()}
+
+
+def numpy_dtype(ort_type: str) -> str:
+    """numpy's name for a type that onnxruntime calls `tensor(float)`."""
+    inner = ort_type.removeprefix("tensor(").removesuffix(")")
+    return _TYPES.get(inner, inner)
+
+
+def _words(port: tuple[str, int] | None) -> str:
+    return "absent" if port is None else f"{port[0]} with {port[1]} dimensions"

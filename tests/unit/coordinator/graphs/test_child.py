@@ -1,0 +1,147 @@
+"""Compiling in a child process, seen from a parent without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.graphs import GraphCompileError, compile_graphs, compile_in_child
+from edge_sdk.protocol.plan_codec import decode_plan
+
+from .test_cache import files_of, task_of
+
+TASKS = """
+import torch
+from torch import nn
+from coordinator.tasks import make_task
+from neighbour import WIDTH
+
+class Odd(nn.Module):
+    def forward(self, x):
+        return torch.atan(x)
+
+def task_of(middle=nn.ReLU, loss="mse"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, WIDTH), middle(), nn.Linear(WIDTH, 3))
+    return make_task(model, torch.zeros(2, 6), loss=loss, groups=2)
+
+def good():
+    print("chatter of the task's own")
+    return task_of()
+
+def own_loss():
+    loss = lambda outputs, targets: (outputs - targets).abs().mean(1)
+    return task_of(loss=loss), torch.zeros(2, 3)
+
+def unsupported():
+    return task_of(Odd)
+
+def broken():
+    raise ZeroDivisionError("in the task's own code")
+
+def number():
+    return 7
+"""
+
+PARENT = """
+import sys
+from pathlib import Path
+from coordinator.graphs import compile_in_child
+plan, graphs = compile_in_child(sys.argv[1], levels=(1.0,), batch_sizes=(8,))
+assert not {"torch", "onnx"} & set(sys.modules), "the parent loaded them"
+Path("out/plan").write_bytes(plan.encoded)
+Path("out/manifest").write_bytes(graphs.manifest.encoded)
+for digest, data in graphs.files.items():
+    Path("out", digest).write_bytes(data)
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with tasks, and where processes are started."""
+    (tmp_path / "my-tasks.py").write_text(TASKS)
+    (tmp_path / "my_tasks.py").write_text(TASKS)
+    (tmp_path / "neighbour.py").write_text("WIDTH = 4\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["my-tasks.py", "my_tasks"])
+def test_parent_without_torch_gets_the_same_graphs(tasks: Path, place: str) -> None:
+    out = tasks / "out"
+    out.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, f"{place}:good"], cwd=tasks, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    task = task_of()
+    here = compile_graphs(task, levels=(1.0,), batch_sizes=(8,))
+    assert decode_plan((out / "plan").read_bytes()) == task.plan
+    assert (out / "manifest").read_bytes() == here.manifest.encoded
+    for digest, data in here.files.items():
+        assert (out / digest).read_bytes() == data
+
+
+def test_child_uses_the_cache(tasks: Path) -> None:
+    cache = tasks / "cache"
+    _, first = compile_in_child("my_tasks:own_loss", cache_dir=cache)
+    assert first.manifest.loss == "custom"
+    stored = files_of(cache)
+    assert len(stored) == len(first.files) + 1
+    _, again = compile_in_child("my_tasks:own_loss", cache_dir=cache)
+    assert again == first
+    assert files_of(cache) == stored  # the key is the same in another process
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("unsupported", r"my_tasks:unsupported.*aten\.atan \(module '1'\)"),
+        ("broken", "(?s)Traceback.*ZeroDivisionError: in the task's own code"),
+        ("number", "returned int, not a Task"),
+    ],
+)
+def test_failure_is_told_as_the_child_said_it(tasks: Path, function: str, said: str) -> None:
+    with pytest.raises(GraphCompileError, match=said):
+        compile_in_child(f"my_tasks:{function}")
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("my_tasks", "not 'my_tasks'"),
+        (":good", "not ':good'"),
+        ("my_tasks:", "not 'my_tasks:'"),
+        ("my_tasks:a b", "package.module:function"),
+    ],
+)
+def test_reference_of_another_form_is_refused(reference: str, said: str) -> None:
+    with pytest.raises(GraphCompileError, match=said):
+        compile_in_child(reference)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("nowhere.py:good", "no file .*nowhere.py"),
+        ("no_such_package.tasks:good", "no module 'no_such_package.tasks'"),
+        ("my_tasks:bad", "my_tasks has no function 'bad'"),
+    ],
+)
+def test_reference_to_nothing_is_refused(tasks: Path, reference: str, said: str) -> None:
+    with pytest.raises(GraphCompileError, match=said):
+        compile_in_child(reference)
+
+
+def test_child_that_takes_too_long_is_ended(tasks: Path) -> None:
+    (tasks / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(GraphCompileError, match=r"not compiled in 0\.5 s"):
+        compile_in_child("slow:task", timeout_s=0.5)
+
+
+def test_nothing_asked_for_is_refused() -> None:
+    with pytest.raises(GraphCompileError, match="at least one level"):
+        compile_in_child("my_tasks:good", levels=())

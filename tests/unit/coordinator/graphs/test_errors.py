@@ -1,0 +1,104 @@
+"""What cannot be compiled is refused, by name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.models import FAMILIES
+from coordinator.errors import CoordinatorError
+from coordinator.graphs import GraphCompileError, compile_graphs
+from coordinator.graphs.check import check_graph
+from coordinator.graphs.gradient import target_example
+from coordinator.tasks import make_task
+
+from .oracle import MODELS, compiled
+
+
+class Arctangent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.atan(x)
+
+
+def test_unknown_operator_is_named_with_its_module() -> None:
+    layers = [("first", nn.Linear(6, 4)), ("odd", Arctangent()), ("last", nn.Linear(4, 3))]
+    task = make_task(nn.Sequential(OrderedDict(layers)), torch.zeros(2, 6), groups=2)
+    with pytest.raises(GraphCompileError, match=r"aten\.atan \(module 'odd'\)") as caught:
+        compile_graphs(task)
+    assert isinstance(caught.value, CoordinatorError)
+
+
+def test_instance_norm_with_statistics_is_refused() -> None:
+    family = MODELS["instance-norm"]
+    task = make_task(family.model(), family.inputs(2), groups=2)
+    with pytest.raises(GraphCompileError, match="track_running_stats"):
+        compile_graphs(task)
+
+
+def test_unequal_groups_are_refused_where_each_level_needs_its_graph() -> None:
+    family = FAMILIES["depthwise-cnn"]
+    task = make_task(family.model(), family.inputs(2), groups=3)
+    with pytest.raises(GraphCompileError, match="number of groups that divides"):
+        compile_graphs(task)
+
+
+def test_own_loss_needs_example_targets() -> None:
+    task = make_task(
+        nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3)),
+        torch.zeros(2, 6),
+        loss=lambda outputs, targets: (outputs - targets).abs().mean(1),
+        groups=2,
+    )
+    with pytest.raises(GraphCompileError, match="example_targets"):
+        compile_graphs(task)
+
+
+@pytest.mark.parametrize(("levels", "batch_sizes"), [((), (32,)), ((1.0,), ()), ((1.0,), (0,))])
+def test_no_level_or_batch_size_is_refused(
+    levels: tuple[float, ...], batch_sizes: tuple[int, ...]
+) -> None:
+    with pytest.raises(GraphCompileError, match="at least one level"):
+        compile_graphs(compiled("mlp").task, levels=levels, batch_sizes=batch_sizes)
+
+
+@pytest.mark.parametrize("kind", ["gradient", "evaluate"])
+@pytest.mark.parametrize("operator", ["Tanh", "Log"])  # another number; none at all
+def test_graph_that_computes_something_else_is_refused(kind: str, operator: str) -> None:
+    made = compiled("mlp")
+    (entry,) = (e for e in made.graphs.manifest.graphs if e.kind == kind)
+    model = onnx.load_from_string(made.graphs.files[entry.sha256])
+    relu = next(node for node in model.graph.node if node.op_type == "Relu")
+    targets = target_example(made.task, None)
+    right = model.SerializeToString()
+    assert check_graph(made.task, targets, entry, right, vocabulary=2) <= 1e-4
+    relu.op_type = operator
+    with pytest.raises(GraphCompileError, match="differs from torch"):
+        check_graph(made.task, targets, entry, model.SerializeToString(), vocabulary=2)
+
+
+def test_batch_that_is_baked_in_is_found_by_the_check() -> None:
+    made = compiled("mlp")
+    gradient = made.graphs.manifest.graphs[0]
+    model = onnx.load_from_string(made.graphs.files[gradient.sha256])
+    total = next(
+        node
+        for node in model.graph.node
+        if node.op_type == "ReduceSum" and "sample_weights" in node.input
+    )
+    # The sum of the weights as it would be, had a batch of 32 full samples been traced in.
+    constant = onnx.helper.make_tensor("baked", onnx.TensorProto.FLOAT, [], [32.0])
+    for node in model.graph.node:
+        node.input[:] = ["baked" if name == total.output[0] else name for name in node.input]
+    model.graph.initializer.append(constant)
+    with pytest.raises(GraphCompileError, match="differs from torch"):
+        check_graph(
+            made.task,
+            target_example(made.task, None),
+            gradient,
+            model.SerializeToString(),
+            vocabulary=2,
+        )
