@@ -16,8 +16,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, cast
 
-import msgpack
-
+from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.graphs import (
     CostTerm,
@@ -38,7 +37,7 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 def encode_manifest(manifest: Manifest) -> bytes:
     """The manifest's canonical bytes, with their hash in front."""
     body = _encode_body(manifest)
-    return _packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+    return packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
 
 
 def manifest_hash(manifest: Manifest) -> str:
@@ -55,7 +54,7 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
         raise GraphError(
             f"{len(data)} bytes are too many for a manifest (at most {MAX_MANIFEST_BYTES})"
         )
-    envelope = _unpacked(data)
+    envelope = unpacked(data, GraphError, "a manifest of graphs")
     if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
         raise GraphError("these bytes are not a manifest of graphs")
     _, version, digest, body = envelope
@@ -68,7 +67,7 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
     if expected_hash is not None and digest.hex() != expected_hash:
         raise GraphError(f"this is manifest {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
-        manifest = _decode_body(_unpacked(body))
+        manifest = _decode_body(unpacked(body, GraphError, "a manifest of graphs"))
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise GraphError(f"the manifest's bytes have the wrong structure: {error}") from error
     if manifest.encoded != data:
@@ -132,7 +131,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _encode_body(manifest: Manifest) -> bytes:
-    return _packed(
+    return packed(
         [
             bytes.fromhex(manifest.plan_hash),
             manifest.opset,
@@ -168,10 +167,10 @@ def _decode_body(body: Any) -> Manifest:
     plan, opset, ir_version, runtime, loss, tolerance, graphs = body
     return Manifest(
         plan_hash=_digest(plan),
-        opset=_count(opset),
-        ir_version=_count(ir_version),
-        min_onnxruntime=_text(runtime),
-        loss=_text(loss),
+        opset=count(opset),
+        ir_version=count(ir_version),
+        min_onnxruntime=text(runtime),
+        loss=text(loss),
         tolerance=_number(tolerance),
         graphs=tuple(_decode_entry(entry) for entry in graphs),
     )
@@ -180,16 +179,16 @@ def _decode_body(body: Any) -> Manifest:
 def _decode_entry(entry: Any) -> GraphEntry:
     kind, digest, size, kept, batch, inputs, outputs, masks, costs = entry
     return GraphEntry(
-        kind=cast(Kind, _text(kind)),
+        kind=cast(Kind, text(kind)),
         sha256=_digest(digest),
-        size_bytes=_count(size),
-        kept=None if kept is None else _counts(kept),
-        batch=None if batch is None else _count(batch),
+        size_bytes=count(size),
+        kept=None if kept is None else counts(kept),
+        batch=None if batch is None else count(batch),
         inputs=tuple(_decode_port(port) for port in inputs),
         outputs=tuple(_decode_port(port) for port in outputs),
-        masks=tuple(MaskSpec(_text(port), _number(p)) for port, p in masks),
+        masks=tuple(MaskSpec(text(port), _number(p)) for port, p in masks),
         activations=tuple(
-            CostTerm(_count(size), _counts(axes), _count(power)) for size, axes, power in costs
+            CostTerm(count(size), counts(axes), count(power)) for size, axes, power in costs
         ),
     )
 
@@ -197,9 +196,9 @@ def _decode_entry(entry: Any) -> GraphEntry:
 def _decode_port(port: Any) -> Port:
     name, dtype, dims = port
     return Port(
-        _text(name),
-        _text(dtype),
-        tuple(SizeTerm(_count(size), _counts(axes), _flag(batch)) for size, axes, batch in dims),
+        text(name),
+        text(dtype),
+        tuple(SizeTerm(count(size), counts(axes), flag(batch)) for size, axes, batch in dims),
     )
 
 
@@ -209,41 +208,7 @@ def _digest(value: Any) -> str:
     return value.hex()
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is not true or false")
-    return value
-
-
 def _number(value: Any) -> float:
     if not isinstance(value, float):
         raise TypeError(f"{value!r} is not a float")
     return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is not a count")
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(_count(value) for value in values)
-
-
-def _packed(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
-
-
-def _unpacked(data: bytes) -> Any:
-    try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise GraphError(f"these bytes are not a manifest of graphs: {error}") from error

@@ -22,8 +22,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import msgpack
-
+from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
 from edge_sdk.protocol.errors import PlanError
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Axis, Buffer, Dim, MacTerm, Tensor
@@ -38,7 +37,7 @@ def encode_plan(plan: ModelPlan) -> bytes:
     """The plan's canonical bytes, with their hash in front."""
     body, costs = _encode_body(plan), _encode_costs(plan)
     hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
-    return _packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
+    return packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
 
 
 def plan_hash(plan: ModelPlan) -> str:
@@ -53,7 +52,7 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
     """
     if len(data) > MAX_PLAN_BYTES:
         raise PlanError(f"{len(data)} bytes are too many for a plan (at most {MAX_PLAN_BYTES})")
-    envelope = _unpacked(data)
+    envelope = unpacked(data, PlanError, "a plan")
     if not isinstance(envelope, list) or len(envelope) < 2 or envelope[0] != MAGIC:
         raise PlanError("these bytes are not a plan")
     if envelope[1] != VERSION:
@@ -69,7 +68,7 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
     if expected_hash is not None and digest.hex() != expected_hash:
         raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
-        plan = _decode(_unpacked(body), _unpacked(costs))
+        plan = _decode(unpacked(body, PlanError, "a plan"), unpacked(costs, PlanError, "a plan"))
     except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise PlanError(f"the plan's bytes have the wrong structure: {error}") from error
     if plan.encoded != data:
@@ -78,7 +77,7 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
 
 
 def _encode_body(plan: ModelPlan) -> bytes:
-    return _packed(
+    return packed(
         [
             plan.regions,
             [[axis.name, list(axis.groups)] for axis in plan.axes],
@@ -90,7 +89,7 @@ def _encode_body(plan: ModelPlan) -> bytes:
 
 
 def _encode_costs(plan: ModelPlan) -> bytes:
-    return _packed([[term.macs, list(term.axes)] for term in plan.macs])
+    return packed([[term.macs, list(term.axes)] for term in plan.macs])
 
 
 def _encode_dims(tensor: Tensor) -> list[list[int]]:
@@ -103,53 +102,19 @@ def _encode_dims(tensor: Tensor) -> list[list[int]]:
 def _decode(body: Any, macs: Any) -> ModelPlan:
     regions, axes, tensors, buffers, depth = body
     return ModelPlan(
-        axes=tuple(Axis(_text(name), _counts(groups)) for name, groups in axes),
+        axes=tuple(Axis(text(name), counts(groups)) for name, groups in axes),
         tensors=tuple(
-            Tensor(_text(name), _text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
+            Tensor(text(name), text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
         ),
         buffers=tuple(
-            Buffer(_text(name), _text(dtype), _decode_dims(dims), _flag(statistic))
+            Buffer(text(name), text(dtype), _decode_dims(dims), flag(statistic))
             for name, dtype, dims, statistic in buffers
         ),
-        macs=tuple(MacTerm(_count(count), _counts(numbers)) for count, numbers in macs),
+        macs=tuple(MacTerm(count(each), counts(numbers)) for each, numbers in macs),
         regions=regions,
         depth=tuple(depth),
     )
 
 
 def _decode_dims(dims: Any) -> tuple[Dim, ...]:
-    return tuple(Dim(*_counts(dim)) for dim in dims)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is not true or false")
-    return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is not a count")
-    return value
-
-
-def _counts(values: Any) -> tuple[int, ...]:
-    return tuple(_count(value) for value in values)
-
-
-def _packed(value: Any) -> bytes:
-    packed: bytes = msgpack.packb(value, use_bin_type=True)
-    return packed
-
-
-def _unpacked(data: bytes) -> Any:
-    try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise PlanError(f"these bytes are not a plan: {error}") from error
+    return tuple(Dim(*counts(dim)) for dim in dims)
