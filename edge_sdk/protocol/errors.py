@@ -6,6 +6,7 @@
     │   ├── TensorError          arrays do not fit the plan: unknown or missing name, shape, dtype
     │   ├── GroupError           a choice of groups does not fit the plan: axis, empty set, id
     │   ├── BlockError           a set of blocks does not fit the plan: id, order, number of values
+    │   ├── EncodingError        an encoding is unknown, out of range, or not available here
     │   ├── GraphError           graphs are malformed, altered, or do not fit plan or runtime
     │   └── MessageError         a message contradicts itself
     ├── StateError               an event that cannot happen in this state; the state is unchanged
@@ -43,6 +44,10 @@ class GroupError(ProtocolError):
 
 class BlockError(ProtocolError):
     """A set of blocks does not fit the plan: an id, the order, the number of values."""
+
+
+class EncodingError(ProtocolError):
+    """An encoding of blocks is unknown, out of range, or not available here."""
 
 
 class GraphError(ProtocolError):

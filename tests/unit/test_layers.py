@@ -22,7 +22,7 @@ ALLOWED = {
 }
 """Which of our packages the modules of a layer may import."""
 
-LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib"}
+LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 """Not to be imported at the top of any module of the SDK but the backend that is for it."""
 
 BACKENDS = {"edge_sdk/train/torch.py": "torch", "edge_sdk/train/onnx.py": "onnxruntime"}

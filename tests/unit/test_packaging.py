@@ -34,6 +34,7 @@ def test_base_install_is_what_a_device_needs() -> None:
     ("extra", "needs"),
     [
         ("onnx", {"onnxruntime"}),
+        ("zstd", {"zstandard"}),
         ("torch", {"torch"}),
         (
             "coordinator",
