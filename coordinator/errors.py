@@ -3,7 +3,9 @@
 TesseraError
 └── CoordinatorError
     ├── TraceError       a model could not be turned into a plan; names the module and why
-    └── ConfigError      a run was asked for that cannot be had; names the setting
+    ├── ConfigError      a run was asked for that cannot be had; names the setting
+    ├── GraphCompileError  a task could not be compiled (`coordinator.graphs.errors`)
+    └── MemoryStoreError   a memory cannot be used (`coordinator.memory.errors`): busy, damaged
 """
 
 from __future__ import annotations
