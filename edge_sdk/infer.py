@@ -65,6 +65,7 @@ class Predictor:
         groups = plan.all_groups() if groups is None else groups
         plan.check(weights, groups)
         plan.check_buffers(buffers, groups)
+        manifest.data.check_inputs(inputs)
         samples = _samples(inputs)
         kept = plan.kept_atoms(plan.choose(groups))
         limit = manifest.largest_batch("evaluate", kept)

@@ -36,7 +36,7 @@ class Builder:
     """Collects ONNX nodes; asking twice for the same operation gives the same result."""
 
     def __init__(self, plan: ModelPlan, batch_source: str) -> None:
-        self._plan = plan
+        self.plan = plan
         self._batch_source = batch_source
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
@@ -111,14 +111,14 @@ class Builder:
         return self.emit("Concat", *(self.size(size) for size in shape), axis=0)
 
     def _kept(self, axis: int) -> str:
-        for tensor in self._plan.tensors:
+        for tensor in self.plan.tensors:
             for position, dim in enumerate(tensor.dims):
                 if dim.axis == axis:
                     source = f"w:{tensor.name}"
                     size = self.emit("Shape", source, start=position, end=position + 1)
                     atom = dim.outer * dim.inner
                     return size if atom == 1 else self.emit("Div", size, self.ints([atom]))
-        raise GraphCompileError(f"no weight has axis {self._plan.axes[axis].name!r}")
+        raise GraphCompileError(f"no weight has axis {self.plan.axes[axis].name!r}")
 
     # -- values -----------------------------------------------------------------------------
 

@@ -27,9 +27,8 @@ from coordinator.graphs.compiled import (
     read_graphs,
     write_graphs,
 )
-from coordinator.graphs.gradient import input_examples, loss_name, output_shape, target_example
 from coordinator.graphs.translate import IR_VERSION, OPSET
-from coordinator.tasks import Task
+from coordinator.tasks import CUSTOM, Task
 from edge_sdk.protocol.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -41,42 +40,34 @@ def compiled_graphs(
     cache_dir: Path,
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
-    example_targets: torch.Tensor | None = None,
 ) -> CompiledGraphs:
     """As `compile_graphs`, but from the cache if the same was compiled before.
 
     A damaged entry is compiled again. Several processes may share the folder.
     """
-    key = cache_key(task, levels, batch_sizes, example_targets)
+    key = cache_key(task, levels, batch_sizes)
     try:
         return read_graphs(cache_dir, f"{key}.bin", task.plan)
     except FileNotFoundError:
         logger.info("graphs %s… are not in the cache: compiling", key[:12])
     except (ProtocolError, OSError) as error:
         logger.warning("graphs %s… in the cache are unusable, compiling: %s", key[:12], error)
-    graphs = compile_graphs(
-        task, levels=levels, batch_sizes=batch_sizes, example_targets=example_targets
-    )
+    graphs = compile_graphs(task, levels=levels, batch_sizes=batch_sizes)
     write_graphs(graphs, cache_dir, f"{key}.bin")
     return graphs
 
 
-def cache_key(
-    task: Task,
-    levels: Sequence[float],
-    batch_sizes: Sequence[int],
-    example_targets: torch.Tensor | None = None,
-) -> str:
+def cache_key(task: Task, levels: Sequence[float], batch_sizes: Sequence[int]) -> str:
     """The name of a task's graphs in the cache, 64 hex digits."""
     whole = tuple(axis.atoms for axis in task.plan.axes)
     train, evaluate = task.train_program.at(whole, 2, True), task.traced.evaluate.at(whole, 2)
     parts = (
         task.plan.hash,
-        input_examples(task),
+        task.data,
         *(_structure(form.module) for form in (train, evaluate)),
         *(_contents(form.constants) for form in (train, evaluate)),
         train.masks,
-        _loss(task, example_targets),
+        _loss(task),
         [float(level) for level in levels],
         [int(size) for size in batch_sizes],
         (OPSET, IR_VERSION, MIN_ONNXRUNTIME),
@@ -108,17 +99,17 @@ def _contents(tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
     return [(a.dtype.str, a.shape, sha256(a.tobytes()).hexdigest()) for a in arrays]
 
 
-def _loss(task: Task, example_targets: torch.Tensor | None) -> tuple[Any, ...]:
-    targets, name = target_example(task, example_targets), loss_name(task)
-    if name != "custom":
-        return (name, targets)
+def _loss(task: Task) -> tuple[Any, ...]:
+    if task.loss_name != CUSTOM:
+        return (task.loss_name,)
     loss: Any = task.loss
     try:
         source = inspect.getsource(loss)
     except (OSError, TypeError):  # typed at a prompt, or an object that is called
         source = ""
     # The source does not tell the values it refers to, such as a factor of an enclosing function.
-    outputs = torch.full((2, *output_shape(task)), 0.5)
-    traced = make_fx(loss)(outputs, torch.ones((2, *targets.shape), dtype=targets.dtype))
+    targets = task.data.targets
+    outputs = torch.full((2, *task.train_program.output_shape), 0.5)
+    ones = torch.ones((2, *targets.shape), dtype=getattr(torch, targets.dtype))
     where = getattr(loss, "__module__", ""), getattr(loss, "__qualname__", type(loss).__qualname__)
-    return (name, targets, where, source, _structure(traced))
+    return (CUSTOM, where, source, _structure(make_fx(loss)(outputs, ones)))

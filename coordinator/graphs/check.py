@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
 import torch
 
 from coordinator.graphs.errors import GraphCompileError
-from coordinator.graphs.gradient import Example, input_examples, weighted_mean
-from coordinator.tasks import Task
+from coordinator.graphs.gradient import weighted_mean
+from coordinator.tasks import CUSTOM, Task
+from edge_sdk.protocol.data_spec import ArraySpec
 from edge_sdk.protocol.graphs import GraphEntry
 from edge_sdk.protocol.layout import Array
 
@@ -39,15 +40,7 @@ class Case:
         return [torch.tensor(self.feeds[name]) for name in names]
 
 
-def make_case(
-    task: Task,
-    targets: Example,
-    *,
-    level: float,
-    batch: int,
-    vocabulary: int,
-    seed: int,
-) -> Case:
+def make_case(task: Task, *, level: float, batch: int, seed: int) -> Case:
     """Random weights near the task's, of a random submodel; random data, weights and scales."""
     plan, rng = task.plan, np.random.default_rng(seed)
     groups = {}
@@ -62,11 +55,11 @@ def make_case(
         feeds[f"w:{name}"] = (array + noise).astype(array.dtype)
     for name, array in plan.cut_buffers(task.buffers, groups).items():
         feeds[f"b:{name}"] = array
-    for index, example in enumerate(input_examples(task)):
-        feeds[f"x{index}"] = _random(rng, batch, replace(example, below=vocabulary))
+    for index, spec in enumerate(task.data.inputs):
+        feeds[f"x{index}"] = _random(rng, batch, spec)
     for axis in plan.axes:
         feeds[f"s:{axis.name}"] = np.asarray(rng.uniform(0.8, 1.6), dtype=np.float32)
-    feeds["targets"] = _random(rng, batch, targets)
+    feeds["targets"] = _random_targets(task, rng, batch)
     feeds["sample_weights"] = rng.uniform(0.2, 1, batch).astype(np.float32)
     if batch > 2:
         feeds["sample_weights"][1] = 0
@@ -86,7 +79,7 @@ def torch_gradient(task: Task, case: Case) -> dict[str, Array]:
     outputs = forward(
         weights,
         buffers,
-        case.tensors([f"x{index}" for index in range(len(input_examples(task)))]),
+        case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
         case.tensors([f"s:{axis.name}" for axis in plan.axes]),
         case.tensors([f"m{index}" for index in range(len(forward.masks))]),
     )
@@ -108,7 +101,7 @@ def torch_outputs(task: Task, case: Case) -> dict[str, Array]:
         outputs = task.traced.evaluate.at(case.kept, case.batch)(
             case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
             case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
-            case.tensors([f"x{index}" for index in range(len(input_examples(task)))]),
+            case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
             [1.0] * len(plan.axes),
         )
     return {"outputs": outputs.numpy()}
@@ -145,13 +138,10 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def check_graph(
-    task: Task, targets: Example, entry: GraphEntry, data: bytes, *, vocabulary: int
-) -> float:
+def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
     """The largest error of a graph; raises `GraphCompileError` above `TOLERANCE`.
 
-    A graph that takes any width or batch is checked at sizes where it was not traced. Integer
-    inputs are drawn below `vocabulary`.
+    A graph that takes any width or batch is checked at sizes where it was not traced.
     """
     session = open_session(data)
     oracle = torch_gradient if entry.kind == "gradient" else torch_outputs
@@ -160,9 +150,7 @@ def check_graph(
         for batch in BATCHES if entry.batch is None else (entry.batch,):
             best = float("inf")
             for seed in range(TRIES):
-                case = make_case(
-                    task, targets, level=level, batch=batch, vocabulary=vocabulary, seed=seed
-                )
+                case = make_case(task, level=level, batch=batch, seed=seed)
                 wanted = oracle(task, case)
                 if batch == 1 and not _finite(wanted):
                     best = (
@@ -193,12 +181,22 @@ def _levels(task: Task, entry: GraphEntry) -> tuple[float, ...]:
     return (max(shares),)
 
 
-def _random(rng: np.random.Generator, batch: int, example: Example) -> Array:
-    kind = np.dtype(str(example.dtype).removeprefix("torch."))
-    shape = (batch, *example.shape)
-    if example.dtype.is_floating_point:
-        return rng.normal(0, 1, shape).astype(kind)
-    return rng.integers(0, example.below, shape).astype(kind)
+def _random(rng: np.random.Generator, batch: int, spec: ArraySpec) -> Array:
+    shape = (batch, *spec.shape)
+    if not spec.dtype.startswith("float"):
+        highest = 1 if spec.highest is None else spec.highest  # 0 and 1 are always allowed
+        return rng.integers(0, highest, shape, endpoint=True).astype(spec.dtype)
+    if spec.highest is not None:
+        return rng.uniform(0, spec.highest, shape).astype(spec.dtype)
+    return rng.normal(0, 1, shape).astype(spec.dtype)
+
+
+def _random_targets(task: Task, rng: np.random.Generator, batch: int) -> Array:
+    """A loss of the task's own may take few values: its examples are such."""
+    if task.loss_name == CUSTOM and task.example_targets is not None:
+        examples: Array = task.example_targets.detach().cpu().numpy()
+        return examples[rng.integers(0, len(examples), batch)]
+    return _random(rng, batch, task.data.targets)
 
 
 def _check_shape(name: str, wanted: tuple[int, ...], array: Array) -> None:

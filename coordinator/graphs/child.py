@@ -3,8 +3,9 @@
     python -m coordinator.graphs.child TASK OUT_DIR --batch-size 32 --level 1.0 --level 0.5
 
 TASK is "path/to/file.py:function" or "package.module:function". The function takes nothing and
-returns a `coordinator.tasks.Task`, or for a loss of its own that and a batch of targets. OUT_DIR
-then holds plan.bin, manifest.bin and graphs/<sha256>.onnx.
+returns a `coordinator.tasks.Task`. OUT_DIR then is a saved model (`coordinator.saved`): the plan,
+the task's initial weights and buffers, the manifest and the graphs. All of it is read without torch
+and checked on the way in.
 """
 
 from __future__ import annotations
@@ -21,21 +22,9 @@ from types import ModuleType
 from typing import Any
 
 from coordinator.errors import CoordinatorError
-from coordinator.graphs.compiled import (
-    BATCH_SIZES,
-    LEVELS,
-    CompiledGraphs,
-    check_wanted,
-    read_graphs,
-    write_atomically,
-    write_graphs,
-)
+from coordinator.graphs.compiled import BATCH_SIZES, LEVELS, check_wanted
 from coordinator.graphs.errors import GraphCompileError
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.plan_codec import decode_plan
-
-PLAN = "plan.bin"
-MANIFEST = "manifest.bin"
+from coordinator.saved import SavedModel, check_folder_free, read_model, save_model
 
 
 def compile_in_child(
@@ -45,22 +34,24 @@ def compile_in_child(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
-) -> tuple[ModelPlan, CompiledGraphs]:
-    """The plan and the graphs of a task, made in a process of its own.
+) -> SavedModel:
+    """A task's plan, initial weights and buffers, and graphs, made in a process of its own.
 
-    `task_source` is a reference as above, relative to the working directory. None: no cache; no
-    time limit. Raises `GraphCompileError` with what the child wrote to stderr.
+    `task_source` is a reference as above, relative to the working directory. `cache_dir` None: no
+    cache; graphs that are in it are not compiled again, but the task is still traced. `timeout_s`
+    None: no limit. Raises `GraphCompileError` with what the child wrote to stderr.
     """
     _parse(task_source)
     check_wanted(levels, batch_sizes)
     with TemporaryDirectory(prefix="tessera-graphs-") as folder:
+        made = Path(folder) / "task"
         command = [sys.executable, "-m", "coordinator.graphs.child"]
         command += [f"--level={float(level)!r}" for level in levels]
         command += [f"--batch-size={int(size)}" for size in batch_sizes]
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
             done = subprocess.run(  # noqa: S603  our own interpreter and module, no shell
-                [*command, "--", task_source, folder],
+                [*command, "--", task_source, str(made)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -75,8 +66,7 @@ def compile_in_child(
         if done.returncode != 0:
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
             raise GraphCompileError(f"task {task_source!r} was not compiled: {said}")
-        plan = decode_plan((Path(folder) / PLAN).read_bytes())
-        return plan, read_graphs(Path(folder), MANIFEST, plan)
+        return read_model(made)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,27 +87,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile(options: argparse.Namespace) -> None:
+    check_folder_free(options.out_dir)
     function = _load(options.task)
     from coordinator.graphs.cache import compiled_graphs
     from coordinator.graphs.compile import compile_graphs
     from coordinator.tasks import Task
 
-    made = function()
-    task, targets = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    task = function()
     if not isinstance(task, Task):
         raise GraphCompileError(f"{options.task} returned {type(task).__name__}, not a Task")
     wanted: dict[str, Any] = {
         "levels": options.level or LEVELS,
         "batch_sizes": options.batch_size or BATCH_SIZES,
-        "example_targets": targets,
     }
     if options.cache_dir is None:
         graphs = compile_graphs(task, **wanted)
     else:
         graphs = compiled_graphs(task, cache_dir=options.cache_dir, **wanted)
-    options.out_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.out_dir / PLAN, task.plan.encoded)
-    write_graphs(graphs, options.out_dir, MANIFEST)
+    model = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
+    save_model(model, options.out_dir)
 
 
 def _parse(reference: str) -> tuple[str, str]:

@@ -7,26 +7,21 @@ and batch; one graph a level, for every batch; one graph for each level and batc
 from __future__ import annotations
 
 import logging
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from math import prod
 
 import onnx
-import torch
 
 from coordinator.graphs.builder import numpy_type
 from coordinator.graphs.check import check_graph
 from coordinator.graphs.compiled import BATCH_SIZES, LEVELS, CompiledGraphs, check_wanted
+from coordinator.graphs.costs import activations, products
 from coordinator.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.graphs.gradient import (
     Kept,
     Traced,
-    loss_name,
-    target_example,
     trace_evaluation,
     trace_gradient,
 )
@@ -41,11 +36,9 @@ from coordinator.graphs.symbols import (
 )
 from coordinator.graphs.translate import IR_VERSION, OPSET, translate
 from coordinator.tasks import Task
-from edge_sdk.protocol.graphs import CostTerm, GraphEntry, Kind, Manifest, MaskSpec, Port
+from edge_sdk.protocol.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port
 
 MIN_ONNXRUNTIME = "1.23.0"
-
-_SCATTERS = re.compile(r".*embedding.*_backward|max_pool.*_backward")
 
 logger = logging.getLogger(__name__)
 
@@ -65,35 +58,30 @@ def compile_graphs(
     *,
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
-    example_targets: torch.Tensor | None = None,
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
     `levels` and `batch_sizes` matter only where sizes cannot stay open: there is then one graph for
-    each, and an axis' groups must be of equal size. `example_targets`, a batch of targets, is
-    needed for a loss that is not in `LOSSES`.
+    each, and an axis' groups must be of equal size.
 
     Raises `GraphCompileError`, which names the operator and its module when one has no translation,
-    and the differences when a graph does not compute what torch does.
+    and the differences when a graph does not compute what torch does; `ConfigError` when the task
+    does not say what its targets are.
     """
     check_wanted(levels, batch_sizes)
-    targets = target_example(task, example_targets)
+    data_spec = task.data
     tolerance = 0.0
     entries: list[GraphEntry] = []
     files: dict[str, bytes] = {}
     for kind in ("gradient", "evaluate"):
         trace = (
-            partial(trace_gradient, task, targets)
-            if kind == "gradient"
-            else partial(trace_evaluation, task)
+            partial(trace_gradient, task) if kind == "gradient" else partial(trace_evaluation, task)
         )
         source = "sample_weights" if kind == "gradient" else "x0"
         for built in _build(task, trace, source, levels, batch_sizes):
             data = built.model.SerializeToString(deterministic=True)
             entry = _entry(kind, built, data)
-            vocabulary = _vocabulary(built.graph)
-            error = check_graph(task, targets, entry, data, vocabulary=vocabulary)
-            tolerance = max(tolerance, error)
+            tolerance = max(tolerance, check_graph(task, entry, data))
             entries.append(entry)
             files[entry.sha256] = data
     manifest = Manifest(
@@ -101,8 +89,9 @@ def compile_graphs(
         opset=OPSET,
         ir_version=IR_VERSION,
         min_onnxruntime=MIN_ONNXRUNTIME,
-        loss=loss_name(task),
+        loss=task.loss_name,
         tolerance=tolerance,
+        data=data_spec,
         graphs=tuple(entries),
     )
     manifest.check(task.plan)
@@ -165,28 +154,9 @@ def _entry(kind: Kind, built: _Built, data: bytes) -> GraphEntry:
             for index, probability in enumerate(built.graph.masks)
             if f"m{index}" in used
         ),
-        activations=_activations(built.graph),
+        activations=activations(built.graph),
+        products=products(built.graph),
     )
-
-
-def _activations(graph: Symbolic) -> tuple[CostTerm, ...]:
-    """Bytes of every float result of a step that is not an output.
-
-    Where a step scatters into zeros, ONNX holds those as a tensor of their own.
-    """
-    given = {ref.name for ref in graph.outputs.values()}
-    total: Counter[tuple[tuple[int, ...], int]] = Counter()
-    for step in graph.steps:
-        if step.target == "getitem":
-            continue  # a part of what another step made
-        times = (step.name not in given) + bool(_SCATTERS.fullmatch(step.target))
-        for spec in step.results:
-            if spec is not None and spec.dtype.is_floating_point:
-                terms = [as_term(size) for size in spec.shape]
-                axes = tuple(sorted(axis for term in terms for axis in term.axes))
-                size = times * spec.dtype.itemsize * prod(term.coefficient for term in terms)
-                total[axes, sum(term.batch for term in terms)] += size
-    return tuple(CostTerm(total[kind], *kind) for kind in sorted(total) if total[kind])
 
 
 def _output_specs(built: _Built) -> dict[str, Spec]:
@@ -199,14 +169,3 @@ def _output_specs(built: _Built) -> dict[str, Spec]:
 
 def _port(name: str, spec: Spec) -> Port:
     return Port(name, numpy_type(spec.dtype).name, tuple(as_term(size) for size in spec.shape))
-
-
-def _vocabulary(graph: Symbolic) -> int:
-    """Integers below this are valid inputs: the smallest table that is looked up."""
-    specs = dict(graph.inputs)
-    sizes = []
-    for step in graph.steps:
-        table = step.arguments.get("weight")
-        if "embedding" in step.target and table is not None and table.name in specs:
-            sizes.append(specs[table.name].shape[0])
-    return min((size for size in sizes if isinstance(size, int)), default=2)

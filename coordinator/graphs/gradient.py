@@ -20,24 +20,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.graphs.errors import GraphCompileError
-from coordinator.tasks import LOSSES, Loss, Task
+from coordinator.tasks import Loss, Task
 from coordinator.tracing.program import Forward
+from edge_sdk.protocol.data_spec import ArraySpec
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Dim
 
 aten = torch.ops.aten
 
 Kept = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The shape without its batch dimension, and the type, of an input or of the targets."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    below: int = 2
-    """Integers are below this: class numbers, token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,40 +43,7 @@ class Traced:
     """Values of the inputs that are constants made in forward()."""
 
 
-def input_examples(task: Task) -> tuple[Example, ...]:
-    """What the model takes."""
-    values = [node.meta["val"] for node in task.train_program._captured.inputs]
-    return tuple(Example(tuple(value.shape[1:]), value.dtype) for value in values)
-
-
-def target_example(task: Task, given: torch.Tensor | None) -> Example:
-    """What the loss compares with; for the losses we know it follows from the model's outputs."""
-    if given is not None:
-        below = 2 if given.is_floating_point() else int(given.max()) + 1
-        return Example(tuple(given.shape[1:]), given.dtype, below)
-    name = loss_name(task)
-    if name == "custom":
-        raise GraphCompileError("the loss is the task's own: give example_targets, a batch of them")
-    shape = output_shape(task)
-    if name == "cross-entropy":
-        return Example(shape[1:], torch.int64, shape[0])
-    return Example(shape, torch.float32)
-
-
-def output_shape(task: Task) -> tuple[int, ...]:
-    """The shape of the model's outputs without its batch dimension."""
-    kept = tuple(axis.atoms for axis in task.plan.axes)
-    forward = task.traced.evaluate.at(kept, 2)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return tuple(_run(forward, _arguments(task, forward, kept, 2)).shape[1:])
-
-
-def loss_name(task: Task) -> str:
-    """The loss's name in `LOSSES`, or "custom"."""
-    return next((name for name, loss in LOSSES.items() if loss is task.loss), "custom")
-
-
-def trace_gradient(task: Task, targets: Example, kept: Kept, batch: int) -> Traced:
+def trace_gradient(task: Task, kept: Kept, batch: int) -> Traced:
     """Loss, gradients and new statistics of the submodel with `kept` atoms per axis."""
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
@@ -94,8 +52,10 @@ def trace_gradient(task: Task, targets: Example, kept: Kept, batch: int) -> Trac
     def gradient(arguments: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
         def objective(weights: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
             buffers = [buffer.clone() for buffer in arguments["buffers"]]
-            outputs = _run(forward, {**arguments, "weights": weights, "buffers": buffers})
+            run = _Run(forward.module)
+            outputs = run.outputs({**arguments, "weights": weights, "buffers": buffers})
             mean = weighted_mean(task.loss, outputs, *arguments["batch"])
+            _name_backward(mean, run.origins)
             return mean, [buffers[index] for index in statistics]
 
         grads, (loss, new) = torch.func.grad_and_value(objective, has_aux=True)(
@@ -105,10 +65,7 @@ def trace_gradient(task: Task, targets: Example, kept: Kept, batch: int) -> Trac
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
-        arguments["batch"] = [
-            torch.empty(batch, *targets.shape, dtype=targets.dtype),
-            torch.empty(batch),
-        ]
+        arguments["batch"] = [_empty(batch, task.data.targets), torch.empty(batch)]
     inputs = (*_names(plan, arguments), "targets", "sample_weights")
     outputs = (
         "loss",
@@ -125,7 +82,7 @@ def trace_evaluation(task: Task, kept: Kept, batch: int) -> Traced:
     forward = task.traced.evaluate.at(kept, batch)
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
-    graph = _trace(lambda given: [_run(forward, given)], arguments)
+    graph = _trace(lambda given: [_Run(forward.module).outputs(given)], arguments)
     return Traced(graph, _names(task.plan, arguments), ("outputs",), (), _constants(forward))
 
 
@@ -181,10 +138,14 @@ def _arguments(
         "weights": [empty(tensor.dims, tensor.dtype) for tensor in plan.tensors],
         "buffers": [empty(buffer.dims, buffer.dtype) for buffer in plan.buffers],
         "constants": [torch.empty(c.shape, dtype=c.dtype) for c in forward.constants],
-        "inputs": [torch.empty(batch, *e.shape, dtype=e.dtype) for e in input_examples(task)],
+        "inputs": [_empty(batch, spec) for spec in task.train_program.inputs],
         "scales": [torch.empty(()) for _ in plan.axes],
         "masks": [torch.empty(shape) for _, shape in forward.masks],
     }
+
+
+def _empty(batch: int, spec: ArraySpec) -> torch.Tensor:
+    return torch.empty(batch, *spec.shape, dtype=getattr(torch, spec.dtype))
 
 
 def _names(plan: ModelPlan, arguments: dict[str, list[torch.Tensor]]) -> tuple[str, ...]:
@@ -202,24 +163,61 @@ def _constants(forward: Forward) -> dict[str, torch.Tensor]:
     return {f"c:{index}": constant for index, constant in enumerate(forward.constants)}
 
 
-def _run(forward: Forward, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
-    order = ("weights", "buffers", "constants", "inputs", "scales", "masks")
-    (output,) = _Run(forward.module).run(*(tensor for kind in order for tensor in given[kind]))
-    result: torch.Tensor = output
-    return result
-
-
 class _Run(fx.Interpreter):
     """Runs a forward pass, node by node so that operators remember their module.
 
-    torch's BatchNorm changes its statistics without saying so in its schema, and would lose them
-    here; it is written out in operators that do say so.
+    torch's BatchNorm and InstanceNorm change statistics without saying so in their schemas, and
+    would lose them here; they are written out in operators that do say so.
     """
+
+    origins: dict[int, dict[str, Any]]
+    """The module that each operation came from, by the number autograd gave it."""
+
+    def outputs(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        """What the model says."""
+        self.origins = {}
+        order = ("weights", "buffers", "constants", "inputs", "scales", "masks")
+        (output,) = self.run(*(tensor for kind in order for tensor in given[kind]))
+        result: torch.Tensor = output
+        return result
+
+    def run_node(self, n: fx.Node) -> Any:
+        first = torch._C._autograd._get_sequence_nr()
+        stack = n.meta.get("nn_module_stack")
+        try:
+            result = super().run_node(n)
+        except GraphCompileError as error:
+            name = list(stack.values())[-1][0] if stack else ""
+            where = f"module {name!r}" if name else "the model's own forward()"
+            raise GraphCompileError(f"{where}: {error}") from error
+        if stack:
+            numbers = range(first, torch._C._autograd._get_sequence_nr())
+            self.origins.update(dict.fromkeys(numbers, stack))
+        return result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.batch_norm.default:
             return _batch_norm(*args, **kwargs)
+        if target is aten.instance_norm.default:
+            return _instance_norm(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def _name_backward(loss: torch.Tensor, origins: dict[int, dict[str, Any]]) -> None:
+    """Let the operators of each step of the backward pass remember the module it goes back to."""
+
+    def remember(number: int) -> Callable[[Any], None]:
+        return lambda _: fx.traceback.get_current_meta().update(
+            nn_module_stack=origins.get(number, {})
+        )
+
+    seen, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [before for before, _ in node.next_functions]
+            node.register_prehook(remember(node._sequence_nr()))
 
 
 def _batch_norm(
@@ -250,6 +248,38 @@ def _batch_norm(
     return x * scale.reshape(shape) + shift.reshape(shape)
 
 
+def _instance_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool = False,
+) -> torch.Tensor:
+    if not use_input_stats:
+        return _batch_norm(x, weight, bias, mean, var, False, momentum, eps)
+    dims = list(range(2, x.ndim))
+    own_mean = x.mean(dims, keepdim=True)
+    centred = x - own_mean
+    own_var = (centred * centred).mean(dims, keepdim=True)
+    out = centred * torch.rsqrt(own_var + eps)
+    shape = [1, -1] + [1] * (x.ndim - 2)
+    if weight is not None:
+        out = out * weight.reshape(shape)
+    if bias is not None:
+        out = out + bias.reshape(shape)
+    if mean is not None and var is not None:
+        # Statistics are the samples' means of what each sample has.
+        count = x[0, 0].numel()
+        new_var = own_var.detach().mean(0).flatten() * (count / (count - 1))
+        mean.copy_(momentum * own_mean.detach().mean(0).flatten() + (1 - momentum) * mean)
+        var.copy_(momentum * new_var + (1 - momentum) * var)
+    return out
+
+
 def _batch_norm_functional(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -277,22 +307,6 @@ def _batch_norm_no_stats(
     _momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    return _normalise(x, weight, bias, eps)[:3]
-
-
-def _batch_norm_native(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    _momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """What InstanceNorm is made of."""
-    if not training or running_mean is not None or running_var is not None:
-        raise GraphCompileError("InstanceNorm with track_running_stats has no translation")
     return _normalise(x, weight, bias, eps)[:3]
 
 
@@ -340,6 +354,59 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     return torch.softmax(x, dim, dtype=dtype)
 
 
+def _adaptive_max_pool(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows of one size, if the image is a multiple of the output."""
+    kernel = _window(x, sizes)
+    values, indices = aten.max_pool2d_with_indices.default(x, kernel, kernel)
+    return values, indices
+
+
+def _adaptive_max_pool_backward(
+    grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor
+) -> torch.Tensor:
+    kernel = _window(x, grad.shape[-2:])
+    found: torch.Tensor = aten.max_pool2d_with_indices_backward.default(
+        grad, x, kernel, kernel, [0, 0], [1, 1], False, indices
+    )
+    return found
+
+
+def _window(x: torch.Tensor, sizes: Sequence[int]) -> list[int]:
+    image = list(x.shape[-2:])
+    if any(size % out for size, out in zip(image, sizes, strict=True)):
+        raise GraphCompileError(
+            f"adaptive_max_pool2d from {image} to {list(sizes)}: windows of differing size have no "
+            "translation"
+        )
+    return [size // out for size, out in zip(image, sizes, strict=True)]
+
+
+def _upsample_nearest(x: torch.Tensor, sizes: list[int], *_scales: float | None) -> torch.Tensor:
+    """Every pixel repeated, if the output is a multiple of the image."""
+    times = _repeats(x.shape[2:], sizes)
+    split = [part for size in x.shape[2:] for part in (size, 1)]
+    whole = [part for size, n in zip(x.shape[2:], times, strict=True) for part in (size, n)]
+    pixels = x.reshape(*x.shape[:2], *split).expand(*x.shape[:2], *whole)
+    return pixels.reshape(*x.shape[:2], *sizes)
+
+
+def _upsample_nearest_backward(
+    grad: torch.Tensor, _sizes: list[int], shape: list[int], *_scales: float | None
+) -> torch.Tensor:
+    times = _repeats(shape[2:], grad.shape[2:])
+    whole = [part for size, n in zip(shape[2:], times, strict=True) for part in (size, n)]
+    return grad.reshape(*shape[:2], *whole).sum([3 + 2 * i for i in range(len(times))])
+
+
+def _repeats(image: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    if any(out % size for size, out in zip(image, sizes, strict=True)):
+        raise GraphCompileError(
+            f"interpolation from {list(image)} to {list(sizes)}: only whole multiples have a "
+            "translation"
+        )
+    return [out // size for size, out in zip(image, sizes, strict=True)]
+
+
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
@@ -356,6 +423,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         aten.mish,
         aten.std,
         aten.std_mean,
+        aten.linalg_vector_norm,
     ]
     table.update(get_decompositions(more))
     by_hand = (
@@ -368,7 +436,15 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         table.pop(packet.default, None)
     table[aten._native_batch_norm_legit_functional.default] = _batch_norm_functional
     table[aten._native_batch_norm_legit.no_stats] = _batch_norm_no_stats
-    table[aten.native_batch_norm.default] = _batch_norm_native
+    table[aten.adaptive_max_pool2d.default] = _adaptive_max_pool
+    table[aten.adaptive_max_pool2d_backward.default] = _adaptive_max_pool_backward
+    for forward, backward in (
+        (aten.upsample_nearest1d, aten.upsample_nearest1d_backward),
+        (aten.upsample_nearest2d, aten.upsample_nearest2d_backward),
+    ):
+        table.pop(forward.vec, None)  # it leads to the other one, by torch's own rule
+        table[forward.default] = _upsample_nearest
+        table[backward.default] = _upsample_nearest_backward
     table[aten.native_group_norm.default] = _group_norm
     table[aten._safe_softmax.default] = _safe_softmax
     return table

@@ -189,7 +189,10 @@ class _Comparison:
             for parts in zip(*values, strict=True)
         )
         arguments = self._unify([_bind(other) for other in nodes])
-        return Step(node.name, _target(node), arguments, results, single, _module_of(node))
+        target = _target(node)
+        if arguments.get("transposed"):  # torch has one operator for two that differ in all else
+            target = target.replace("convolution", "convolution_transposed")
+        return Step(node.name, target, arguments, results, single, _module_of(node))
 
     def _spec(self, values: Sequence[torch.Tensor]) -> Spec:
         if len({(value.ndim, value.dtype) for value in values}) != 1:

@@ -50,7 +50,7 @@ def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.Model
 
 
 def _where(step: Step) -> str:
-    return f"module {step.module!r}" if step.module else "outside any module or in a backward pass"
+    return f"module {step.module!r}" if step.module else "the model's own forward() or the loss"
 
 
 def _filled(step: Step, values: dict[str, Any]) -> Step:

@@ -120,6 +120,8 @@ def _embedding_bag(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     if not made_here or offsets.args[2] * bags != prod(shape_of(a["indices"])):
         raise TraceError(describe(node, "bags of differing length; give a 2-D batch of ids"))
     batch, _ = split_front(ids[0], bags, describe(node, "is a bag"))
+    if a["per_sample_weights"] is not None:
+        walk.tie(node, walk.dims(a["per_sample_weights"])[0], ids[0])
     walk.patch(offsets, "end", ids[0])
     walk.values[offsets] = [batch]
     rest = [

@@ -18,7 +18,9 @@ from torch import fx
 
 from coordinator.tracing.capture import Captured
 from coordinator.tracing.factors import Dim, Factor, leaves
+from coordinator.tracing.lookups import vocabulary
 from coordinator.tracing.walk import Walk, arguments, operator_name, shape_of
+from edge_sdk.protocol.data_spec import ArraySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,24 @@ class Program:
         for patch in walk.patches:
             self._patches.setdefault(patch.node, []).append((patch.argument, patch.sizes))
         self.at = lru_cache(maxsize=64)(self._at)
+
+    @property
+    def inputs(self) -> tuple[ArraySpec, ...]:
+        """What the model takes of every sample, in order."""
+        return tuple(
+            ArraySpec(
+                str(node.meta["val"].dtype).removeprefix("torch."),
+                shape_of(node)[1:],
+                None if (ids := vocabulary(node)) is None else ids - 1,
+            )
+            for node in self._captured.inputs
+        )
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the model's output, without its first dimension; widths never show there."""
+        (output,) = (node for node in self._captured.graph.nodes if node.op == "output")
+        return shape_of(output.args[0][0])[1:]
 
     def _at(self, kept: tuple[int, ...], batch: int, scaled: bool = False) -> Forward:
         """The submodel with `kept` atoms per axis; `scaled` multiplies layer inputs (rescale)."""

@@ -1,11 +1,16 @@
 """Manifests as bytes, and what a graph's own bytes say. Version 1.
 
     envelope = msgpack [ "tessera-graphs", 1, sha256(body) as 32 bytes, body as bytes ]
-    body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, graphs ]
-    graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks, costs ]
+    body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
+                         graphs ]
+    data     = [ [array of x0, array of x1 …], array of targets ]
+    array    = [ dtype, [sizes without the samples], highest | nil ]
+    graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks,
+                 activations, products ]
     port     = [ name, dtype, dims ]            mask = [ port, probability ]
     dim      = [ coefficient, [axis numbers], batch ]
-    cost     = [ coefficient, [axis numbers], power of the batch ]   bytes of activations
+    activations, products = [ cost … ]          bytes; multiply-accumulates
+    cost     = [ coefficient, [axis numbers], power of the batch ]
 
 Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan_codec.py`:
 `decode_manifest` refuses bytes that another encoder would have written differently.
@@ -17,6 +22,7 @@ import hashlib
 from typing import Any, cast
 
 from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
+from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.graphs import (
     CostTerm,
@@ -139,6 +145,10 @@ def _encode_body(manifest: Manifest) -> bytes:
             manifest.min_onnxruntime,
             manifest.loss,
             float(manifest.tolerance),
+            [
+                [_encode_array(spec) for spec in manifest.data.inputs],
+                _encode_array(manifest.data.targets),
+            ],
             [_encode_entry(entry) for entry in manifest.graphs],
         ]
     )
@@ -154,8 +164,17 @@ def _encode_entry(entry: GraphEntry) -> list[Any]:
         [_encode_port(port) for port in entry.inputs],
         [_encode_port(port) for port in entry.outputs],
         [[mask.port, float(mask.probability)] for mask in entry.masks],
-        [[term.coefficient, list(term.axes), term.batch] for term in entry.activations],
+        [_encode_cost(term) for term in entry.activations],
+        [_encode_cost(term) for term in entry.products],
     ]
+
+
+def _encode_array(spec: ArraySpec) -> list[Any]:
+    return [spec.dtype, list(spec.shape), spec.highest]
+
+
+def _encode_cost(term: CostTerm) -> list[Any]:
+    return [term.coefficient, list(term.axes), term.batch]
 
 
 def _encode_port(port: Port) -> list[Any]:
@@ -164,7 +183,7 @@ def _encode_port(port: Port) -> list[Any]:
 
 
 def _decode_body(body: Any) -> Manifest:
-    plan, opset, ir_version, runtime, loss, tolerance, graphs = body
+    plan, opset, ir_version, runtime, loss, tolerance, (inputs, targets), graphs = body
     return Manifest(
         plan_hash=_digest(plan),
         opset=count(opset),
@@ -172,12 +191,13 @@ def _decode_body(body: Any) -> Manifest:
         min_onnxruntime=text(runtime),
         loss=text(loss),
         tolerance=_number(tolerance),
+        data=DataSpec(tuple(_decode_array(array) for array in inputs), _decode_array(targets)),
         graphs=tuple(_decode_entry(entry) for entry in graphs),
     )
 
 
 def _decode_entry(entry: Any) -> GraphEntry:
-    kind, digest, size, kept, batch, inputs, outputs, masks, costs = entry
+    kind, digest, size, kept, batch, inputs, outputs, masks, activations, products = entry
     return GraphEntry(
         kind=cast(Kind, text(kind)),
         sha256=_digest(digest),
@@ -187,10 +207,19 @@ def _decode_entry(entry: Any) -> GraphEntry:
         inputs=tuple(_decode_port(port) for port in inputs),
         outputs=tuple(_decode_port(port) for port in outputs),
         masks=tuple(MaskSpec(text(port), _number(p)) for port, p in masks),
-        activations=tuple(
-            CostTerm(count(size), counts(axes), count(power)) for size, axes, power in costs
-        ),
+        activations=tuple(_decode_cost(term) for term in activations),
+        products=tuple(_decode_cost(term) for term in products),
     )
+
+
+def _decode_array(array: Any) -> ArraySpec:
+    dtype, sizes, highest = array
+    return ArraySpec(text(dtype), counts(sizes), None if highest is None else count(highest))
+
+
+def _decode_cost(term: Any) -> CostTerm:
+    coefficient, axes, power = term
+    return CostTerm(count(coefficient), counts(axes), count(power))
 
 
 def _decode_port(port: Any) -> Port:

@@ -24,7 +24,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from edge_sdk.protocol.errors import GraphError
+import numpy as np
+
+from edge_sdk.protocol.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
+from edge_sdk.protocol.errors import GraphError, GroupError
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Tensor
 
@@ -33,14 +36,10 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 MAX_GRAPHS = 4_096
 MAX_PORTS = 65_536
-MAX_RANK = 32
-MAX_SIZE = 2**48
-"""Of one dimension: far above any array, far below what overflows."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 _DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights")
-_DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Port:
     def __post_init__(self) -> None:
         if not self.name:
             raise GraphError("a graph's input or output has no name")
-        if not _DTYPE.fullmatch(self.dtype):
+        if not DTYPE.fullmatch(self.dtype):
             raise GraphError(f"{self.name!r} has the unknown type {self.dtype!r}")
         if len(self.dims) > MAX_RANK:
             raise GraphError(f"{self.name!r} has {len(self.dims)} dimensions, over {MAX_RANK}")
@@ -132,7 +131,8 @@ class GraphEntry:
 
     `kept` are the atoms per axis the graph was made for; None: any (widths are symbolic). `batch`
     is the batch size it was made for; None: any. Masks are drawn in the order of `masks`.
-    `activations` add up to `activation_bytes`; ordered by axes and batch, each pair once.
+    `activations` add up to `activation_bytes` and `products` to `macs`; both are ordered by axes
+    and batch, each pair once.
     """
 
     kind: Kind
@@ -144,6 +144,7 @@ class GraphEntry:
     outputs: tuple[Port, ...]
     masks: tuple[MaskSpec, ...] = ()
     activations: tuple[CostTerm, ...] = ()
+    products: tuple[CostTerm, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entry(self)
@@ -160,6 +161,22 @@ class GraphEntry:
         scratch memory is not in it. A graph made for one size costs the same at every other.
         """
         return sum(term.value(kept, batch) for term in self.activations)
+
+    def macs(self, kept: Sequence[int], batch: int) -> int:
+        """Multiply-accumulates of one run: all matrix products and convolutions of the graph.
+
+        Those of a gradient graph are the forward and the backward pass, counted one by one: a
+        gradient that nobody needs, such as the batch's, is neither computed nor counted.
+        """
+        return sum(term.value(kept, batch) for term in self.products)
+
+    def weight_bytes(self, kept: Sequence[int]) -> int:
+        """Bytes of the weights that go in; as many gradients come out of a gradient graph."""
+        return sum(
+            math.prod(port.shape(kept, 1)) * np.dtype(port.dtype).itemsize
+            for port in self.inputs
+            if port.name.startswith("w:")
+        )
 
     @cached_property
     def pads(self) -> bool:
@@ -178,9 +195,23 @@ class GraphEntry:
         return f"{self.kind} graph {self.sha256[:12]}… ({kept}, {batch})"
 
 
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What a submodel costs with a batch; None where the task has no such graph.
+
+    `forward_macs` are those of an evaluation, `step_macs` of a loss with its gradients (SAM takes
+    two of them a step). `activation_bytes` are the gradient graph's, an upper bound.
+    """
+
+    forward_macs: int | None
+    step_macs: int
+    activation_bytes: int
+    weight_bytes: int
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """All graphs of one task.
+    """All graphs of one task, and what data it wants.
 
     `tolerance` is the largest relative difference to torch's gradients that the build saw;
     `min_onnxruntime` the oldest version of onnxruntime that runs the graphs.
@@ -192,6 +223,7 @@ class Manifest:
     min_onnxruntime: str
     loss: str
     tolerance: float
+    data: DataSpec
     graphs: tuple[GraphEntry, ...]
 
     def __post_init__(self) -> None:
@@ -248,6 +280,24 @@ class Manifest:
             ),
         )
 
+    def cost_at(self, plan: ModelPlan, level: float, batch: int) -> RunCost:
+        """What a level costs at most with a batch of this size; exact if groups are equal.
+
+        Where a graph is made for a larger batch, it is the larger one that is paid for. Raises
+        `GroupError` unless 0 < level ≤ 1, `GraphError` when no gradient graph fits.
+        """
+        if not 0 < level <= 1:
+            raise GroupError(f"a level is a share in (0, 1], not {level!r}")
+        kept = tuple(axis.atoms_at(level) for axis in plan.axes)
+        gradient = self.pick("gradient", kept, batch)
+        evaluates = bool(self._of("evaluate", kept))
+        return RunCost(
+            self.pick("evaluate", kept, batch).macs(kept, batch) if evaluates else None,
+            gradient.macs(kept, batch),
+            gradient.activation_bytes(kept, batch),
+            gradient.weight_bytes(kept),
+        )
+
     def largest_batch(self, kind: Kind, kept: Sequence[int]) -> int | None:
         """The largest batch some graph takes at these widths; None: any. 0: there is no graph."""
         sizes = [entry.batch for entry in self._of(kind, kept)]
@@ -280,14 +330,8 @@ def _check_entry(entry: GraphEntry) -> None:
         for dim in port.dims:
             if (dim.axes and entry.kept is not None) or (dim.batch and entry.batch is not None):
                 raise GraphError(f"{entry}: {port.name!r} varies with what the graph has fixed")
-    if len(entry.activations) > MAX_PORTS:
-        raise GraphError(f"{entry} has {len(entry.activations)} cost terms, over {MAX_PORTS}")
-    kinds = [(term.axes, term.batch) for term in entry.activations]
-    if kinds != sorted(set(kinds)):
-        raise GraphError(f"{entry}: cost terms are not in order, or one occurs twice")
-    for axes, power in kinds:
-        if (axes and entry.kept is not None) or (power and entry.batch is not None):
-            raise GraphError(f"{entry}: a cost varies with what the graph has fixed")
+    for terms in (entry.activations, entry.products):
+        _check_costs(entry, terms)
     _check_unique(f"{entry}: mask", (mask.port for mask in entry.masks))
     for mask in entry.masks:
         if mask.port not in entry.input_names:
@@ -295,6 +339,17 @@ def _check_entry(entry: GraphEntry) -> None:
     needed = "loss" if entry.kind == "gradient" else "outputs"
     if needed not in {port.name for port in entry.outputs}:
         raise GraphError(f"{entry} has no output {needed!r}")
+
+
+def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
+    if len(terms) > MAX_PORTS:
+        raise GraphError(f"{entry} has {len(terms)} cost terms, over {MAX_PORTS}")
+    kinds = [(term.axes, term.batch) for term in terms]
+    if kinds != sorted(set(kinds)):
+        raise GraphError(f"{entry}: cost terms are not in order, or one occurs twice")
+    for axes, power in kinds:
+        if (axes and entry.kept is not None) or (power and entry.batch is not None):
+            raise GraphError(f"{entry}: a cost varies with what the graph has fixed")
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -310,6 +365,26 @@ def _check_manifest(manifest: Manifest) -> None:
         raise GraphError(f"{len(manifest.graphs)} graphs are too many, over {MAX_GRAPHS}")
     _check_unique("file", (entry.sha256 for entry in manifest.graphs))
     _check_unique("graph for", ((e.kind, e.kept, e.batch) for e in manifest.graphs))
+    for entry in manifest.graphs:
+        _check_data(entry, manifest.data)
+
+
+def _check_data(entry: GraphEntry, data: DataSpec) -> None:
+    """Raise `GraphError` unless the graph takes what the task says its data is."""
+    specs = {f"x{number}": spec for number, spec in enumerate(data.inputs)}
+    specs["targets"] = data.targets
+    for port in entry.inputs:
+        if not _DATA.fullmatch(port.name) or port.name == "sample_weights":
+            continue
+        spec = specs.get(port.name)
+        if spec is None:
+            raise GraphError(
+                f"{entry} takes {port.name!r}; the task's data has {len(data.inputs)} inputs"
+            )
+        samples = SizeTerm(1, (), True) if entry.batch is None else SizeTerm(entry.batch)
+        wanted = (samples, *(SizeTerm(size) for size in spec.shape))
+        if (port.dtype, port.dims) != (spec.dtype, wanted):
+            raise GraphError(f"{entry}: {port.name!r} is not {spec}, as the task's data is")
 
 
 def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
@@ -320,7 +395,7 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
         raise GraphError(f"{entry} does not fit the plan's widths {list(whole)}")
     ports = (*entry.inputs, *entry.outputs)
     named = [axis for port in ports for dim in port.dims for axis in dim.axes]
-    named += [axis for term in entry.activations for axis in term.axes]
+    named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
     if any(axis >= len(whole) for axis in named):
         raise GraphError(f"{entry} names an axis that the plan's {len(whole)} do not have")
     weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}

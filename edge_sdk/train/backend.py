@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from edge_sdk.protocol.data_spec import DataSpec
 from edge_sdk.protocol.errors import NonFiniteError, TrainingError, TrainingStopped
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.local_rule import LocalRule
@@ -63,6 +64,10 @@ class Backend(Protocol):
     @property
     def plan(self) -> ModelPlan:
         """The task's plan."""
+
+    @property
+    def data(self) -> DataSpec | None:
+        """What data the task wants; None: nobody has said."""
 
     def train(
         self,

@@ -41,22 +41,22 @@ class LocalSteps:
         if rule.sam_radius > 0:
             norm = _norm(grads)
             if norm > 0:
-                aside = {
-                    name: weights[name] + grads[name] * (rule.sam_radius / norm) for name in weights
-                }
-                _, grads = self._objective(aside, gradient)
+                _scale(grads, rule.sam_radius / norm)
+                for name in grads:
+                    grads[name] += weights[name]
+                _, grads = self._objective(grads, gradient)
         if rule.clip_norm is not None:
             norm = _norm(grads)
             if norm > rule.clip_norm:
-                for name in grads:
-                    grads[name] *= rule.clip_norm / norm
+                _scale(grads, rule.clip_norm / norm)
         if rule.weight_decay > 0:
             for name in grads:
                 grads[name] += weights[name] * rule.weight_decay
+        _scale(grads, rule.learning_rate)
         if rule.momentum > 0:
             grads = self._with_momentum(grads)
         for name in weights:
-            weights[name] -= grads[name] * rule.learning_rate
+            weights[name] -= grads[name]
         return loss
 
     def _objective(self, weights: Arrays, gradient: Gradient) -> tuple[float, Arrays]:
@@ -67,13 +67,21 @@ class LocalSteps:
         return loss, grads
 
     def _with_momentum(self, grads: Arrays) -> Arrays:
+        # The velocity is kept times the learning rate, which a round does not change: every
+        # operation is in place then, and none makes an array as large as a weight.
         if self._velocity is None:
-            self._velocity = grads
+            # Of its own: kept, a gradient would pin a place among the runtime's activations.
+            self._velocity = {name: grad * 1 for name, grad in grads.items()}
         else:
-            for name, velocity in self._velocity.items():
-                velocity *= self._rule.momentum
-                velocity += grads[name]
+            for name in grads:
+                self._velocity[name] *= self._rule.momentum
+                self._velocity[name] += grads[name]
         return self._velocity
+
+
+def _scale(grads: Arrays, factor: float) -> None:
+    for name in grads:
+        grads[name] *= factor
 
 
 def _norm(grads: Mapping[str, Any]) -> float:

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import torch
 
-from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.data_spec import DataSpec
+from edge_sdk.protocol.errors import TesseraError, TrainingError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.train.backend import Batch, Job, Trained, check_movement, draw_mask, take_steps
@@ -60,6 +61,10 @@ class TorchTask(Protocol):
     def loss(self) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """(outputs, targets) → one loss per sample."""
 
+    @property
+    def data(self) -> DataSpec:
+        """What data the task wants. May raise `TesseraError` where nobody has said."""
+
 
 class TorchBackend:
     """A `Backend` on torch."""
@@ -76,6 +81,14 @@ class TorchBackend:
     def plan(self) -> ModelPlan:
         """The task's plan."""
         return self._task.plan
+
+    @property
+    def data(self) -> DataSpec | None:
+        """What data the task wants; None for a loss of the task's own without example targets."""
+        try:
+            return self._task.data
+        except TesseraError:
+            return None
 
     def train(
         self,

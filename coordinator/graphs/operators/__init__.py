@@ -4,7 +4,14 @@ A handler takes the builder and a step whose references are filled in, and retur
 values of the step.
 """
 
-from coordinator.graphs.operators import indexing, layers, pointwise, products, shaping
+from coordinator.graphs.operators import (
+    convolutions,
+    indexing,
+    pointwise,
+    pooling,
+    products,
+    shaping,
+)
 from coordinator.graphs.operators.registry import HANDLERS
 
-__all__ = ["HANDLERS", "indexing", "layers", "pointwise", "products", "shaping"]
+__all__ = ["HANDLERS", "convolutions", "indexing", "pointwise", "pooling", "products", "shaping"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from coordinator.graphs.builder import Builder, Value
 from coordinator.graphs.errors import GraphCompileError
@@ -40,6 +41,17 @@ def _scatter(builder: Builder, step: Step) -> Value:
     more = {"reduction": "add"} if step.target == "scatter_add" else {}
     axis = axis_of(a["dim"], len(a["self"].shape))
     return result(step, builder.emit("ScatterElements", *names, axis=axis, **more))
+
+
+@handles("max.dim", "min.dim")
+def _extreme(builder: Builder, step: Step) -> tuple[Value, ...]:
+    a = step.arguments
+    value: Value = a["self"]
+    axis, keep = axis_of(a["dim"], len(value.shape)), bool(a["keepdim"])
+    reduce, find = ("ReduceMax", "ArgMax") if step.target == "max.dim" else ("ReduceMin", "ArgMin")
+    name = builder.full(value)
+    indices = builder.emit(find, name, axis=axis, keepdims=int(keep))
+    return result(step, reduced(builder, reduce, name, [axis], keep=keep)), result(step, indices, 1)
 
 
 @handles("embedding")
@@ -88,15 +100,42 @@ def _embedding_backward(builder: Builder, step: Step) -> Value:
 def _bag(builder: Builder, step: Step) -> tuple[Value, Size, Size]:
     """The indices, how many bags there are and how long each is; they are equally long."""
     a = step.arguments
-    _no_frequencies(step)
-    if a["mode"] not in (0, 1) or a["per_sample_weights"] is not None or a["padding_idx"] >= 0:
-        raise GraphCompileError("only the sum or mean of whole bags, without weights or padding")
+    if a["mode"] not in (0, 1):
+        raise GraphCompileError("only the sum or the mean of a bag")
     indices, offsets = a["indices"], a["offsets"]
     length = _divide(indices.shape[0], offsets.shape[0])
     starts = [builder.scalar(number, offsets.dtype) for number in (0, indices.shape[0], length)]
     if builder.emit("Range", *starts) != offsets.name:
         raise GraphCompileError("bags must be equally long: pass token ids as a 2-D batch")
     return indices, offsets.shape[0], length
+
+
+def _shares(
+    builder: Builder, step: Step, dtype: torch.dtype, bags: Size, length: Size
+) -> str | None:
+    """What each entry counts in its bag, (bags, length, 1); None: all the same, and one is 1.
+
+    A weight of the sample's own; nothing for the padding; of a mean, a share of what is there.
+    """
+    a = step.arguments
+    whole = (bags, length, 1)
+    weights: Value | None = a.get("per_sample_weights")
+    name = None
+    if weights is not None:
+        name = builder.reshape(builder.full(weights), weights.shape, whole)
+    if a["padding_idx"] >= 0:
+        ids = builder.reshape(builder.full(a["indices"]), a["indices"].shape, whole)
+        padding = builder.scalar(a["padding_idx"], a["indices"].dtype)
+        there = builder.cast(builder.emit("Not", builder.emit("Equal", ids, padding)), dtype)
+        name = there if name is None else builder.emit("Mul", name, there)
+        if a["mode"] == 1:
+            count = builder.emit("ReduceSum", there, builder.ints([1]), keepdims=1)
+            count = builder.emit("Max", count, builder.scalar(1, dtype))
+            name = builder.emit("Div", there, count)
+    elif a["mode"] == 1:
+        one = builder.scalar(1, dtype)
+        name = builder.emit("Div", one, builder.scalar(length, dtype))
+    return name
 
 
 def _divide(size: Size, by: Size) -> Size:
@@ -107,29 +146,52 @@ def _divide(size: Size, by: Size) -> Size:
     return whole.coefficient // part.coefficient
 
 
+def _bag_rows(builder: Builder, weight: Value, indices: Value, bags: Size, length: Size) -> str:
+    """The table's row of each entry, (bags, length, width)."""
+    table = builder.reshape(builder.full(indices), indices.shape, (bags, length))
+    return builder.emit("Gather", builder.full(weight), table, axis=0)
+
+
 @handles("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(builder: Builder, step: Step) -> tuple[Value | None, ...]:
+    _no_frequencies(step)
     indices, bags, length = _bag(builder, step)
     weight: Value = step.arguments["weight"]
-    table = builder.reshape(builder.full(indices), indices.shape, (bags, length))
-    rows = builder.emit("Gather", builder.full(weight), table, axis=0)
-    operator = "ReduceMean" if step.arguments["mode"] == 1 else "ReduceSum"
-    out = result(step, reduced(builder, operator, rows, [1]))
+    rows = _bag_rows(builder, weight, indices, bags, length)
+    shares = _shares(builder, step, weight.dtype, bags, length)
+    if shares is not None:
+        rows = builder.emit("Mul", rows, shares)
+    out = result(step, reduced(builder, "ReduceSum", rows, [1]))
     # The others only serve the backward pass, which does without them.
     unused = [Value("", spec.shape, spec.dtype, spec.shape) for spec in step.results[1:] if spec]
     return out, *unused
 
 
-@handles("_embedding_bag_backward", "_embedding_bag_dense_backward")
+@handles("_embedding_bag_backward")
 def _embedding_bag_backward(builder: Builder, step: Step) -> Value:
+    _no_frequencies(step)
     indices, bags, length = _bag(builder, step)
     grad: Value = step.arguments["grad"]
     spec = spec_of(step)
-    name = builder.full(grad)
-    if step.arguments["mode"] == 1:
-        name = builder.emit("Div", name, builder.scalar(length, grad.dtype))
     width = spec.shape[1]
-    name = builder.emit("Unsqueeze", name, builder.ints([1]))
+    name = builder.emit("Unsqueeze", builder.full(grad), builder.ints([1]))
+    shares = _shares(builder, step, grad.dtype, bags, length)
+    if shares is not None:
+        name = builder.emit("Mul", name, shares)
     name = builder.emit("Expand", name, builder.sizes((bags, length, width)))
     rows = builder.reshape(name, (bags, length, width), (indices.shape[0], width))
     return result(step, _sum_rows(builder, rows, builder.full(indices), spec, -1))
+
+
+@handles("_embedding_bag_per_sample_weights_backward")
+def _bag_weights_backward(builder: Builder, step: Step) -> Value:
+    """The gradient of a bag times each of its rows."""
+    a = step.arguments
+    indices, bags, length = _bag(builder, step)
+    rows = _bag_rows(builder, a["weight"], indices, bags, length)
+    grad = builder.emit("Unsqueeze", builder.full(a["grad"]), builder.ints([1]))
+    name = reduced(builder, "ReduceSum", builder.emit("Mul", rows, grad), [2], keep=True)
+    shares = _shares(builder, step, a["grad"].dtype, bags, length)
+    if shares is not None:
+        name = builder.emit("Mul", name, shares)
+    return result(step, builder.reshape(name, (bags, length, 1), spec_of(step).shape))

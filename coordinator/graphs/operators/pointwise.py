@@ -181,3 +181,11 @@ def _copy(builder: Builder, step: Step) -> Value:
     spec = spec_of(step)
     name, held = _operand(builder, value, spec.dtype)
     return Value(name, spec.shape, spec.dtype, held)
+
+
+@handles("copy")
+def _copy_over(builder: Builder, step: Step) -> Value:
+    """The source, as wide as what it is copied over."""
+    spec = spec_of(step)
+    name, held = _operand(builder, step.arguments["src"], spec.dtype)
+    return Value(name, spec.shape, spec.dtype, held)

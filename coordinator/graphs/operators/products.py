@@ -63,7 +63,24 @@ def _var_mean(builder: Builder, step: Step) -> Value | tuple[Value, ...]:
     return result(step, var), result(step, mean, 1)
 
 
-@handles("mm", "bmm", "matmul")
+@handles("mm")
+def _product(builder: Builder, step: Step) -> Value:
+    """A product whose left side was transposed is made transposed: aᵀ·b = (bᵀ·a)ᵀ.
+
+    That is how torch writes the gradient of a linear layer's weight, to transpose it next. Two
+    transposes in a row cancel in onnxruntime, and those of a product's sides are part of it; one of
+    a gradient would take as long as the product.
+    """
+    left, right = builder.full(step.arguments["self"]), builder.full(step.arguments["mat2"])
+    made_by = next((node for node in builder.nodes if left in node.output), None)
+    if made_by is None or made_by.op_type != "Transpose":
+        return result(step, builder.emit("MatMul", left, right))
+    other = builder.emit("Transpose", right, perm=[1, 0])
+    product = builder.emit("MatMul", other, made_by.input[0])
+    return result(step, builder.emit("Transpose", product, perm=[1, 0]))
+
+
+@handles("bmm", "matmul")
 def _matmul(builder: Builder, step: Step) -> Value:
     a = step.arguments
     right: Value = a["mat2"] if "mat2" in a else a["other"]

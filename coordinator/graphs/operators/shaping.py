@@ -105,6 +105,22 @@ def _repeat(builder: Builder, step: Step) -> Value:
     return result(step, builder.emit("Tile", name, builder.sizes(repeats)))
 
 
+@handles("cumsum")
+def _cumsum(builder: Builder, step: Step) -> Value:
+    value: Value = step.arguments["self"]
+    axis = axis_of(step.arguments["dim"], len(value.shape))
+    return result(step, builder.emit("CumSum", builder.full(value), builder.ints([axis])))
+
+
+@handles("flip")
+def _flip(builder: Builder, step: Step) -> Value:
+    value: Value = step.arguments["self"]
+    axes = [axis_of(dim, len(value.shape)) for dim in step.arguments["dims"]]
+    # From the last one backwards, to before the first.
+    bounds = [[-1] * len(axes), [-(2**62)] * len(axes), axes, [-1] * len(axes)]
+    return result(step, builder.emit("Slice", builder.full(value), *map(builder.ints, bounds)))
+
+
 @handles("cat")
 def _cat(builder: Builder, step: Step) -> Value:
     axis = axis_of(step.arguments["dim"], len(spec_of(step).shape))

@@ -164,6 +164,7 @@ def static(saved: SavedModel, batch: int) -> SavedModel:
             entry,
             batch=batch,
             activations=(),
+            products=(),
             inputs=tuple(fixed(port) for port in entry.inputs),
             outputs=tuple(fixed(port) for port in entry.outputs),
         )

@@ -14,8 +14,6 @@ from coordinator.graphs import compile_graphs, compiled_graphs
 from coordinator.graphs.cache import cache_key
 from coordinator.tasks import Task, make_task
 
-TARGETS = torch.zeros(2, 3)
-
 
 class Shifted(nn.Module):
     """A constant of forward() is part of the graph, unlike the weights."""
@@ -39,11 +37,12 @@ def task_of(
 ) -> Task:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, width), middle(), nn.Linear(width, 3))
-    return make_task(model, torch.zeros(2, 6), loss=loss, groups=groups)
+    targets = None if isinstance(loss, str) else torch.zeros(2, 3)
+    return make_task(model, torch.zeros(2, 6), loss=loss, groups=groups, example_targets=targets)
 
 
-def shifted_task(shift: float) -> Task:
-    return make_task(Shifted(shift), torch.zeros(2, 6), groups=2)
+def shifted_task(shift: float, targets: Tensor | None = None) -> Task:
+    return make_task(Shifted(shift), torch.zeros(2, 6), groups=2, example_targets=targets)
 
 
 def scaled_loss(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -56,7 +55,7 @@ def tabled_loss(*table: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def key_of(task: Task, levels: tuple[float, ...] = (1.0,), sizes: tuple[int, ...] = (8,)) -> str:
-    return cache_key(task, levels, sizes, TARGETS)
+    return cache_key(task, levels, sizes)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -161,6 +160,7 @@ def test_key_differs_with_all_that_graphs_follow_from() -> None:
         key_of(task_of(loss=tabled_loss(1.0, 2.0, 4.0))),
         key_of(shifted_task(1.0)),
         key_of(shifted_task(2.0)),
+        key_of(shifted_task(1.0, torch.zeros(2, dtype=torch.uint8))),  # labels of another type
     ]
     assert len(set(keys)) == len(keys)
 

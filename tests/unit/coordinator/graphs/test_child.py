@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from coordinator.graphs import GraphCompileError, compile_graphs, compile_in_child
-from edge_sdk.protocol.plan_codec import decode_plan
+from coordinator.saved import read_model
 
 from .test_cache import files_of, task_of
 
@@ -23,10 +25,10 @@ class Odd(nn.Module):
     def forward(self, x):
         return torch.atan(x)
 
-def task_of(middle=nn.ReLU, loss="mse"):
+def task_of(middle=nn.ReLU, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, WIDTH), middle(), nn.Linear(WIDTH, 3))
-    return make_task(model, torch.zeros(2, 6), loss=loss, groups=2)
+    return make_task(model, torch.zeros(2, 6), groups=2, **{"loss": "mse", **options})
 
 def good():
     print("chatter of the task's own")
@@ -34,7 +36,13 @@ def good():
 
 def own_loss():
     loss = lambda outputs, targets: (outputs - targets).abs().mean(1)
-    return task_of(loss=loss), torch.zeros(2, 3)
+    return task_of(loss=loss, example_targets=torch.zeros(2, 3))
+
+def normalised():
+    torch.manual_seed(3)
+    norm = nn.BatchNorm1d(WIDTH)
+    norm.running_mean.uniform_(-1, 1)
+    return task_of(lambda: norm)
 
 def unsupported():
     return task_of(Odd)
@@ -50,12 +58,10 @@ PARENT = """
 import sys
 from pathlib import Path
 from coordinator.graphs import compile_in_child
-plan, graphs = compile_in_child(sys.argv[1], levels=(1.0,), batch_sizes=(8,))
-assert not {"torch", "onnx"} & set(sys.modules), "the parent loaded them"
-Path("out/plan").write_bytes(plan.encoded)
-Path("out/manifest").write_bytes(graphs.manifest.encoded)
-for digest, data in graphs.files.items():
-    Path("out", digest).write_bytes(data)
+from coordinator.saved import save_model
+model = compile_in_child(sys.argv[1], levels=(1.0,), batch_sizes=(8,))
+save_model(model, Path("out"))
+assert not {"torch", "onnx", "onnxruntime"} & set(sys.modules), "the parent loaded them"
 """
 
 
@@ -70,29 +76,39 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("place", ["my-tasks.py", "my_tasks"])
-def test_parent_without_torch_gets_the_same_graphs(tasks: Path, place: str) -> None:
-    out = tasks / "out"
-    out.mkdir()
+def test_parent_without_torch_gets_the_same_model(tasks: Path, place: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PARENT, f"{place}:good"], cwd=tasks, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     task = task_of()
     here = compile_graphs(task, levels=(1.0,), batch_sizes=(8,))
-    assert decode_plan((out / "plan").read_bytes()) == task.plan
-    assert (out / "manifest").read_bytes() == here.manifest.encoded
-    for digest, data in here.files.items():
-        assert (out / digest).read_bytes() == data
+    got = read_model(tasks / "out")
+    assert got.plan == task.plan
+    assert got.manifest == here.manifest
+    assert got.files == here.files
+    assert set(got.weights) == set(task.weights)
+    for name, array in task.weights.items():
+        np.testing.assert_array_equal(got.weights[name], array)
+
+
+def test_child_passes_buffers_on(tasks: Path) -> None:
+    model = compile_in_child("my_tasks:normalised")
+    torch.manual_seed(3)
+    mean = torch.empty(4).uniform_(-1, 1)
+    np.testing.assert_array_equal(model.buffers["1.running_mean"], mean.numpy())
+    np.testing.assert_array_equal(model.buffers["1.running_var"], np.ones(4, np.float32))
+    assert set(model.weights) == {"0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"}
 
 
 def test_child_uses_the_cache(tasks: Path) -> None:
     cache = tasks / "cache"
-    _, first = compile_in_child("my_tasks:own_loss", cache_dir=cache)
+    first = compile_in_child("my_tasks:own_loss", cache_dir=cache)
     assert first.manifest.loss == "custom"
     stored = files_of(cache)
     assert len(stored) == len(first.files) + 1
-    _, again = compile_in_child("my_tasks:own_loss", cache_dir=cache)
-    assert again == first
+    again = compile_in_child("my_tasks:own_loss", cache_dir=cache)
+    assert (again.manifest, again.files) == (first.manifest, first.files)
     assert files_of(cache) == stored  # the key is the same in another process
 
 

@@ -1,4 +1,4 @@
-"""Bytes of activations: what the manifest says against traces and against the runtime."""
+"""Costs: what the manifest says against hand counts, torch's own counter, traces, the runtime."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from coordinator.graphs.gradient import target_example, trace_gradient
+from coordinator.graphs import compile_graphs
+from coordinator.graphs.gradient import trace_gradient
+from coordinator.tasks import make_task
+from edge_sdk.protocol.specs import Tensor
 
 from .oracle import LEVELS, Compiled, compiled, feeds_of
 
@@ -17,7 +23,7 @@ NAMES = ["mlp", "cnn", "depthwise-cnn", "text", "resnet-bn", "vit-small"]
 
 def traced_bytes(made: Compiled, kept: tuple[int, ...], batch: int) -> int:
     """The same sum over a trace at exactly this size; scattering takes a tensor of zeros more."""
-    graph = trace_gradient(made.task, target_example(made.task, None), kept, batch).graph
+    graph = trace_gradient(made.task, kept, batch).graph
     nodes = list(graph.nodes)
     outputs = set(nodes[-1].all_input_nodes)
     total = 0
@@ -85,3 +91,71 @@ def test_activation_bytes_bound_what_lives_at_once(name: str) -> None:
         kept = made.task.plan.kept_atoms(made.task.plan.choose(groups))
         bound = made.entry("gradient", groups, 8).activation_bytes(kept, 8)
         assert 0 < live_bytes(made, level, 8) <= bound
+
+
+def counted_macs(made: Compiled, kept: tuple[int, ...], batch: int) -> tuple[int, int]:
+    """(evaluation, loss with gradients): half of what torch's counter of flops sees go by."""
+    task, plan = made.task, made.task.plan
+
+    def empty(tensor: Tensor) -> torch.Tensor:
+        sizes = [
+            dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
+            for dim in tensor.dims
+        ]
+        return torch.ones(sizes, dtype=getattr(torch, tensor.dtype))
+
+    weights = [empty(tensor).requires_grad_() for tensor in plan.tensors]
+    buffers = [empty(buffer) for buffer in plan.buffers]
+    inputs = [made.family.inputs(batch)]
+    scales = [torch.ones(()) for _ in plan.axes]
+    with sdpa_kernel(SDPBackend.MATH):
+        with FlopCounterMode(display=False) as forward, torch.no_grad():
+            task.traced.evaluate.at(kept, batch)(weights, buffers, inputs, scales)
+        with FlopCounterMode(display=False) as step:
+            program = task.train_program.at(kept, batch, True)
+            masks = [torch.ones(shape) for _, shape in program.masks]
+            outputs = program(weights, buffers, inputs, scales, masks)
+            loss = task.loss(outputs, torch.zeros(batch, dtype=torch.int64)).mean()
+            torch.autograd.grad(loss, weights, allow_unused=True)
+    return forward.get_total_flops() // 2, step.get_total_flops() // 2
+
+
+# torch's counter takes the weight gradient of a grouped convolution for that of a full one.
+@pytest.mark.parametrize("name", [*(n for n in NAMES if n != "depthwise-cnn"), "autoencoder"])
+def test_macs_are_those_that_torch_counts(name: str) -> None:
+    made = compiled(name)
+    plan, manifest = made.task.plan, made.graphs.manifest
+    for level, batch in zip(LEVELS, (5, 8), strict=True):
+        kept = plan.kept_atoms(plan.choose(made.groups(level, seed=0)))
+        cost = manifest.cost_at(plan, level, batch)
+        assert (cost.forward_macs, cost.step_macs) == counted_macs(made, kept, batch)
+        assert cost.weight_bytes == 4 * plan.cost_at(level).parameters
+
+
+def test_macs_of_an_mlp_by_hand() -> None:
+    """Forward once, each weight's gradient once, each input's but the batch's once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    task = make_task(model, torch.zeros(2, 7), groups=2)
+    cost = compile_graphs(task).manifest.cost_at(task.plan, 0.5, 10)
+    first, second, third = 7 * 3, 3 * 2, 2 * 3
+    assert cost.forward_macs == 10 * (first + second + third)
+    assert cost.step_macs == 10 * (2 * first + 3 * second + 3 * third)
+    assert cost.weight_bytes == 4 * (first + 3 + second + 2 + third + 3)
+
+
+def test_macs_of_convolutions_by_hand() -> None:
+    """3×3 kernels on 6×5 places; a kernel a channel there; 2×2 on each place, transposed."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        nn.ConvTranspose2d(4, 2, 2, 2),
+        nn.Flatten(),
+        nn.Linear(240, 5),
+    )
+    task = make_task(model, torch.zeros(2, 3, 8, 7), groups=2)
+    cost = compile_graphs(task, levels=(0.5,)).manifest.cost_at(task.plan, 0.5, 3)
+    places = 6 * 5
+    first, own, second, third = (2 * places) * 27, (2 * places) * 9, (2 * places) * 4, 120 * 5
+    assert cost.forward_macs == 3 * (first + own + second + third)
+    assert cost.step_macs == 3 * (2 * first + 3 * own + 3 * second + 3 * third)

@@ -18,9 +18,10 @@ NAMES = [
     *("lenet-dropout", "multihead", "squeeze-excite", "channel-shuffle", "shuffled-units"),
     *("bilinear", "glu-chunk", "embedding-mean", "positions", "tied-weights", "prelu"),
     *("called-twice", "shared-norm", "partly-frozen", "concatenated", "lstm"),
+    *("instance-norm", "autoencoder"),
 ]
-MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm"}
-"""BatchNorm: a sample of weight zero still counts in the statistics."""
+MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm", "instance-norm"}
+"""Norms with statistics, in which a sample of weight zero still counts."""
 
 
 @pytest.mark.parametrize("name", NAMES)

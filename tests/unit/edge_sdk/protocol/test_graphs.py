@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -14,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.protocol.errors import GraphError, ProtocolError
+from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.errors import GraphError, GroupError, ProtocolError
 from edge_sdk.protocol.graph_codec import decode_manifest, encode_manifest, graph_opsets
 from edge_sdk.protocol.graphs import (
     CostTerm,
@@ -23,6 +25,7 @@ from edge_sdk.protocol.graphs import (
     Manifest,
     MaskSpec,
     Port,
+    RunCost,
     SizeTerm,
 )
 from edge_sdk.protocol.plan import ModelPlan
@@ -42,6 +45,8 @@ PLAN = ModelPlan(
 )
 BATCH = SizeTerm(1, (), True)
 HIDDEN = SizeTerm(1, (0,))
+DATA = DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", (), 6))
+GOLDEN = Path(__file__).parent / "data" / "manifest_v1.bin"
 
 
 def digest(*parts: object) -> str:
@@ -101,12 +106,17 @@ def entry_of(
         costs += [CostTerm(12, (), 1), CostTerm(4, (), 2)]
     if kept is None:
         costs += [CostTerm(8, (0, 1), 0 if batch else 1)]
+    products = [CostTerm(5 if kind == "gradient" else 2)]
+    if kept is None and batch is None:
+        products += [CostTerm(7, (0, 0), 1)]
     digested = digest(kind, kept, batch, statistic)
-    return GraphEntry(kind, digested, 100, kept, batch, inputs, outputs, masks, tuple(costs))
+    return GraphEntry(
+        kind, digested, 100, kept, batch, inputs, outputs, masks, tuple(costs), tuple(products)
+    )
 
 
 def manifest_of(*graphs: GraphEntry, plan: ModelPlan = PLAN) -> Manifest:
-    return Manifest(plan.hash, 18, 9, "1.23.0", "cross-entropy", 1e-6, graphs)
+    return Manifest(plan.hash, 18, 9, "1.23.0", "cross-entropy", 1e-6, DATA, graphs)
 
 
 MANIFEST = manifest_of(
@@ -145,6 +155,37 @@ def test_activation_bytes_add_up(kept: tuple[int, int], size: int) -> None:
     assert any_size == 20 + 12 * size + 4 * size * size + 8 * kept[0] * kept[1] * size
     assert entry_of(batch=8).activation_bytes(kept, size) == 20 + 8 * kept[0] * kept[1]
     assert entry_of(kept=(2, 1), batch=8).activation_bytes(kept, size) == 20
+
+
+@given(kept=st.tuples(*[st.integers(1, 50)] * 2), size=st.integers(1, 64))
+def test_macs_add_up(kept: tuple[int, int], size: int) -> None:
+    assert entry_of().macs(kept, size) == 5 + 7 * kept[0] ** 2 * size
+    assert entry_of(kept=(2, 1), batch=8).macs(kept, size) == 5
+
+
+def test_weight_bytes_are_those_of_the_submodel() -> None:
+    groups = {"hidden": (1, 2), "heads": (0,)}
+    kept = PLAN.kept_atoms(PLAN.choose(groups))
+    assert entry_of().weight_bytes(kept) == 4 * PLAN.submodel_parameters(groups)
+
+
+def test_cost_at_is_that_of_the_graphs_that_fit() -> None:
+    """Level 1/3 on axes of 2+1+1 and 1+1 atoms is at most (2, 1): there batch 8 has its graph."""
+    cost = MANIFEST.cost_at(PLAN, 1 / 3, 8)
+    assert cost == RunCost(2 + 7 * 2 * 2 * 8, 5, 20, 4 * PLAN.cost_at(1 / 3).parameters)
+    whole = MANIFEST.cost_at(PLAN, 1.0, 3)
+    assert whole.forward_macs == 2 + 7 * 16 * 3
+    assert whole.step_macs == 5 + 7 * 16 * 3
+    assert whole.activation_bytes == 20 + 12 * 3 + 4 * 9 + 8 * 4 * 2 * 3
+    assert whole.weight_bytes == 4 * PLAN.parameters
+
+
+def test_cost_at_without_a_graph() -> None:
+    assert manifest_of(entry_of()).cost_at(PLAN, 1.0, 3).forward_macs is None
+    with pytest.raises(GraphError, match="no gradient graph"):
+        manifest_of(entry_of("evaluate")).cost_at(PLAN, 1.0, 3)
+    with pytest.raises(GroupError, match=r"not 1\.5"):
+        MANIFEST.cost_at(PLAN, 1.5, 3)
 
 
 # -- picking ------------------------------------------------------------------------------------
@@ -264,6 +305,8 @@ def test_pick_agrees_with_trying_everything(
         lambda: CostTerm(1, (), 2**40),
         lambda: replace(entry_of(), activations=(CostTerm(1), CostTerm(2))),
         lambda: replace(entry_of(), activations=(CostTerm(1, (0,)), CostTerm(1))),
+        lambda: replace(entry_of(), products=(CostTerm(1), CostTerm(2))),
+        lambda: replace(entry_of(kept=(2, 1)), products=(CostTerm(1, (0,)),)),
         lambda: replace(entry_of(batch=8), activations=(CostTerm(1, (), 1),)),
         lambda: replace(entry_of(kept=(2, 1)), activations=(CostTerm(1, (0,)),)),
         lambda: Port("", "float32"),
@@ -284,6 +327,13 @@ def test_pick_agrees_with_trying_everything(
         lambda: replace(entry_of(), masks=(MaskSpec("m0", 0.5),) * 2),
         lambda: replace(entry_of(), outputs=()),
         lambda: replace(entry_of("evaluate"), outputs=(Port("loss", "float32"),)),
+        lambda: ArraySpec("complex64"),
+        lambda: ArraySpec("float32", (1,) * 32),
+        lambda: ArraySpec("float32", (-1,)),
+        lambda: ArraySpec("float32", (2**60,)),
+        lambda: ArraySpec("int64", (), -1),
+        lambda: ArraySpec("int64", (), 2**60),
+        lambda: DataSpec((), ArraySpec("int64")),
         lambda: replace(MANIFEST, plan_hash="abc"),
         lambda: replace(MANIFEST, opset=0),
         lambda: replace(MANIFEST, ir_version=0),
@@ -297,6 +347,30 @@ def test_pick_agrees_with_trying_everything(
 def test_nonsense_is_refused(make: Any) -> None:
     with pytest.raises(GraphError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataSpec((ArraySpec("float64", (3,)),), DATA.targets), "'x0' is not float64 3,"),
+        (DataSpec((ArraySpec("float32", (4,)),), DATA.targets), "'x0' is not float32 4,"),
+        (DataSpec(DATA.inputs, ArraySpec("int64", (1,))), "'targets' is not int64 1,"),
+    ],
+)
+def test_graph_of_other_data_is_refused(data: DataSpec, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        replace(MANIFEST, data=data)
+
+
+@pytest.mark.parametrize("dims", [(SizeTerm(8), SizeTerm(3)), (HIDDEN, SizeTerm(3)), (BATCH,)])
+def test_graph_whose_samples_are_not_the_batch_is_refused(dims: tuple[SizeTerm, ...]) -> None:
+    with pytest.raises(GraphError, match="'x0' is not float32 3,"):
+        manifest_of(exchanged(entry_of(), Port("x0", "float32", dims)))
+
+
+def test_graph_of_more_inputs_than_the_data_is_refused() -> None:
+    with pytest.raises(GraphError, match="takes 'x1'; the task's data has 1 inputs"):
+        manifest_of(exchanged(entry_of(), Port("x1", "float32", (BATCH,))))
 
 
 def test_manifest_of_the_plan_fits_it() -> None:
@@ -324,8 +398,9 @@ def exchanged(entry: GraphEntry, port: Port) -> GraphEntry:
             GraphEntry("evaluate", "0" * 64, 1, (1,), None, (), (Port("outputs", "float32"),)),
             r"widths \[4, 2\]",
         ),
-        (exchanged(entry_of(), Port("x0", "float32", (SizeTerm(1, (2,)),))), "names an axis"),
+        (exchanged(entry_of(), Port("m0", "float32", (SizeTerm(1, (2,)),))), "names an axis"),
         (replace(entry_of(), activations=(CostTerm(1, (2,)),)), "names an axis"),
+        (replace(entry_of(), products=(CostTerm(1, (2,)),)), "names an axis"),
         (exchanged(entry_of(), Port("w:other", "float32")), "'w:other' is neither"),
         (exchanged(entry_of(), Port("momentum", "float32")), "'momentum' is neither"),
         (
@@ -362,6 +437,25 @@ def sealed(body: bytes) -> bytes:
 BODY: bytes = msgpack.unpackb(MANIFEST.encoded)[3]
 
 
+def test_golden_file_is_the_manifest() -> None:
+    assert decode_manifest(GOLDEN.read_bytes()) == MANIFEST
+    assert encode_manifest(MANIFEST) == GOLDEN.read_bytes()
+
+
+def test_golden_file_is_as_the_format_is_described() -> None:
+    body = msgpack.unpackb(BODY)
+    assert len(body) == 8
+    assert body[:6] == [bytes.fromhex(PLAN.hash), 18, 9, "1.23.0", "cross-entropy", 1e-6]
+    assert body[6] == [[["float32", [3], None]], ["int64", [], 6]]
+    kind, sha, size, kept, batch, inputs, outputs, masks, activations, products = body[7][0]
+    assert (kind, len(sha), size, kept, batch) == ("gradient", 32, 100, None, None)
+    assert inputs[0] == ["x0", "float32", [[1, [], True], [3, [], False]]]
+    assert outputs[0] == ["loss", "float32", []]
+    assert masks == [["m0", 0.25]]
+    assert activations == [[20, [], 0], [12, [], 1], [4, [], 2], [8, [0, 1], 1]]
+    assert products == [[5, [], 0], [7, [0, 0], 1]]
+
+
 def test_decode_of_encode_is_the_manifest() -> None:
     decoded = decode_manifest(encode_manifest(MANIFEST), expected_hash=MANIFEST.hash)
     assert decoded == MANIFEST
@@ -385,7 +479,7 @@ def test_decode_refuses_other_forms_of_the_same_manifest() -> None:
     single = msgpack.packb(tree, use_single_float=True)
     long_opset = BODY.replace(bytes([0x12, 0x09, 0xA6]), bytes([0xCC, 0x12, 0x09, 0xA6]), 1)
     assert msgpack.unpackb(long_opset) == tree
-    for body in (single, long_opset, msgpack.packb([*tree[:5], 0, tree[6]])):
+    for body in (single, long_opset, msgpack.packb([*tree[:5], 0, *tree[6:]])):
         assert body != BODY
         with pytest.raises(GraphError):
             decode_manifest(sealed(body))

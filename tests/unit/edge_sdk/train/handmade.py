@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port, SizeTerm
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.plan import ModelPlan
@@ -191,6 +192,7 @@ def bundle(*models: Handmade, **changes: Any) -> tuple[ModelPlan, Manifest, dict
         min_onnxruntime="1.23.0",
         loss="cross-entropy",
         tolerance=1e-6,
+        data=DataSpec((ArraySpec("float32", (INPUTS,)),), ArraySpec("int64", highest=CLASSES - 1)),
         graphs=tuple(entry for entry, _ in graphs),
     )
     files = {entry.sha256: data for entry, data in graphs}

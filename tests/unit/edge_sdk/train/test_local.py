@@ -221,3 +221,30 @@ def test_axis_scales_are_inverse_levels(rescale: float) -> None:
     )
     scales = axis_scales(plan, {"wide": (0, 2), "deep": (0,)}, rescale)
     assert scales == pytest.approx({"wide": (10 / 7) ** rescale, "deep": 1.0})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_move_an_array_without_dimensions(momentum: float) -> None:
+    """numpy's operators return numbers for those, which do not change in place."""
+    weights = {"w": np.array(2.0, dtype=np.float32)}
+    local = LocalSteps(replace(SGD, momentum=momentum), {"w": np.array(2.0, dtype=np.float32)})
+    for _ in range(3):
+        local.step(weights, lambda _: (0.0, {"w": np.array(1.0, dtype=np.float32)}))
+    velocities = 1 + (1 + momentum) + (1 + momentum + momentum**2)
+    assert isinstance(weights["w"], np.ndarray)
+    assert weights["w"] == pytest.approx(2 - RATE * velocities)
+
+
+def test_velocity_does_not_change_with_a_gradient_that_is_reused() -> None:
+    """A runtime may hand out the same memory for the gradients of every step."""
+    memory = np.zeros(3)
+
+    def gradient(_: Arrays) -> tuple[float, Arrays]:
+        memory[...] = [1.0, 2.0, 3.0]
+        return 0.0, {"w": memory}
+
+    weights = {"w": np.zeros(3)}
+    local = LocalSteps(replace(SGD, momentum=0.5), {"w": np.zeros(3)})
+    for _ in range(3):
+        local.step(weights, gradient)
+    np.testing.assert_allclose(weights["w"], -RATE * (1 + 1.5 + 1.75) * np.array([1.0, 2.0, 3.0]))

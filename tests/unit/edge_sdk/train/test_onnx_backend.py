@@ -305,15 +305,15 @@ def zeros(*shape: int, dtype: Any = np.float32) -> Array:
 @pytest.mark.parametrize(
     ("inputs", "targets", "words"),
     [
-        ((zeros(8, 5),), zeros(8, dtype=np.int64), r"'x0' has shape \(8, 5\).*\(8, 4\)"),
-        ((zeros(7, 4),), zeros(8, dtype=np.int64), r"\(7, 4\).*\(8, 4\)"),
-        ((zeros(8, 4, dtype=np.float64),), zeros(8, dtype=np.int64), "float64.*float32"),
-        ((zeros(8, 4),), zeros(8, dtype=np.int32), "int32.*int64"),
-        ((zeros(8, 4),), zeros(8, 1, dtype=np.int64), r"\(8, 1\).*\(8,\)"),
-        ((zeros(8, 4),), np.full(8, 3), "3 to 3.*0 to 2"),
-        ((zeros(8, 4),), np.full(8, -1), "-1 to -1.*0 to 2"),
-        ((), zeros(8, dtype=np.int64), "'x0', which was not given"),
-        (([[0.0] * 4] * 8,), zeros(8, dtype=np.int64), "list, not a numpy array"),
+        ((zeros(8, 5),), zeros(8, dtype=np.int64), "x0: .* float32 4, the data is float32 5"),
+        ((zeros(7, 4),), zeros(8, dtype=np.int64), "7 samples but 8 targets"),
+        ((zeros(8, 4, dtype=np.float64),), zeros(8, dtype=np.int64), "float32 4, .* float64 4"),
+        ((zeros(8, 4),), zeros(8, dtype=np.int32), "targets: .* int64 numbers, .* int32 numbers"),
+        ((zeros(8, 4),), zeros(8, 1, dtype=np.int64), "targets: .* int64 numbers, .* int64 1"),
+        ((zeros(8, 4),), np.full(8, 3), "label 3 at sample 0.*0 to 2"),
+        ((zeros(8, 4),), np.full(8, -1), "label -1 at sample 0.*0 to 2"),
+        ((), zeros(8, dtype=np.int64), "wants 1 inputs, the data has 0"),
+        (([[0.0] * 4] * 8,), zeros(8, dtype=np.int64), "float32 4, the data is list"),
     ],
 )
 @pytest.mark.parametrize("batch", [None, 11], ids=["symbolic", "static"])
