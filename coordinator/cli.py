@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from coordinator.errors import ConfigError
 from edge_sdk import TesseraError, __version__
@@ -50,14 +51,63 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="watch devices of different means train one model",
         description=(
-            "Devices of different means train a small CNN on scikit-learn's handwritten digits by "
-            "RA-Fed. Each round every device says how much of the model it can afford, or skips "
-            "and says why; the coordinator picks the groups and averages block by block."
+            "Devices of different means train a small CNN on scikit-learn's handwritten digits. "
+            "Each round every device says how much of the model it can afford, or skips and says "
+            "why; the mask policy picks the groups and the rule puts the pieces together, block "
+            "by block."
         ),
         epilog=(
-            "example: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
-            "the same seed gives the same bits"
+            "examples: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
+            "tessera-coordinator demo --rule ram-fed --rule-option damping=0.5 --mask rolling; "
+            "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16. "
+            "`--rule list` and `--mask list` name all there are. The same seed gives the same bits."
         ),
+    )
+    demo.add_argument(
+        "--rule", default="ram-fed", help="how movements are put together (default %(default)s)"
+    )
+    demo.add_argument(
+        "--rule-option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the rule; may be given again",
+    )
+    demo.add_argument(
+        "--mask", help="which groups devices train (default: what serves the rule best)"
+    )
+    demo.add_argument(
+        "--mask-option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the mask policy, e.g. tied=true; may be given again",
+    )
+    demo.add_argument(
+        "--up",
+        default="fp32",
+        metavar="ENCODING",
+        help="how movements travel: fp32, fp16, int8, top-k:0.1; +zstd behind any (default fp32)",
+    )
+    demo.add_argument(
+        "--down", default="fp32", metavar="ENCODING", help="how the model travels (default fp32)"
+    )
+    demo.add_argument(
+        "--memory", type=Path, metavar="DIR", help="keep the rule's memory on disk, in this folder"
+    )
+    demo.add_argument(
+        "--memory-type",
+        choices=("fp32", "fp16", "int8"),
+        default="fp32",
+        help="how memory holds its values (default %(default)s)",
+    )
+    demo.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="devices that train at a time; the result is the same (default %(default)s)",
     )
     demo.add_argument(
         "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
@@ -127,12 +177,38 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _option(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; the value is a number, true, false, or else the text itself."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name.replace("-", "_"), json.loads(value)
+    except ValueError:
+        return name.replace("-", "_"), value
+
+
 def _demo(arguments: argparse.Namespace) -> int:
+    from coordinator.masks import MASKS
+    from coordinator.named import listing
+    from coordinator.rules import ASYNC_RULES, RULES
+
+    if "list" in (arguments.rule, arguments.mask):
+        if arguments.rule == "list":
+            print("rules:", listing({**RULES, **ASYNC_RULES}), sep="\n")
+        if arguments.mask == "list":
+            print("mask policies:", listing(MASKS), sep="\n")
+        return 0
+    return _run_demo(arguments)
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from coordinator.demo.run import DemoConfig, make_demo
     from coordinator.demo.view import save_plot, summarise, watch
     from coordinator.saved import check_folder_free
+    from edge_sdk.protocol.encoding import Encoding
 
     config = DemoConfig(
         rounds=arguments.rounds,
@@ -140,9 +216,19 @@ def _demo(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         backend=arguments.backend,
         init=arguments.init,
+        rule=arguments.rule,
+        rule_options=dict(arguments.rule_option),
+        mask=arguments.mask,
+        mask_options=dict(arguments.mask_option),
+        up=Encoding.parse(arguments.up),
+        down=Encoding.parse(arguments.down),
+        memory_dir=arguments.memory,
+        memory_dtype=arguments.memory_type,
+        threads=arguments.threads,
     )
-    if arguments.save is not None:
-        check_folder_free(arguments.save)
+    for folder in (arguments.save, arguments.memory):
+        if folder is not None:
+            check_folder_free(folder)
     for path in (arguments.json, arguments.plot):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ConfigError(f"cannot write {path}: name a file in a folder that exists")

@@ -1,26 +1,46 @@
 """A whole federation in one process: the real state machines over the in-memory link.
 
 There is no second implementation for simulation: what runs here is what runs
-over MQTT, with a queue for a broker and a virtual clock.
+over MQTT, with a queue for a broker and a virtual clock. Devices may train in several threads; what
+they send is queued in the order in which they were told, so the result does not depend on it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
-from coordinator import rounds
+from coordinator import fragments, rounds
+from coordinator.arrivals import Arrival
+from coordinator.close import close_round, open_memory
 from coordinator.errors import ConfigError
+from coordinator.fragments import FragmentsConfig, FragmentsState
+from coordinator.memory import Dtype
 from coordinator.model import GlobalModel
+from coordinator.report import (
+    DeviceRound,
+    RoundReport,
+    device_round,
+    longest_skip,
+    theorem_terms,
+)
 from coordinator.rounds import Phase, RoundsConfig, RoundsState
-from coordinator.rules import Rule
 from edge_sdk.app import DeviceApp
 from edge_sdk.decide import Policy
-from edge_sdk.protocol.messages import Bid, Message, Movement
-from edge_sdk.train.backend import Backend
+from edge_sdk.protocol.data_spec import DataSpec
+from edge_sdk.protocol.messages import Bid, Message, Movement, Replay
+from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.train.backend import Backend, Batch, Job, Trained
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.memory import MemoryLink
+
+__all__ = ["DeviceRound", "Federation", "Member", "RoundReport"]
 
 COORDINATOR = "coordinator"
 
@@ -34,59 +54,42 @@ class Member:
     data: ArrayData
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRound:
-    """What one device did in a round. `level` None is a skip; bytes are uncompressed payload.
-
-    Equal seeds give equal values of everything but `train_s`.
-    """
-
-    device: str
-    level: float | None
-    reason: str
-    loss: float | None
-    parameters: int
-    bytes_down: int
-    bytes_up: int
-    train_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """A closed round (docs/algorithms.md: what every round reports)."""
-
-    round: int
-    devices: tuple[DeviceRound, ...]
-    coverage_min: int
-    coverage_mean: float
-    seconds: float
-
-
 class Federation:
     """A coordinator and its devices. `run` trains; `model` is the result so far."""
 
     def __init__(
         self,
-        config: RoundsConfig,
+        config: RoundsConfig | FragmentsConfig,
         model: GlobalModel,
-        rule: Rule,
-        backend: Backend,
+        make_backend: Callable[[], Backend],
         members: Sequence[Member],
+        *,
+        threads: int = 1,
+        memory_dir: Path | None = None,
+        memory_dtype: Dtype = "fp32",
     ) -> None:
+        """`make_backend` is called once for each of the `threads` that devices train in.
+
+        `memory_dir`: where the rule's memory is kept; None: in RAM.
+        """
         if config.min_devices > len(members):
             raise ConfigError(
                 f"min_devices is {config.min_devices} but there are {len(members)} members"
             )
+        if threads < 1:
+            raise ConfigError(f"threads must be at least 1, not {threads}")
         self.model = model
-        self._config = config
-        self._rule = rule
         self._members = members
+        self._threads = threads
         self._link: MemoryLink[Message] = MemoryLink()
-        self._state = RoundsState()
-        self._now = 0.0
-        self._movements: dict[str, Movement] = {}
-        self._reports: list[RoundReport] = []
-        self._started = time.perf_counter()
+        self._outboxes: dict[str, list[Message]] = {member.name: [] for member in members}
+        backend = _PerThread(config.plan, make_backend)
+        if isinstance(config, RoundsConfig):
+            self._course: _Rounds | _Fragments = _Rounds(
+                config, model, self._link, memory_dir, memory_dtype, threads
+            )
+        else:
+            self._course = _Fragments(config, model, self._link, len(members))
         self._link.attach(COORDINATOR, self._receive)
         for member in members:
             app = DeviceApp(
@@ -95,28 +98,117 @@ class Federation:
                 data=member.data,
                 policy=member.policy,
                 source=model,
-                send=lambda message: self._link.send(COORDINATOR, message),
+                send=self._outboxes[member.name].append,
                 seed=config.seed,
             )
             self._link.attach(member.name, app.receive)  # type: ignore[arg-type]
 
     def run(self) -> Iterator[RoundReport]:
-        """Train to the end, yielding every round as it closes."""
-        for member in self._members:
-            self._handle(rounds.Joined(member.name))
-        while self._state.phase is not Phase.FINISHED:
-            if not self._link.deliver():
-                # Nobody has anything to say any more: let the deadline come.
-                self._now = max(self._now, self._state.deadline or self._now)
-                self._handle(rounds.Tick())
-            yield from self._reports
-            self._reports.clear()
+        """Train to the end, yielding every round as it closes.
+
+        An asynchronous run reports after as many updates as there are devices.
+        """
+        course = self._course
+        with ExitStack() as stack:
+            stack.callback(course.close)
+            deliver = _one_by_one
+            if self._threads > 1:
+                pool = stack.enter_context(ThreadPoolExecutor(self._threads))
+                deliver = partial(_together, pool)
+            for member in self._members:
+                course.handle(rounds.Joined(member.name))
+            while not course.finished:
+                if self._link.empty:
+                    course.wait()  # Nobody has anything to say any more: let the deadline come.
+                deliver(self._link.take(alone=COORDINATOR))
+                for member in self._members:
+                    outbox = self._outboxes[member.name]
+                    for message in outbox:
+                        self._link.send(COORDINATOR, message)
+                    outbox.clear()
+                yield from course.reports
+                course.reports.clear()
 
     def _receive(self, message: Message) -> None:
-        if isinstance(message, (Bid, Movement)):
-            self._handle(message)
+        if isinstance(message, (Bid, Movement, Replay)):
+            self._course.handle(message)
 
-    def _handle(self, event: rounds.Event) -> None:
+
+def _one_by_one(deliveries: Iterable[Callable[[], None]]) -> None:
+    for deliver in deliveries:
+        deliver()
+
+
+def _together(pool: ThreadPoolExecutor, deliveries: Iterable[Callable[[], None]]) -> None:
+    for done in [pool.submit(deliver) for deliver in deliveries]:
+        done.result()
+
+
+class _PerThread:
+    """A backend that is one backend for each thread that uses it."""
+
+    def __init__(self, plan: ModelPlan, make: Callable[[], Backend]) -> None:
+        self.plan = plan
+        self._make = make
+        self._local = threading.local()
+
+    @property
+    def data(self) -> DataSpec | None:
+        return self._here().data
+
+    def train(
+        self,
+        job: Job,
+        batches: Iterable[Batch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        return self._here().train(job, batches, should_stop=should_stop)
+
+    def _here(self) -> Backend:
+        backend: Backend | None = getattr(self._local, "backend", None)
+        if backend is None:
+            backend = self._local.backend = self._make()
+        return backend
+
+
+class _Rounds:
+    """The synchronous machine and what performs its effects."""
+
+    def __init__(
+        self,
+        config: RoundsConfig,
+        model: GlobalModel,
+        link: MemoryLink[Message],
+        memory_dir: Path | None,
+        memory_dtype: Dtype,
+        threads: int,
+    ) -> None:
+        self.reports: list[RoundReport] = []
+        self._config = config
+        self._model = model
+        self._link = link
+        self._threads = threads
+        self._memory = open_memory(config, memory_dir, dtype=memory_dtype, threads=threads)
+        self._norms = model.norms
+        self._state: RoundsState = rounds.start(config, self._norms)
+        self._arrivals: dict[tuple[str, int], Arrival] = {}
+        self._now = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        return self._state.phase is Phase.FINISHED
+
+    def wait(self) -> None:
+        self._now = max(self._now, self._state.deadline or self._now)
+        self.handle(rounds.Tick())
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._memory.close()
+
+    def handle(self, event: rounds.Event) -> None:
         events = [event]
         while events:
             self._state, effects = rounds.handle(
@@ -131,45 +223,171 @@ class Federation:
                 self._link.broadcast(COORDINATOR, message)
             case rounds.Send(device, message):
                 self._link.send(device, message)
-            case rounds.Keep(movement):
-                self._movements[movement.device] = movement
-                return [rounds.Kept(movement.device, movement.round)]
-            case rounds.Commit(round, devices):
-                self._commit(round, devices)
-                return [rounds.Committed(round)]
+            case rounds.Keep(round, arrival):
+                device = arrival.contribution.device
+                self._arrivals[device, round] = arrival
+                return [rounds.Kept(device, round)]
+            case rounds.Commit():
+                self._commit(effect)
+                return [rounds.Committed(effect.round, self._norms)]
         return []
 
-    def _commit(self, round: int, devices: tuple[str, ...]) -> None:
-        movements = [self._movements[device] for device in devices]
-        self.model.commit(self._rule, movements)
-        coverage = self.model.plan.coverage(movement.groups for movement in movements)
-        now = time.perf_counter()
-        self._reports.append(
-            RoundReport(
-                round,
-                tuple(self._device_round(bid) for _, bid in sorted(self._state.bids.items())),
-                int(coverage.min()),
-                float(coverage.mean()),
-                now - self._started,
-            )
+    def _commit(self, commit: rounds.Commit) -> None:
+        noise = self._model.noise
+        close_round(
+            self._config,
+            self._state,
+            commit,
+            self._model,
+            self._memory,
+            self._arrivals,
+            threads=self._threads,
         )
-        self._started = now
-        self._movements.clear()
+        self.reports.append(self._report(commit, noise))
+        self._norms = self._model.norms
+        self._arrivals.clear()
+        self._model.fetched.clear()
 
-    def _device_round(self, bid: Bid) -> DeviceRound:
-        movement = self._movements.get(bid.device)
-        if movement is None:
-            late = f"skip: offered {bid.level or 0:.0%} but no movement came in time"
-            reason = bid.reason if bid.level is None else late
-            return DeviceRound(bid.device, None, reason, None, 0, 0, 0, 0.0)
-        size = movement.blocks.size_bytes
-        return DeviceRound(
-            device=bid.device,
-            level=bid.level,
-            reason=bid.reason,
-            loss=movement.loss,
-            parameters=len(movement.blocks.values),
-            bytes_down=size,
-            bytes_up=size,
-            train_s=movement.train_s,
+    def _report(self, commit: rounds.Commit, noise: float) -> RoundReport:
+        state, plan, round = self._state, self._config.plan, commit.round
+        counted = {device: self._arrivals[device, round].groups for device in commit.fresh}
+        terms = theorem_terms(plan, state.fleet, round, counted)
+        levels = [self._arrivals[device, round].contribution.level for device in commit.fresh]
+        oldest = None if self._memory is None else self._memory.oldest()
+        heard = {*commit.fresh, *commit.replayed}
+        now = time.perf_counter()
+        took, self._started = now - self._started, now
+        return RoundReport(
+            round=round,
+            devices=tuple(
+                device_round(
+                    plan,
+                    bid,
+                    self._arrivals.get((name, round)) if name in heard else None,
+                    norms=self._norms,
+                    bytes_down=self._model.fetched.get((name, round), 0),
+                )
+                for name, bid in sorted(state.bids.items())
+            ),
+            coverage_min=terms.coverage_min,
+            coverage_mean=terms.coverage_mean,
+            trained_coverage_min=terms.trained_coverage_min,
+            trained_blocks=terms.trained_blocks,
+            oldest_uncovered=terms.oldest_uncovered,
+            gap_bound=self._config.masks.longest_gap(plan, levels) if levels else None,
+            oldest_memory=None if oldest is None else round - oldest,
+            compression_noise=noise,
+            skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),
+            longest_skip=longest_skip(state.fleet, round, state.selected),
+            seconds=took,
+        )
+
+
+class _Fragments:
+    """The asynchronous machine and what performs its effects."""
+
+    def __init__(
+        self,
+        config: FragmentsConfig,
+        model: GlobalModel,
+        link: MemoryLink[Message],
+        report_every: int,
+    ) -> None:
+        self.reports: list[RoundReport] = []
+        self._config = config
+        self._model = model
+        self._link = link
+        self._report_every = report_every
+        self._state: FragmentsState = fragments.start(config)
+        self._arrivals: dict[str, Arrival] = {}
+        self._window: list[tuple[Bid, Arrival, int]] = []
+        """(bid, arrival, bytes fetched) of the updates since the last report."""
+        self._skips: dict[str, Bid] = {}
+        self._now = 0.0
+        self._started = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        return self._state.finished
+
+    def wait(self) -> None:
+        self._now = max(self._now, self._state.deadline or self._now)
+        self.handle(rounds.Tick())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def handle(self, event: fragments.Event) -> None:
+        if isinstance(event, Bid) and event.level is None:
+            self._skips[event.device] = event
+        events = [event]
+        while events:
+            before = self._state
+            self._state, effects = fragments.handle(
+                self._config, self._state, events.pop(0), self._now
+            )
+            for effect in effects:
+                events += self._perform(effect, before)
+
+    def _perform(self, effect: fragments.Effect, before: FragmentsState) -> list[fragments.Event]:
+        match effect:
+            case rounds.Broadcast(message):
+                self._link.broadcast(COORDINATOR, message)
+            case rounds.Send(device, message):
+                self._link.send(device, message)
+            case rounds.Keep(round, arrival):
+                device = arrival.contribution.device
+                self._arrivals[device] = arrival
+                return [rounds.Kept(device, round)]
+            case fragments.Reserve(device, round, groups):
+                self._model.reserve(device, round, groups)
+            case fragments.Release(device, round):
+                self._model.release(device, round)
+            case fragments.Apply(device, round, age):
+                arrival = self._arrivals.pop(device)
+                bid = before.work[device].bid
+                if bid is not None:
+                    kept = self._config.plan.levels(arrival.groups)
+                    bid = replace(bid, level=max(kept.values(), default=1.0))
+                    fetched = self._model.fetched.pop((device, round), 0)
+                    self._window.append((bid, arrival, fetched))
+                self._model.mix(self._config.rule, arrival, age)
+                if self._state.version % self._report_every == 0 or self._state.finished:
+                    self.reports.append(self._report())
+        return []
+
+    def _report(self) -> RoundReport:
+        state, plan = self._state, self._config.plan
+        counted = {
+            f"{number}": arrival.groups for number, (_, arrival, _) in enumerate(self._window)
+        }
+        terms = theorem_terms(plan, state.fleet, state.version, counted)
+        norms, now = self._model.norms, time.perf_counter()
+        took, self._started = now - self._started, now
+        lines = [
+            device_round(plan, bid, arrival, norms=norms, bytes_down=fetched)
+            for bid, arrival, fetched in self._window
+        ]
+        trained = {line.device for line in lines}
+        lines += [
+            device_round(plan, bid, None, norms=norms, bytes_down=0)
+            for name, bid in self._skips.items()
+            if name not in trained
+        ]
+        levels = [bid.level for bid, _, _ in self._window if bid.level is not None]
+        self._window, self._skips = [], {}
+        return RoundReport(
+            round=-(-state.version // self._report_every),
+            devices=tuple(sorted(lines, key=lambda line: line.device)),
+            coverage_min=terms.coverage_min,
+            coverage_mean=terms.coverage_mean,
+            trained_coverage_min=terms.trained_coverage_min,
+            trained_blocks=terms.trained_blocks,
+            oldest_uncovered=terms.oldest_uncovered,
+            gap_bound=self._config.masks.longest_gap(plan, levels),
+            oldest_memory=None,
+            compression_noise=self._model.noise,
+            skip_share=1 - len(trained) / max(1, len(state.devices)),
+            longest_skip=longest_skip(state.fleet, state.version, state.devices),
+            seconds=took,
         )

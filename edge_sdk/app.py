@@ -19,6 +19,7 @@ from edge_sdk.device import (
     DeviceState,
     Effect,
     Event,
+    Facts,
     Failed,
     Fetch,
     Fetched,
@@ -27,25 +28,35 @@ from edge_sdk.device import (
     Keep,
     Resend,
     Send,
+    SendReplay,
     Train,
     handle,
 )
+from edge_sdk.protocol.block_codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.blocks import Blocks
-from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.errors import TensorError, TesseraError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import (
+    MAX_REASON_CHARACTERS,
     Assignment,
     Bid,
     Movement,
+    Outcome,
     Receipt,
+    Replay,
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.plan import Groups
+from edge_sdk.residuals import ArrayStore, MemoryStore, Residuals
 from edge_sdk.streams import stream
 from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.data import ArrayData
 
 log = logging.getLogger(__name__)
+
+RESIDUAL_ROUNDS = 20
+"""Rounds after which what top-k left out is forgotten."""
 
 
 class ModelSource(Protocol):
@@ -66,14 +77,17 @@ class DeviceApp:
         data: ArrayData,
         policy: Policy,
         source: ModelSource,
-        send: Callable[[Bid | Movement], None],
+        send: Callable[[Bid | Movement | Replay], None],
         seed: int,
+        store: ArrayStore | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`store` keeps what top-k leaves out; None: in memory, gone with the process."""
         self.name = name
         self.kept: dict[int, Movement] = {}
         """Movements that have no receipt yet, by round."""
+        self._copy: Movement | None = None
         self._state = DeviceState(name)
         self._backend = backend
         self._data = data
@@ -81,6 +95,11 @@ class DeviceApp:
         self._source = source
         self._send = send
         self._seed = seed
+        self._residuals = Residuals(
+            backend.plan, MemoryStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
+        )
+        self._unfit = _unfit(backend, data)
+        self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
         self._should_stop = should_stop
         self._clock = clock
 
@@ -104,27 +123,41 @@ class DeviceApp:
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case Decide(opened):
-                return Decided(opened.round, self._decide(opened), len(self._data))
+                return Decided(opened.round, self._decide(opened), self._facts)
             case Fetch(_, assignment):
                 return self._attempt(lambda: Fetched(*self._source.fetch(assignment)))
             case Train():
                 return self._attempt(lambda: self._train(effect))
             case Keep(movement):
                 self.kept[movement.round] = movement
-            case Forget(round):
+                self._copy = movement if movement.keeps_copy else None
+            case Forget(round, outcome):
                 self.kept.pop(round, None)
+                used = outcome in (Outcome.COUNTED, Outcome.MEMORY)
+                self._residuals.settle(round, used=used)
             case Resend(round):
                 self._send(self.kept[round])
+            case SendReplay(round, made):
+                if self._copy is not None and self._copy.round == made:
+                    self._send(Replay(round=round, movement=self._copy))
             case Send(message):
                 self._send(message)
         return None
 
     def _decide(self, opened: RoundOpen) -> Decision:
+        if self._unfit is not None:
+            return Decision(None, self._unfit)
         ours = self._backend.plan.hash
         if opened.plan_hash != ours:
             theirs = opened.plan_hash[:12]
             return Decision(None, f"skip: the round is for plan {theirs}…, here is {ours[:12]}…")
-        return decide(self._policy, device=self.name, round=opened.round, seed=self._seed)
+        return decide(
+            self._policy,
+            device=self.name,
+            round=opened.round,
+            seed=self._seed,
+            whole=opened.whole,
+        )
 
     def _attempt(self, work: Callable[[], Event]) -> Event:
         """What the work answers, or that it failed: no error of one round ends the device."""
@@ -153,17 +186,40 @@ class DeviceApp:
         )
         started = self._clock()
         trained = self._backend.train(job, batches, should_stop=self._should_stop)
+        took = self._clock() - started
         return Finished(
             Movement(
                 device=self.name,
                 round=opened.round,
                 plan_hash=plan.hash,
-                groups=groups,
-                blocks=plan.scatter(trained.movement, groups),
+                payload=self._encode(opened, groups, plan.scatter(trained.movement, groups)),
                 statistics=trained.statistics,
                 learning_rate=opened.rule.learning_rate,
+                level=work.level,
                 samples=len(self._data),
                 loss=trained.metrics.mean_loss,
-                train_s=self._clock() - started,
+                train_s=took,
+                keeps_copy=self._policy.keeps_copy and opened.replay_within > 0,
             )
         )
+
+    def _encode(self, opened: RoundOpen, groups: Groups, movement: Blocks) -> bytes:
+        """The movement as it travels; what top-k leaves out of it is kept for later."""
+        plan, round = self._backend.plan, opened.round
+        random = stream(self._seed, self.name, round, "encoding")
+        if opened.encoding.kind != "top-k":
+            return encode_blocks(plan, groups, movement, opened.encoding, random)
+        corrected = self._residuals.corrected(round, movement)
+        payload = encode_blocks(plan, groups, corrected, opened.encoding, random)
+        self._residuals.keep(round, movement, decode_blocks(plan, payload)[1])
+        return payload
+
+
+def _unfit(backend: Backend, data: ArrayData) -> str | None:
+    """Why this device can never train: its data is not what the task wants."""
+    try:
+        if backend.data is not None:
+            backend.data.check(data)
+    except TensorError as error:
+        return f"skip: {error}"[:MAX_REASON_CHARACTERS]
+    return None

@@ -31,6 +31,12 @@ class Policy:
     level: float = 1.0
     participation: float = 1.0
     schedule: Schedule = "round-robin"
+    keeps_copy: bool = True
+    """Keep the last movement, to send it again when a round is skipped and the rule wants that."""
+    compute: float | None = None
+    """How fast the device is, in parameters × samples per second; None: not known."""
+    bytes_per_s: float | None = None
+    """How fast its link is; None: not known."""
 
     def __post_init__(self) -> None:
         for name in ("level", "participation"):
@@ -40,9 +46,14 @@ class Policy:
             raise MessageError(f"schedule is one of {get_args(Schedule)}, not {self.schedule!r}")
 
 
-def decide(policy: Policy, *, device: str, round: int, seed: int) -> Decision:
-    """The device's answer to a round. The same arguments give the same answer."""
+def decide(policy: Policy, *, device: str, round: int, seed: int, whole: bool = False) -> Decision:
+    """The device's answer to a round. The same arguments give the same answer.
+
+    `whole`: the round takes nothing but the whole model, and asks for it in spite of the level.
+    """
     p = policy.participation
+    if whole:
+        return Decision(1.0, "full model: this round everybody trains everything")
     if not _takes_part(policy, device, round, seed):
         return Decision(None, f"skip: the budget allows {p:.0%} of rounds ({policy.schedule})")
     allowed = "full model" if policy.level == 1 else f"level {policy.level:.0%}"

@@ -4,7 +4,7 @@
     ---------  --------------------  ----------  -----------------------------------------
     IDLE       RoundOpen             DECIDING    Decide
     DECIDING   Decided (level)       BIDDING     Send(Bid)
-    DECIDING   Decided (skip)        IDLE        Send(Bid)
+    DECIDING   Decided (skip)        IDLE        Send(Bid), and SendReplay if the round wants one
     DECIDING   RoundOpen             DECIDING    Decide
     BIDDING    Assignment            FETCHING    Fetch
     BIDDING    RoundOpen             DECIDING    Decide
@@ -24,6 +24,8 @@ Rules:
 - Rounds only go forward: a `RoundOpen` that is not newer than the newest seen is ignored.
 - A movement is kept until its receipt, however many rounds go by, and sent again on `Connected`.
 - A `Decided` for another round than the present one was overtaken by a newer round: ignored.
+- Where the round wants replays, a skip is spoken for by the last movement, if the device keeps a
+  copy and it is young enough. A replay is not kept: one that is lost is a silent skip.
 - Whatever raises has changed nothing.
 """
 
@@ -41,6 +43,7 @@ from edge_sdk.protocol.messages import (
     Assignment,
     Bid,
     Movement,
+    Outcome,
     Receipt,
     RoundClosed,
     RoundOpen,
@@ -61,12 +64,22 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a device says of itself in every bid; None: not known."""
+
+    samples: int
+    compute: float | None = None
+    """Parameters × samples per second."""
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """The device has looked at itself and answers this round."""
 
     round: int
     decision: Decision
-    samples: int
+    facts: Facts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +146,8 @@ class Train:
 
     opened: RoundOpen
     assignment: Assignment
+    level: float
+    """What the device had offered."""
     blocks: Blocks
     buffers: dict[str, Array]
 
@@ -146,9 +161,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The movement of this round has its receipt."""
+    """The movement of this round has its receipt, which says what became of it."""
 
     round: int
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +175,21 @@ class Resend:
 
 
 @dataclass(frozen=True, slots=True)
+class SendReplay:
+    """Send the copy of the movement made in round `made` as the answer to `round`."""
+
+    round: int
+    made: int
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Send a message to the coordinator."""
 
     message: Bid | Movement
 
 
-Effect = Decide | Fetch | Train | Keep | Forget | Resend | Send
+Effect = Decide | Fetch | Train | Keep | Forget | Resend | SendReplay | Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +205,10 @@ class DeviceState:
     assignment: Assignment | None = None
     unreceipted: frozenset[int] = frozenset()
     """Rounds whose movement is kept until the receipt comes."""
+    offered: float | None = None
+    """The level of the last bid; None: a skip."""
+    copy: int | None = None
+    """The round of the movement of which a copy is kept for replays."""
 
 
 Step = tuple[DeviceState, list[Effect]]
@@ -197,7 +225,7 @@ def handle(state: DeviceState, event: Event) -> Step:
             if event.round not in state.unreceipted or event.device != state.name:
                 return state, []
             left = state.unreceipted - {event.round}
-            return replace(state, unreceipted=left), [Forget(event.round)]
+            return replace(state, unreceipted=left), [Forget(event.round, event.outcome)]
         case RoundClosed():
             if state.phase is Phase.BIDDING and event.round == _opened(state).round:
                 return replace(state, phase=Phase.IDLE), []
@@ -209,11 +237,14 @@ def handle(state: DeviceState, event: Event) -> Step:
         case Decided() if state.phase is Phase.DECIDING and event.round == _opened(state).round:
             return _on_decided(state, event)
         case Fetched() if state.phase is Phase.FETCHING:
-            work = Train(_opened(state), _assignment(state), event.blocks, event.buffers)
+            level = state.offered or 1.0
+            work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
             return replace(state, phase=Phase.TRAINING), [work]
         case Finished() if state.phase is Phase.TRAINING:
-            kept = state.unreceipted | {event.movement.round}
-            done, effects = _next_round(replace(state, unreceipted=kept))
+            movement = event.movement
+            kept = state.unreceipted | {movement.round}
+            copy = movement.round if movement.keeps_copy else None
+            done, effects = _next_round(replace(state, unreceipted=kept, copy=copy))
             return done, [Keep(event.movement), Send(event.movement), *effects]
         case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
             round = _opened(state).round
@@ -236,15 +267,24 @@ def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
 
 def _on_decided(state: DeviceState, event: Decided) -> Step:
     opened, decision = _opened(state), event.decision
+    skips = decision.level is None
+    age = None if state.copy is None else opened.round - state.copy
+    replays = skips and age is not None and age <= opened.replay_within
     bid = Bid(
         device=state.name,
         round=opened.round,
         level=decision.level,
         reason=decision.reason,
-        samples=event.samples,
+        samples=event.facts.samples,
+        replays=replays,
+        compute=event.facts.compute,
+        bytes_per_s=event.facts.bytes_per_s,
     )
-    phase = Phase.IDLE if decision.level is None else Phase.BIDDING
-    return replace(state, phase=phase), [Send(bid)]
+    effects: list[Effect] = [Send(bid)]
+    if replays and state.copy is not None:
+        effects.append(SendReplay(opened.round, state.copy))
+    phase = Phase.IDLE if skips else Phase.BIDDING
+    return replace(state, phase=phase, offered=decision.level), effects
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,12 +13,16 @@ import torch
 from coordinator.demo.digits import load_digits, make_members, make_model
 from coordinator.errors import ConfigError
 from coordinator.federation import Federation, RoundReport
-from coordinator.masks import MASKS
+from coordinator.fragments import FragmentsConfig
+from coordinator.masks import make_masks
+from coordinator.memory import Dtype
 from coordinator.model import GlobalModel
+from coordinator.pairings import fitting_masks
 from coordinator.rounds import RoundsConfig
-from coordinator.rules import RULES
+from coordinator.rules import FedRaa, make_rule
 from coordinator.saved import SavedModel, load_weights, save_model
 from coordinator.tasks import Task, make_task
+from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.data import ArrayData
@@ -31,7 +35,9 @@ GROUPS = 4
 STEPS = 10
 BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
-SCHEMA = 1
+SAM_RADIUS = 0.05
+"""For `subdismo`, whose devices train with SAM."""
+SCHEMA = 2
 
 BackendName = Literal["onnx", "torch"]
 """How the demo's devices train: the shipped graph without torch, or the traced torch module."""
@@ -47,12 +53,27 @@ class DemoConfig:
     backend: BackendName = "onnx"
     init: Path | None = None
     """A file with the weights to start from; None: random ones."""
+    rule: str = "ram-fed"
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+    mask: str | None = None
+    """`mask` and `rule` are names, as `make_masks` and `make_rule` know them. None: what fits."""
+    mask_options: Mapping[str, Any] = field(default_factory=dict)
+    up: Encoding = field(default_factory=Encoding)
+    """How movements travel; `down` likewise for the model."""
+    down: Encoding = field(default_factory=Encoding)
+    memory_dir: Path | None = None
+    """Where the rule's memory is kept; None: in RAM."""
+    memory_dtype: Dtype = "fp32"
+    threads: int = 1
+    """How many devices train at the same time."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, not {self.rounds}")
         if not 1 <= self.devices <= 200:
             raise ConfigError(f"--devices must be from 1 to 200, not {self.devices}")
+        if not 1 <= self.threads <= 64:
+            raise ConfigError(f"--threads must be from 1 to 64, not {self.threads}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed must be from 0 to 2^63 − 1, not {self.seed}")
 
@@ -126,8 +147,12 @@ class Demo:
         return {
             "schema": SCHEMA,
             "seed": self.config.seed,
-            "rule": "ra-fed",
-            "mask": "random",
+            "rule": self.config.rule,
+            "rule_options": dict(self.config.rule_options),
+            "mask": self.config.mask,
+            "mask_options": dict(self.config.mask_options),
+            "encoding_up": str(self.config.up),
+            "encoding_down": str(self.config.down),
             "backend": self.config.backend,
             "plan_hash": plan.hash,
             "parameters": plan.parameters,
@@ -146,29 +171,42 @@ class Demo:
 
 def make_demo(config: DemoConfig) -> Demo:
     """Load the data, trace the model, deal both out."""
+    rule = make_rule(config.rule, **config.rule_options)
+    config = replace(config, mask=config.mask or fitting_masks(rule))
+    masks = make_masks(str(config.mask), **config.mask_options)
     digits = load_digits(config.seed)
     task = make_task(
         make_model(config.seed), torch.from_numpy(digits.train.inputs[0][:2]), groups=GROUPS
+    )
+    sam = SAM_RADIUS if config.rule == "subdismo" else 0.0
+    common: dict[str, Any] = {
+        "plan": task.plan,
+        "masks": masks,
+        "local_rule": replace(LOCAL_RULE, sam_radius=sam),
+        "steps": STEPS,
+        "batch_size": BATCH_SIZE,
+        "min_devices": config.devices,
+        "seed": config.seed,
+        "encoding": config.up,
+    }
+    run = (
+        FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
+        if isinstance(rule, FedRaa)
+        else RoundsConfig(rule=rule, rounds=config.rounds, **common)
     )
     weights, buffers = task.weights, task.buffers
     if config.init is not None:
         weights, buffers = load_weights(config.init, task.plan, buffers=buffers)
     graphs = _compile(task) if config.backend == "onnx" else None
+    model = GlobalModel(task.plan, weights, buffers, encoding=config.down, seed=config.seed)
     federation = Federation(
-        RoundsConfig(
-            plan=task.plan,
-            masks=MASKS["random"],
-            rule=LOCAL_RULE,
-            rounds=config.rounds,
-            steps=STEPS,
-            batch_size=BATCH_SIZE,
-            min_devices=config.devices,
-            seed=config.seed,
-        ),
-        GlobalModel(task.plan, weights, buffers),
-        RULES["ra-fed"],
-        _make_backend(task, graphs),
+        run,
+        model,
+        lambda: _make_backend(task, graphs),
         make_members(digits.train, config.devices, config.seed),
+        threads=config.threads,
+        memory_dir=config.memory_dir,
+        memory_dtype=config.memory_dtype,
     )
     return Demo(config, task, federation, digits.test, graphs)
 
@@ -194,6 +232,14 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
         "accuracy": done.accuracy,
         "coverage_min": done.report.coverage_min,
         "coverage_mean": done.report.coverage_mean,
+        "trained_coverage_min": done.report.trained_coverage_min,
+        "trained_blocks": done.report.trained_blocks,
+        "oldest_uncovered": done.report.oldest_uncovered,
+        "gap_bound": done.report.gap_bound,
+        "oldest_memory": done.report.oldest_memory,
+        "compression_noise": done.report.compression_noise,
+        "skip_share": done.report.skip_share,
+        "longest_skip": done.report.longest_skip,
         "devices": [
             {
                 "device": device.device,
@@ -204,6 +250,8 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
                 "parameters": device.parameters,
                 "bytes_down": device.bytes_down,
                 "bytes_up": device.bytes_up,
+                "reduction_noise": device.reduction_noise,
+                "replayed": device.replayed,
             }
             for device in done.report.devices
         ],

@@ -42,15 +42,14 @@ def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
     best = max(rounds, key=lambda done: done.accuracy)
     plan = demo.task.plan
     lines = [
-        f"RA-Fed on {demo.config.backend}, {len(rounds)} rounds, {demo.config.devices} devices, "
+        f"{demo.config.rule} with {demo.config.mask} masks on {demo.config.backend}, "
+        f"{len(rounds)} rounds, {demo.config.devices} devices, "
         f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
         f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {len(demo.test)} unseen digits "
         f"(best {best.accuracy:.1%} in round {best.report.round})",
         f"bytes moved     {_mega(moved)} instead of {_mega(full)}: "
-        f"[green]{1 - moved / full:.0%} saved[/]",
-        f"training time   {spent:.1f} s instead of {full_s:.1f} s: "
-        f"[green]{1 - spent / full_s:.0%} saved[/]"
-        " (full: as long as full-model devices took in the same round)",
+        f"[green]{_saved(moved, full)} saved[/]",
+        _training_time(spent, full_s),
         f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
         "trained any block in any round",
         f"model sha256    {demo.federation.model.digest[:16]}… (same seed, same bits)",
@@ -75,8 +74,8 @@ def save_plot(demo: Demo, path: Path) -> None:
     top.plot(rounds, [100 * done.accuracy for done in demo.rounds], marker="o", markersize=3)
     top.set_ylabel("test accuracy, %")
     top.set_title(
-        f"RA-Fed on digits: {demo.config.devices} devices of different levels, "
-        f"seed {demo.config.seed}"
+        f"{demo.config.rule} with {demo.config.mask} masks on digits: "
+        f"{demo.config.devices} devices of different levels, seed {demo.config.seed}"
     )
     top.grid(alpha=0.3)
     bottom.step(rounds, [done.report.coverage_min for done in demo.rounds], where="mid")
@@ -142,13 +141,28 @@ def _totals(demo: Demo) -> Table:
     return table
 
 
+def _training_time(spent_s: float, full_s: float) -> str:
+    if full_s == 0:
+        return f"training time   {spent_s:.1f} s (no device trained the full model to compare with)"
+    return (
+        f"training time   {spent_s:.1f} s instead of {full_s:.1f} s: "
+        f"[green]{_saved(spent_s, full_s)} saved[/]"
+        " (full: as long as full-model devices took in the same round)"
+    )
+
+
+def _saved(spent: float, full: float) -> str:
+    return f"{max(0.0, 1 - spent / full):.0%}"
+
+
 def _line(done: DemoRound, rounds: int) -> str:
     marks = " ".join(_mark(device).plain for device in done.report.devices)
-    saved = 1 - done.bytes_moved / done.full_bytes
+    saved = _saved(done.bytes_moved, done.full_bytes)
+    seconds = max(0.0, done.full_train_s - done.train_s)
     return (
         f"round {done.report.round:>3}/{rounds}  accuracy {done.accuracy:6.1%}  "
         f"coverage_min {done.report.coverage_min}  "
-        f"saved {done.full_train_s - done.train_s:.2f} s, {saved:.0%} of bytes  [{marks}]"
+        f"saved {seconds:.2f} s, {saved} of bytes  [{marks}]"
     )
 
 

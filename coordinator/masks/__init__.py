@@ -1,31 +1,40 @@
 """Mask policies: which groups each device trains (docs/algorithms.md).
 
-A policy is a pure function of the plan, the offers in device-name order, and a random stream. It
-never hands out more than a device offered, but at least one group an axis. A new policy is one
-file and one line in `MASKS`.
+A policy is a small frozen value with options; called with a `Situation` it answers for every
+offering device. It never hands out more than a device offered, but at least one group an axis. A
+new policy is one file and one line in `MASKS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
-import numpy as np
+from coordinator.masks.contract import MaskPolicy, Masks
+from coordinator.masks.coverage import CoverageMasks
+from coordinator.masks.disjoint import DisjointMasks
+from coordinator.masks.fragments import fragments_of
+from coordinator.masks.gre_raa import GreRaaMasks
+from coordinator.masks.greedy import GreedyMasks
+from coordinator.masks.random import RandomMasks
+from coordinator.masks.rolling import RollingMasks
+from coordinator.masks.situation import Situation
+from coordinator.masks.static import StaticMasks
+from coordinator.named import make_named
 
-from coordinator.masks.random import random_masks
-from edge_sdk.protocol.messages import Bid
-from edge_sdk.protocol.plan import ModelPlan
+__all__ = ["MASKS", "MaskPolicy", "Masks", "Situation", "fragments_of", "make_masks"]
 
-__all__ = ["MASKS", "MaskPolicy"]
-
-
-class MaskPolicy(Protocol):
-    """Chooses groups for all devices that offered a level."""
-
-    def __call__(
-        self, plan: ModelPlan, offers: Sequence[Bid], stream: np.random.Generator
-    ) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
-        """Groups per axis for every offering device, by device name."""
+MASKS: dict[str, type[MaskPolicy]] = {
+    "random": RandomMasks,
+    "rolling": RollingMasks,
+    "static": StaticMasks,
+    "greedy": GreedyMasks,
+    "coverage": CoverageMasks,
+    "disjoint": DisjointMasks,
+    "gre-raa": GreRaaMasks,
+}
+"""Policies by name. The first line of each one's docstring says what it does."""
 
 
-MASKS: dict[str, MaskPolicy] = {"random": random_masks}
+def make_masks(name: str, **options: Any) -> MaskPolicy:
+    """The policy called `name`. Raises `ConfigError` for a name or an option that is not known."""
+    return make_named("mask policy", MASKS, name, options)

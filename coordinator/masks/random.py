@@ -1,42 +1,38 @@
-"""`random`: a uniform subset of the wanted size, for every device and axis on its own."""
+"""`random`: a uniform subset of the wanted size."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
-
-from edge_sdk.protocol.messages import Bid
+from coordinator.masks.bundles import Bundle, bundles_of, choose_each, holds_all
+from coordinator.masks.contract import Masks
+from coordinator.masks.situation import Situation
 from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis
 
 
-def random_masks(
-    plan: ModelPlan, offers: Sequence[Bid], stream: np.random.Generator
-) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Groups per axis for every offering device."""
-    return {
-        bid.device: {
-            axis.name: _subset(axis, 1.0 if bid.level is None else bid.level, stream)
-            for axis in plan.axes
-        }
-        for bid in offers
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomMasks:
+    """For every device and axis on its own, a uniform subset of as many groups as its level means.
 
-
-def _subset(axis: Axis, level: float, stream: np.random.Generator) -> tuple[int, ...]:
-    """Groups in random order, as many as the level allows.
-
-    Groups of one size: as many as `level` means, all subsets alike. Groups of differing size: each
-    that still fits within the level; the smallest group if none does.
+    Groups of differing size are tried in random order; each that still fits is taken.
     """
-    order = [int(group) for group in stream.permutation(len(axis.groups))]
-    if axis.equal:
-        return tuple(sorted(order[: axis.wanted(level)]))
-    room = level * axis.atoms + 1e-9
-    taken = []
-    for group in order:
-        if axis.groups[group] <= room:
-            taken.append(group)
-            room -= axis.groups[group]
-    return tuple(sorted(taken)) or (int(np.argmin(axis.groups)),)
+
+    uses_norms: ClassVar[bool] = False
+
+    tied: bool = False
+
+    def __call__(self, situation: Situation) -> Masks:
+        """See `MaskPolicy`."""
+
+        def choose(_device: str, level: float, _number: int, bundle: Bundle) -> tuple[int, ...]:
+            return bundle.take(level, situation.stream.permutation(bundle.count).tolist())
+
+        bundles = bundles_of(situation.plan, self.tied)
+        return choose_each(situation.plan, bundles, situation.levels, choose)
+
+    def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
+        """0 if somebody trains everything, else None: chance may pass a block by for any time."""
+        bundles = bundles_of(plan, self.tied)
+        return 0 if any(holds_all(bundles, level) for level in levels) else None

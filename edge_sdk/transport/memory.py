@@ -12,7 +12,7 @@ M = TypeVar("M")
 
 
 class MemoryLink(Generic[M]):
-    """A queue that delivers to named endpoints. Delivery happens only in `deliver`."""
+    """A queue that delivers to named endpoints. Delivery happens only through `take`."""
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Callable[[M], None]] = {}
@@ -34,11 +34,28 @@ class MemoryLink(Generic[M]):
             if name != sender:
                 self.send(name, message)
 
-    def deliver(self) -> bool:
-        """Deliver the oldest message; False if there is none."""
-        if not self._queue:
-            return False
-        to, message = self._queue.popleft()
-        if to in self._endpoints:
-            self._endpoints[to](message)
-        return True
+    def take(self, *, alone: str) -> list[Callable[[], None]]:
+        """The oldest messages, as deliveries that may happen at the same time; empty if none.
+
+        They are for endpoints that all differ; one for `alone` comes by itself.
+        """
+        taken: dict[str, Callable[[], None]] = {}
+        while self._queue:
+            to, message = self._queue[0]
+            if to in taken or (to == alone and taken):
+                break
+            self._queue.popleft()
+            if to in self._endpoints:
+                taken[to] = _delivery(self._endpoints[to], message)
+            if to == alone:
+                break
+        return list(taken.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is waiting."""
+        return not self._queue
+
+
+def _delivery(receive: Callable[[M], None], message: M) -> Callable[[], None]:
+    return lambda: receive(message)

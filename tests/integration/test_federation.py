@@ -19,12 +19,15 @@ from torch import nn
 
 from coordinator.errors import ConfigError
 from coordinator.federation import Federation, Member, RoundReport
-from coordinator.masks import MASKS
+from coordinator.fragments import FragmentsConfig
+from coordinator.masks import make_masks
 from coordinator.model import GlobalModel
 from coordinator.rounds import RoundsConfig
-from coordinator.rules import RULES
+from coordinator.rules import RULES, FedRaa, make_rule
 from coordinator.tasks import Task, make_task
 from edge_sdk.decide import Policy
+from edge_sdk.protocol.block_codec import encoded_size
+from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.torch import TorchBackend
@@ -62,6 +65,11 @@ def federation(
     rounds: int,
     seed: int = 3,
     members: Sequence[Member] | None = None,
+    *,
+    rule: str = "ra-fed",
+    mask: str = "random",
+    encoding: str = "fp32",
+    **more: Any,
 ) -> Federation:
     random = np.random.default_rng(seed)
     made = [
@@ -74,19 +82,25 @@ def federation(
         )
         for number, policy in enumerate(policies)
     ]
-    config = RoundsConfig(
-        plan=task.plan,
-        masks=MASKS["random"],
-        rule=LocalRule(learning_rate=0.1, momentum=0.5),
-        rounds=rounds,
-        steps=3,
-        batch_size=8,
-        min_devices=len(policies),
-        seed=seed,
+    common: dict[str, Any] = {
+        "plan": task.plan,
+        "masks": make_masks(mask),
+        "local_rule": LocalRule(learning_rate=0.1, momentum=0.5),
+        "steps": 3,
+        "batch_size": 8,
+        "min_devices": len(policies),
+        "seed": seed,
+        "encoding": Encoding.parse(encoding),
+    }
+    made_rule = make_rule(rule)
+    config = (
+        FragmentsConfig(rule=made_rule, updates=rounds * len(policies), **common)
+        if isinstance(made_rule, FedRaa)
+        else RoundsConfig(rule=made_rule, rounds=rounds, **common)
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
     used = made if members is None else members
-    return Federation(config, model, RULES["ra-fed"], TorchBackend(task), used)
+    return Federation(config, model, lambda: TorchBackend(task, threads=1), used, **more)
 
 
 def deterministic(report: RoundReport) -> list[tuple[object, ...]]:
@@ -129,7 +143,9 @@ def test_federation_of_one_full_device_is_local_training(task: Task) -> None:
     before = run.model.theta.copy()
     (report,) = run.run()
     (device,) = report.devices
-    assert device.bytes_up == device.bytes_down == 4 * task.plan.parameters
+    size = encoded_size(task.plan, task.plan.all_groups(), Encoding())
+    assert device.bytes_up == device.bytes_down == size
+    assert size < 4 * task.plan.parameters + 200
     assert report.coverage_min == 1
     assert not np.array_equal(before, run.model.theta)
 
@@ -163,6 +179,126 @@ def test_device_with_bad_data_harms_nobody_else(task: Task, spoil: str) -> None:
 def test_federation_that_waits_for_more_than_its_members_is_refused(task: Task) -> None:
     with pytest.raises(ConfigError, match="min_devices"):
         federation(task, [Policy(), Policy()], rounds=1, members=[])
+
+
+POLICIES = [
+    Policy(),
+    Policy(level=0.5),
+    Policy(level=0.75, participation=0.6),
+    Policy(level=0.25, participation=0.5, keeps_copy=False),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mask", "encoding"),
+    [
+        ("fedavg", "random", "int8"),
+        ("ra-fed", "coverage", "top-k:0.3"),
+        ("ram-fed", "greedy", "fp16"),
+        ("ccfl-1", "rolling", "fp32"),
+        ("ccfl-2", "static", "int8"),
+        ("ccfl-3", "disjoint", "fp32"),
+        ("strategy-1", "random", "fp32"),
+        ("strategy-2", "coverage", "fp32"),
+        ("subdismo", "rolling", "fp16"),
+        ("fedvarp", "random", "fp32"),
+        ("fed-raa", "gre-raa", "fp32"),
+        ("fedasync", "random", "fp32"),
+    ],
+)
+def test_every_rule_runs_and_gives_the_same_bits_with_any_number_of_threads(
+    task: Task, rule: str, mask: str, encoding: str
+) -> None:
+    runs = [
+        federation(task, POLICIES, 5, rule=rule, mask=mask, encoding=encoding, threads=threads)
+        for threads in (1, 3)
+    ]
+    before = runs[0].model.theta.copy()
+    reports = [list(run.run()) for run in runs]
+    assert runs[0].model.digest == runs[1].model.digest
+    assert [[deterministic(r) for r in run] for run in reports[:1]] == [
+        [deterministic(r) for r in run] for run in reports[1:]
+    ]
+    assert [report.round for report in reports[0]] == [1, 2, 3, 4, 5]
+    assert np.isfinite(runs[0].model.theta).all()
+    assert not np.array_equal(runs[0].model.theta, before)
+
+
+@pytest.mark.parametrize("rule", ["ram-fed", "ccfl-2", "ccfl-3", "strategy-2"])
+def test_memory_on_disk_gives_the_same_bits_as_in_ram(
+    task: Task, rule: str, tmp_path: Path
+) -> None:
+    ram = federation(task, POLICIES, 6, rule=rule)
+    disk = federation(task, POLICIES, 6, rule=rule, memory_dir=tmp_path / "memory")
+    reports = list(ram.run())
+    assert [r.oldest_memory for r in reports] == [r.oldest_memory for r in disk.run()]
+    assert ram.model.digest == disk.model.digest
+    assert any((tmp_path / "memory").iterdir())
+    assert reports[-1].oldest_memory is not None
+
+
+def test_replays_reach_the_rule(task: Task) -> None:
+    """A copy kept by the device speaks for it as the coordinator's memory would."""
+    policies = [Policy(level=0.5), Policy(participation=0.5)]
+    replayed, remembered = (
+        federation(task, policies, 6, rule=rule) for rule in ("ccfl-1", "ccfl-2")
+    )
+    lines = [device for report in replayed.run() for device in report.devices if device.replayed]
+    list(remembered.run())
+    assert lines
+    assert all(line.level is None and line.bytes_up > 0 for line in lines)
+    assert replayed.model.digest == remembered.model.digest
+
+
+def test_reports_hold_the_theorems_terms(task: Task) -> None:
+    run = federation(task, [Policy(level=0.5), Policy(participation=0.5)], 6, rule="ram-fed")
+    plan = task.plan
+    theta, last = run.model.theta.copy(), np.zeros(plan.block_count)
+    trained = [0, 0]
+    for report in run.run():
+        squares = np.add.reduceat(theta.astype(np.float64) ** 2, plan.block_offsets[:-1])
+        weak, strong = report.devices
+        assert weak.reduction_noise is not None
+        assert 0 < weak.reduction_noise < 1
+        if strong.level == 1:
+            assert strong.reduction_noise == 0
+            assert (report.coverage_min, report.trained_blocks) == (1, plan.block_count)
+            last[:] = report.round
+            trained[1] = report.round
+        else:
+            assert (report.coverage_min, report.trained_coverage_min) == (0, 1)
+            assert weak.parameters < plan.parameters
+        trained[0] = report.round
+        assert report.longest_skip == 1 + report.round - min(trained)
+        assert report.skip_share == (0 if strong.level else 0.5)
+        assert report.compression_noise == 0
+        assert report.oldest_uncovered <= report.round - last.min()
+        assert squares.sum() > 0
+        theta = run.model.theta.copy()
+
+
+def test_downlink_encoding_shows_as_compression_noise(task: Task) -> None:
+    random = np.random.default_rng(0)
+    data = ArrayData((random.normal(size=(8, 6)).astype(np.float32),), random.integers(0, 3, 8))
+    config = RoundsConfig(
+        plan=task.plan,
+        rule=RULES["ra-fed"](),
+        masks=make_masks("random"),
+        local_rule=LocalRule(learning_rate=0.1),
+        rounds=1,
+        steps=1,
+        batch_size=4,
+        min_devices=1,
+        seed=0,
+    )
+    model = GlobalModel(task.plan, task.weights, task.buffers, encoding=Encoding.parse("int8"))
+    theta, sent = model.theta.copy(), model.serve().decoded.copy()
+    (report,) = Federation(
+        config, model, lambda: TorchBackend(task), [Member("a", Policy(), data)]
+    ).run()
+    expected = ((sent - theta) ** 2).sum() / (theta**2).sum()
+    assert report.compression_noise == pytest.approx(expected, rel=1e-4)
+    assert report.devices[0].bytes_down < report.devices[0].bytes_up / 2
 
 
 def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
@@ -200,6 +336,13 @@ def test_demo_learns_reports_and_repeats_itself(tmp_path: Path) -> None:
         (["--json", "nowhere/run.json"], "nowhere"),
         (["--json", "."], "cannot write"),
         (["--plot", "accuracy.foo"], "--plot"),
+        (["--rule", "best"], "ccfl-2 "),
+        (["--mask", "best"], "gre-raa "),
+        (["--rule", "ram-fed", "--rule-option", "dampng=1"], "damping"),
+        (["--rule", "fedavg", "--mask", "coverage"], "whole models"),
+        (["--rule", "ram-fed", "--up", "top-k"], "top-k"),
+        (["--up", "fp17"], "fp16"),
+        (["--threads", "0"], "--threads"),
     ],
 )
 def test_demo_refuses_nonsense_in_words(tmp_path: Path, arguments: list[str], says: str) -> None:

@@ -1,10 +1,6 @@
-"""A federation whose devices train shipped graphs, and a device that could not import torch."""
+"""A federation whose devices train shipped graphs."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,15 +14,14 @@ from torch import nn
 
 from coordinator.federation import Federation, Member
 from coordinator.graphs import CompiledGraphs, compile_graphs
-from coordinator.masks import MASKS
+from coordinator.masks import make_masks
 from coordinator.model import GlobalModel
 from coordinator.rounds import RoundsConfig
 from coordinator.rules import RULES
 from coordinator.tasks import Task, make_task
 from edge_sdk.decide import Policy
 from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Backend, Batch, Job
+from edge_sdk.train.backend import Backend
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
@@ -67,8 +62,9 @@ def federation(task: Task, backend: Backend) -> Federation:
     ]
     config = RoundsConfig(
         plan=task.plan,
-        masks=MASKS["random"],
-        rule=RULE,
+        rule=RULES["ra-fed"](),
+        masks=make_masks("random"),
+        local_rule=RULE,
         rounds=4,
         steps=3,
         batch_size=8,
@@ -76,7 +72,7 @@ def federation(task: Task, backend: Backend) -> Federation:
         seed=3,
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
-    return Federation(config, model, RULES["ra-fed"], backend, members)
+    return Federation(config, model, lambda: backend, members)
 
 
 def test_federation_on_graphs_equals_federation_on_torch(
@@ -105,75 +101,3 @@ def test_federation_on_graphs_equals_federation_on_torch(
     np.testing.assert_allclose(got_model.theta, wanted_model.theta, rtol=0, atol=1e-4 * largest)
     for name, array in wanted_model.buffers.items():
         np.testing.assert_allclose(got_model.buffers[name], array, rtol=1e-4, atol=1e-5)
-
-
-DEVICE = """
-import sys
-from pathlib import Path
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "onnx", "coordinator"):
-            raise ImportError(f"{name} is not on this device")
-
-sys.meta_path.insert(0, Absent())
-
-import numpy as np
-from edge_sdk.protocol.graph_codec import decode_manifest
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan_codec import decode_plan
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Batch, Job
-from edge_sdk.train.onnx import OnnxBackend
-
-folder = Path(sys.argv[1])
-plan = decode_plan((folder / "plan").read_bytes())
-manifest = decode_manifest((folder / "manifest").read_bytes())
-files = {path.stem: path.read_bytes() for path in folder.glob("*.onnx")}
-data = np.load(folder / "data.npz")
-groups = {axis.name: (0, 2) for axis in plan.axes}
-job = Job(
-    groups=groups,
-    weights={tensor.name: data["w:" + tensor.name] for tensor in plan.tensors},
-    buffers={buffer.name: data["b:" + buffer.name] for buffer in plan.buffers},
-    rule=LocalRule(learning_rate=0.1, momentum=0.5, rescale=0.5),
-    mask_stream=stream(1, "masks"),
-)
-batches = [Batch((x,), y) for x, y in zip(data["x"], data["y"])]
-np.savez(folder / "movement.npz", **OnnxBackend(plan, manifest, files).train(job, batches).movement)
-assert not {"torch", "onnx"} & set(sys.modules)
-"""
-
-
-def test_device_without_torch_trains_the_same(
-    task: Task, graphs: CompiledGraphs, tmp_path: Path
-) -> None:
-    """All it gets are bytes: plan, manifest, graphs, weights and its own data."""
-    groups = {axis.name: (0, 2) for axis in task.plan.axes}
-    job = Job(
-        groups=groups,
-        weights=task.plan.cut(task.weights, groups),
-        buffers=task.plan.cut_buffers(task.buffers, groups),
-        rule=RULE,
-        mask_stream=stream(1, "masks"),
-    )
-    random = np.random.default_rng(4)
-    x = random.normal(size=(5, 8, 6)).astype(np.float32)
-    y = random.integers(0, 3, size=(5, 8))
-    (tmp_path / "plan").write_bytes(task.plan.encoded)
-    (tmp_path / "manifest").write_bytes(graphs.manifest.encoded)
-    for name, data in graphs.files.items():
-        (tmp_path / f"{name}.onnx").write_bytes(data)
-    arrays = {f"w:{name}": array for name, array in job.weights.items()}
-    arrays |= {f"b:{name}": array for name, array in job.buffers.items()}
-    np.savez(tmp_path / "data.npz", **arrays, x=x, y=y)  # type: ignore[arg-type]
-
-    subprocess.run([sys.executable, "-c", DEVICE, tmp_path], check=True, timeout=120)
-
-    batches = [Batch((inputs,), targets) for inputs, targets in zip(x, y, strict=True)]
-    wanted = TorchBackend(task).train(job, batches).movement
-    got = np.load(tmp_path / "movement.npz")
-    largest = max(np.abs(array).max() for array in wanted.values())
-    assert set(got) == set(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_allclose(got[name], array, rtol=0, atol=1e-5 * largest)

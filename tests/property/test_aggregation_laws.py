@@ -1,51 +1,47 @@
-"""The coordinator's sums over devices, against loops over single parameters."""
+"""The coordinator's sums over devices, against loops over single parameters of named tensors."""
 
 from __future__ import annotations
 
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.model import mean_statistics
-from coordinator.rules.ra_fed import ra_fed
+from coordinator.arrivals import Arrival
+from coordinator.model import GlobalModel, mean_statistics
+from coordinator.rules import Closing
+from coordinator.rules.fed_raa import FedRaa
+from coordinator.rules.ra_fed import RaFed
 from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.messages import Movement
 from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Tensor
+from edge_sdk.protocol.specs import Buffer, Tensor
 
+from .rule_histories import Turn, arrive, normal
 from .strategies import Choice, bits_of, choices, kept_along, kept_elements, law, plans, seeds
 
 
 @st.composite
-def fleets(draw: st.DrawFn, plan: ModelPlan) -> list[Movement]:
+def fleets(draw: st.DrawFn, plan: ModelPlan) -> list[Arrival]:
     """Movements of up to five devices, each of groups of its own."""
     return [
-        random_movement(plan, f"device{n}", draw(choices(plan)), draw(seeds))
+        random_arrival(plan, f"device{n}", draw(choices(plan)), draw(seeds))
         for n in range(draw(st.integers(0, 5)))
     ]
 
 
-def random_movement(plan: ModelPlan, device: str, groups: Choice, seed: int) -> Movement:
+def random_arrival(plan: ModelPlan, device: str, groups: Choice, seed: int) -> Arrival:
     rng = np.random.default_rng(seed)
-
-    def normal(tensor: Tensor) -> Array:
-        shape = [len(kept_along(plan, dim, groups)) for dim in tensor.dims]
-        return np.asarray(rng.standard_normal(shape), dtype=tensor.dtype)
-
-    return Movement(
-        device=device,
-        round=1,
-        plan_hash=plan.hash,
-        groups=groups,
-        blocks=plan.scatter({tensor.name: normal(tensor) for tensor in plan.tensors}, groups),
-        statistics={buffer.name: normal(buffer) for buffer in plan.buffers if buffer.statistic},
-        learning_rate=0.1,
-        samples=1,
-        loss=1.0,
-        train_s=0.0,
-    )
+    statistics = {
+        buffer.name: np.asarray(
+            rng.standard_normal([len(kept_along(plan, dim, groups)) for dim in buffer.dims]),
+            dtype=buffer.dtype,
+        )
+        for buffer in plan.buffers
+        if buffer.statistic
+    }
+    words = normal(seed, plan.parameters)
+    return arrive(plan, device, 1, 0.1, Turn(groups), words, statistics)
 
 
 def words_about(
@@ -62,19 +58,31 @@ def words_about(
     return heard
 
 
+def buffers_of(plan: ModelPlan, seed: int) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {b.name: rng.integers(0, 100, b.shape).astype(b.dtype) for b in plan.buffers}
+
+
 @law
 @given(data=st.data(), plan=plans())
 def test_ra_fed_is_the_mean_over_devices_that_hold_a_parameter(
     data: st.DataObject, plan: ModelPlan
 ) -> None:
-    movements = data.draw(fleets(plan))
-    parts = [plan.assemble(movement.blocks, movement.groups) for movement in movements]
-    result = ra_fed(plan, movements)
+    arrivals = data.draw(fleets(plan))
+    parts = [plan.assemble(a.contribution.blocks, a.groups) for a in arrivals]
+    closing = Closing(
+        plan=plan,
+        round=1,
+        theta=np.zeros(plan.parameters, dtype=np.float32),
+        learning_rate=0.1,
+        fresh=[arrival.contribution for arrival in arrivals],
+    )
+    result = RaFed().move(closing)
     assert result.dtype == np.float32
     moved = plan.unflatten(result)
     for tensor in plan.tensors:
         said = [
-            (dict(m.groups), part[tensor.name]) for m, part in zip(movements, parts, strict=True)
+            (dict(a.groups), part[tensor.name]) for a, part in zip(arrivals, parts, strict=True)
         ]
         for where, values in words_about(plan, tensor, said).items():
             got = float(moved[tensor.name][where])
@@ -90,19 +98,52 @@ def test_ra_fed_is_the_mean_over_devices_that_hold_a_parameter(
 def test_mean_statistics_averages_where_devices_covered(
     data: st.DataObject, plan: ModelPlan, seed: int
 ) -> None:
-    movements = data.draw(fleets(plan))
-    rng = np.random.default_rng(seed)
-    buffers = {b.name: rng.integers(0, 100, b.shape).astype(b.dtype) for b in plan.buffers}
+    arrivals = data.draw(fleets(plan))
+    buffers = buffers_of(plan, seed)
     before = bits_of(buffers)
-    new = mean_statistics(plan, buffers, movements)
+    new = mean_statistics(plan, buffers, arrivals)
     assert bits_of(buffers) == before
     plan.check_buffers(new)
     for buffer in plan.buffers:
         if not buffer.statistic:
             assert np.array_equal(new[buffer.name], buffers[buffer.name])
             continue
-        said = [(dict(m.groups), m.statistics[buffer.name]) for m in movements]
+        said = [(dict(a.groups), a.movement.statistics[buffer.name]) for a in arrivals]
         for where, values in words_about(plan, buffer, said).items():
             old = buffers[buffer.name][where]
             expected = np.dtype(buffer.dtype).type(sum(values) / len(values)) if values else old
             assert new[buffer.name][where] == expected
+
+
+@settings(law, max_examples=50)
+@given(data=st.data(), plan=plans(), seed=seeds, age=st.integers(0, 9))
+def test_mix_moves_statistics_as_it_moves_weights(
+    data: st.DataObject, plan: ModelPlan, seed: int, age: int
+) -> None:
+    rule = FedRaa()
+    alpha = 0.6 * (age + 1) ** -0.5
+    buffers = buffers_of(plan, seed)
+    model = GlobalModel(plan, plan.unflatten(normal(seed, plan.parameters)), buffers)
+    arrival = random_arrival(plan, "device", data.draw(choices(plan)), seed)
+    model.reserve("device", 1, arrival.groups)
+    model.mix(rule, arrival, age)
+    plan.check_buffers(model.buffers)
+    for buffer in plan.buffers:
+        got, old = model.buffers[buffer.name], buffers[buffer.name]
+        if not buffer.statistic:
+            assert np.array_equal(got, old)
+            continue
+        said = [(dict(arrival.groups), arrival.movement.statistics[buffer.name])]
+        for where, values in words_about(plan, buffer, said).items():
+            expected = (1 - alpha) * old[where] + alpha * values[0] if values else old[where]
+            assert abs(got[where] - expected) <= 1e-6 * (1 + abs(expected))
+
+
+def test_mix_leaves_a_statistic_without_dimensions_an_array() -> None:
+    buffer = Buffer("scale", "float32", (), True)
+    plan = ModelPlan((), (Tensor("w", "float32", ()),), (buffer,))
+    zero = np.zeros((), dtype=np.float32)
+    model = GlobalModel(plan, {"w": zero}, {"scale": zero})
+    model.reserve("device", 1, {})
+    model.mix(FedRaa(), random_arrival(plan, "device", {}, 0), 0)
+    plan.check_buffers(model.buffers)

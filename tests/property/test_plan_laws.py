@@ -5,14 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.masks.random import random_masks
-from edge_sdk.protocol.messages import Bid
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Axis, Dim, MacTerm, Tensor
-from edge_sdk.streams import stream
 
 from .strategies import (
     bits_of,
@@ -21,7 +18,6 @@ from .strategies import (
     holds,
     kept_elements,
     law,
-    levels,
     naive_cut,
     plans,
     random_bits,
@@ -175,32 +171,3 @@ def test_submodel_costs_count_what_is_kept(data: st.DataObject, plan: ModelPlan)
     assert plan.submodel_parameters(groups) == sum(map(len, elements))
     shares = [len(atoms) / axis.atoms for atoms, axis in zip(kept, plan.axes, strict=True)]
     assert list(plan.levels(groups).values()) == shares
-
-
-@law
-@example(plan=UNEQUAL, offered=[0.05], seed=0)  # less than the smallest group
-@given(plan=plans(min_axes=1), offered=st.lists(levels, min_size=1, max_size=3), seed=seeds)
-def test_random_masks_stay_within_what_was_offered(
-    plan: ModelPlan, offered: list[float], seed: int
-) -> None:
-    bids = [
-        Bid(device=f"device{n}", round=1, level=level, reason="test")
-        for n, level in enumerate(offered)
-    ]
-    chosen = random_masks(plan, bids, stream(seed, "masks"))
-    assert chosen == random_masks(plan, bids, stream(seed, "masks"))
-    assert list(chosen) == [bid.device for bid in bids]
-    for level, groups in zip(offered, chosen.values(), strict=True):
-        for axis in plan.axes:
-            ids = groups[axis.name]
-            if max(axis.groups) - min(axis.groups) <= 1:
-                assert len(ids) <= max(1, level * len(axis.groups) + 1e-6)
-            else:
-                atoms = sum(axis.groups[g] for g in ids)
-                assert atoms <= max(min(axis.groups), level * axis.atoms + 1e-6)
-        cost = plan.cost_at(level)
-        assert plan.submodel_parameters(groups) <= cost.parameters <= plan.parameters
-        assert plan.submodel_macs(groups) <= cost.macs
-        assert cost.bytes_fp32 == 4 * cost.parameters
-        assert cost.parameter_share == cost.parameters / plan.parameters
-    assert plan.cost_at(1).parameters == plan.parameters

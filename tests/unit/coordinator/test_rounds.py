@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.masks import MASKS
+from coordinator.masks import make_masks
 from coordinator.rounds import (
     Broadcast,
     Commit,
@@ -22,12 +22,17 @@ from coordinator.rounds import (
     Kept,
     Phase,
     RoundsConfig,
-    RoundsState,
     Send,
     Tick,
     handle,
+    start,
 )
+from coordinator.rules import RULES
+from coordinator.rules.ccfl import Ccfl1
+from coordinator.rules.ram_fed import RamFed
+from edge_sdk.protocol.block_codec import encode_blocks
 from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.messages import (
@@ -36,10 +41,11 @@ from edge_sdk.protocol.messages import (
     Movement,
     Outcome,
     Receipt,
+    Replay,
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.plan import Groups, ModelPlan
 from edge_sdk.protocol.specs import Axis, Buffer, Dim, Tensor
 
 PLAN = ModelPlan(
@@ -52,8 +58,9 @@ PLAN = ModelPlan(
 )
 CONFIG = RoundsConfig(
     plan=PLAN,
-    masks=MASKS["random"],
-    rule=LocalRule(learning_rate=0.1),
+    rule=RULES["ra-fed"](),
+    masks=make_masks("random"),
+    local_rule=LocalRule(learning_rate=0.1),
     rounds=2,
     steps=3,
     batch_size=4,
@@ -67,8 +74,9 @@ CONFIG = RoundsConfig(
 class Coordinator:
     """The machine with a clock that the test turns."""
 
-    def __init__(self, *devices: str) -> None:
-        self.state = RoundsState()
+    def __init__(self, *devices: str, config: RoundsConfig = CONFIG) -> None:
+        self.config = config
+        self.state = start(config)
         self.now = 0.0
         self.groups: dict[str, Mapping[str, tuple[int, ...]]] = {}
         for device in devices:
@@ -77,38 +85,65 @@ class Coordinator:
     def tell(self, *events: Event) -> list[Effect]:
         effects: list[Effect] = []
         for event in events:
-            self.state, effects = handle(CONFIG, self.state, event, self.now)
+            self.state, effects = handle(self.config, self.state, event, self.now)
             for effect in effects:
                 if isinstance(effect, Send) and isinstance(effect.message, Assignment):
                     self.groups[effect.device] = effect.message.groups
         return effects
 
-    def movement(self, name: str, **changes: Any) -> Movement:
+    def movement(self, name: str, value: float = 1.0, **changes: Any) -> Movement:
         groups = self.groups[name]
-        ids = PLAN.block_ids(PLAN.choose(groups))
-        values = np.ones(int(PLAN.block_sizes[ids].sum()), dtype=np.float32)
         width = sum(PLAN.axes[0].groups[g] for g in groups["a"])
         whole = Movement(
             device=name,
-            round=1,
+            round=self.state.round,
             plan_hash=PLAN.hash,
-            groups=groups,
-            blocks=Blocks(ids, values),
+            payload=payload(groups, value),
             statistics={"mean": np.zeros(width, dtype=np.float32)},
             learning_rate=0.1,
+            level=0.5,
             samples=1,
             loss=1.0,
             train_s=1.0,
         )
         return replace(whole, **changes)
 
+    def count(self, *names: str) -> list[Effect]:
+        """Movements of these devices come and are stored."""
+        effects: list[Effect] = []
+        for name in names:
+            effects = self.tell(self.movement(name), Kept(name, self.state.round))
+        return effects
+
+    def run_out(self) -> list[Effect]:
+        """The deadline comes."""
+        self.now += 1000.0
+        return self.tell(Tick())
+
+
+def payload(groups: Groups, value: float = 1.0, kind: str = "fp32") -> bytes:
+    ids = PLAN.block_ids(PLAN.choose(groups))
+    values = np.full(int(PLAN.block_sizes[ids].sum()), value, dtype=np.float32)
+    blocks, encoding = Blocks(ids, values), Encoding.parse(kind)
+    return encode_blocks(PLAN, groups, blocks, encoding, np.random.default_rng(0))
+
+
+def commit(
+    round: int,
+    fresh: tuple[str, ...] = (),
+    silent: tuple[str, ...] = (),
+    replayed: tuple[str, ...] = (),
+    late: tuple[tuple[str, int], ...] = (),
+) -> Commit:
+    return Commit(round, fresh, replayed, silent, late)
+
 
 def bid(device: str, level: float | None = 0.5, round: int = 1) -> Bid:
     return Bid(device=device, round=round, level=level, reason="because")
 
 
-def training(*devices: str) -> Coordinator:
-    coordinator = Coordinator(*devices)
+def training(*devices: str, config: RoundsConfig = CONFIG) -> Coordinator:
+    coordinator = Coordinator(*devices, config=config)
     coordinator.tell(*(bid(device) for device in devices))
     assert coordinator.state.phase is Phase.TRAINING
     return coordinator
@@ -158,18 +193,21 @@ def test_assignments_do_not_depend_on_the_order_of_bids() -> None:
 
 def test_round_of_skips_closes_at_once() -> None:
     coordinator = Coordinator("a", "b")
-    assert coordinator.tell(bid("a", None), bid("b", None)) == [Commit(1, ())]
+    assert coordinator.tell(bid("a", None), bid("b", None)) == [commit(1, silent=("a", "b"))]
 
 
 def test_round_runs_to_the_next_and_to_the_end() -> None:
     coordinator = training("b", "a")
     for device in ("b", "a"):
         movement = coordinator.movement(device)
-        assert coordinator.tell(movement) == [Keep(movement)]
+        (keep,) = coordinator.tell(movement)
+        assert isinstance(keep, Keep)
+        assert (keep.round, keep.arrival.movement) == (1, movement)
+        assert keep.arrival.groups == coordinator.groups[device]
         effects = coordinator.tell(Kept(device, 1))
         receipt = Receipt(device=device, round=1, outcome=Outcome.COUNTED)
         assert effects[0] == Send(device, receipt)
-    assert effects[1:] == [Commit(1, ("a", "b"))]
+    assert effects[1:] == [commit(1, ("a", "b"))]
     closed, opened = coordinator.tell(Committed(1))
     assert closed == Broadcast(RoundClosed(round=1))
     assert isinstance(opened, Broadcast)
@@ -191,13 +229,13 @@ def test_silent_devices_are_not_waited_for_beyond_the_deadlines() -> None:
     coordinator.now = 109.9
     assert coordinator.tell(Tick()) == []
     coordinator.now = 110.0
-    assert coordinator.tell(Tick()) == [Commit(1, ())]
+    assert coordinator.tell(Tick()) == [commit(1, silent=("a", "b"))]
 
 
 def test_withdrawn_offer_is_not_waited_for() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"), Kept("a", 1))
-    assert coordinator.tell(bid("b", None)) == [Commit(1, ("a",))]
+    assert coordinator.tell(bid("b", None)) == [commit(1, ("a",), silent=("b",))]
     assert coordinator.state.bids["b"].level is None
 
 
@@ -224,7 +262,7 @@ def test_movement_kept_after_the_deadline_is_late() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"))
     coordinator.now = 1000.0
-    assert coordinator.tell(Tick()) == [Commit(1, ())]
+    assert coordinator.tell(Tick()) == [commit(1, silent=("a", "b"))]
     assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
 
 
@@ -234,9 +272,12 @@ def test_movement_kept_after_the_deadline_is_late() -> None:
         ({"plan_hash": "f" * 64}, "plan ffffffffffff"),
         ({"round": 7}, "has not begun"),
         ({"device": "stranger"}, "no groups were assigned"),
-        ({"groups": PLAN.all_groups()}, "other groups"),
-        ({"blocks": Blocks(np.arange(1), np.ones(1, dtype=np.float32))}, "block"),
+        ({"payload": payload(PLAN.all_groups())}, "other groups"),
+        ({"payload": payload(PLAN.all_groups())[:-1]}, "blocks"),
+        ({"payload": b"garbage"}, "blocks"),
+        ({"payload": payload(PLAN.all_groups(), kind="int8")}, "asks for fp32"),
         ({"statistics": {}}, "missing"),
+        ({"learning_rate": 0.001}, "learning rate 0.001; the round's is 0.1"),
     ],
 )
 def test_movement_that_does_not_fit_is_rejected_with_the_reason(
@@ -252,19 +293,11 @@ def test_movement_that_does_not_fit_is_rejected_with_the_reason(
 def test_rejected_movement_is_not_waited_for_and_shows_as_a_skip() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("b"), Kept("b", 1))
-    _, commit = coordinator.tell(coordinator.movement("a", statistics={}))
-    assert commit == Commit(1, ("b",))
+    _, closed = coordinator.tell(coordinator.movement("a", statistics={}))
+    assert closed == commit(1, ("b",), silent=("a",))
     skip = coordinator.state.bids["a"]
     assert skip.level is None
     assert "rejected" in skip.reason
-
-
-def test_groups_may_come_as_lists_in_any_order() -> None:
-    coordinator = Coordinator("a", "b")
-    coordinator.tell(bid("a", 1.0), bid("b", 1.0))
-    lists = {axis: list(reversed(groups)) for axis, groups in coordinator.groups["a"].items()}
-    movement = coordinator.movement("a", groups=lists)
-    assert coordinator.tell(movement) == [Keep(movement)]
 
 
 def test_copy_that_comes_while_the_first_is_stored_is_ignored() -> None:
@@ -292,12 +325,22 @@ def test_movement_stored_when_the_next_round_is_open_is_late() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.CLOSING, Phase.FINISHED])
 def test_tick_without_a_deadline_does_nothing(phase: Phase) -> None:
-    state = RoundsState(phase=phase, round=1)
+    state = replace(start(CONFIG), phase=phase, round=1)
     assert handle(CONFIG, state, Tick(), 1e9) == (state, [])
 
 
 @pytest.mark.parametrize(
-    "name", ["rounds", "steps", "batch_size", "min_devices", "bid_s", "train_s"]
+    "name",
+    [
+        "rounds",
+        "steps",
+        "batch_size",
+        "min_devices",
+        "max_staleness",
+        "bid_s",
+        "train_s",
+        "rms_limit",
+    ],
 )
 def test_run_of_nothing_is_refused(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
@@ -308,9 +351,7 @@ def test_run_of_nothing_is_refused(name: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_movement_that_is_not_finite_is_rejected(value: float) -> None:
     coordinator = training("a", "b")
-    movement = coordinator.movement("a")
-    movement.blocks.values[-1] = value
-    got, reason = outcome(coordinator.tell(movement))
+    got, reason = outcome(coordinator.tell(coordinator.movement("a", value)))
     assert (got, "not finite" in reason) == (Outcome.REJECTED, True)
 
 
@@ -341,3 +382,195 @@ def test_local_event_at_the_wrong_time_raises_and_changes_nothing(
     with pytest.raises(StateError):
         coordinator.tell(event)
     assert coordinator.state == before
+
+
+# -- memory, replays, whole models ---------------------------------------------------------------
+
+REMEMBERING = replace(CONFIG, rule=RULES["ram-fed"](), rounds=9)
+REPLAYING = replace(CONFIG, rule=Ccfl1(horizon=2), rounds=9)
+
+
+def next_round(coordinator: Coordinator, *skipping: str) -> list[Effect]:
+    """Commit the round and let all devices bid in the next one."""
+    round = coordinator.state.round + 1
+    coordinator.tell(Committed(round - 1))
+    return coordinator.tell(
+        *(
+            bid(name, None if name in skipping else 0.5, round)
+            for name in sorted(coordinator.state.devices)
+        )
+    )
+
+
+def test_late_movement_enters_memory_where_the_rule_has_one() -> None:
+    coordinator = training("a", "b", config=REMEMBERING)
+    late = coordinator.movement("b")
+    coordinator.count("a")
+    assert coordinator.run_out() == [commit(1, ("a",), silent=("b",))]
+    next_round(coordinator)
+    (keep,) = coordinator.tell(late)
+    assert isinstance(keep, Keep)
+    assert (keep.round, keep.arrival.contribution.made) == (1, 1)
+    assert outcome(coordinator.tell(Kept("b", 1)))[0] is Outcome.MEMORY
+    assert outcome(coordinator.tell(late))[0] is Outcome.MEMORY
+    assert coordinator.count("a", "b")[-1] == commit(2, ("a", "b"), late=(("b", 1),))
+    next_round(coordinator)
+    assert coordinator.count("a", "b")[-1] == commit(3, ("a", "b"))
+
+
+def test_movement_stored_after_the_deadline_enters_memory() -> None:
+    coordinator = training("a", "b", config=REMEMBERING)
+    coordinator.tell(coordinator.movement("a"))
+    coordinator.run_out()
+    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.MEMORY
+
+
+def test_movement_stored_as_the_run_ends_is_late() -> None:
+    coordinator = training("a", "b", config=replace(REMEMBERING, rounds=1))
+    coordinator.tell(coordinator.movement("a"))
+    coordinator.run_out()
+    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+
+
+def test_receipt_that_was_lost_is_given_again_in_later_rounds() -> None:
+    coordinator = training("a", "b")
+    sent = coordinator.movement("a")
+    coordinator.count("a", "b")
+    next_round(coordinator)
+    assert outcome(coordinator.tell(sent))[0] is Outcome.COUNTED
+    assert coordinator.state.counted == frozenset()
+
+
+def test_late_movement_is_checked_against_the_round_it_names() -> None:
+    coordinator = training("a", "b", config=REMEMBERING)
+    coordinator.count("a")
+    coordinator.run_out()
+    wrong = coordinator.movement("b", payload=payload(PLAN.all_groups()))
+    got, reason = outcome(coordinator.tell(wrong))
+    assert (got, "other groups" in reason) == (Outcome.REJECTED, True)
+    got, reason = outcome(coordinator.tell(coordinator.movement("b", device="c")))
+    assert (got, "no groups were assigned" in reason) == (Outcome.REJECTED, True)
+
+
+def test_assignments_are_forgotten_after_max_staleness() -> None:
+    coordinator = training("a", "b", config=replace(REMEMBERING, max_staleness=2))
+    late = coordinator.movement("b")
+    coordinator.count("a")
+    coordinator.run_out()
+    for _ in range(2):
+        next_round(coordinator)
+        coordinator.count("a", "b")
+    got, reason = outcome(coordinator.tell(late))
+    assert (got, "more than 2 rounds ago" in reason) == (Outcome.LATE, True)
+
+
+def replay_round() -> tuple[Coordinator, Movement]:
+    """Round 2, in which b skips and announces a replay of what it made in round 1."""
+    coordinator = training("a", "b", config=REPLAYING)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(1), bid("a", round=2))
+    coordinator.tell(replace(bid("b", None, 2), replays=True))
+    assert coordinator.state.phase is Phase.TRAINING
+    return coordinator, made
+
+
+def test_replay_is_waited_for_and_counts_for_the_round_it_answers() -> None:
+    coordinator, made = replay_round()
+    assert len(coordinator.count("a")) == 1
+    (keep,) = coordinator.tell(Replay(round=2, movement=made))
+    assert isinstance(keep, Keep)
+    assert (keep.round, keep.arrival.contribution.made) == (2, 1)
+    assert coordinator.tell(Replay(round=2, movement=made)) == []
+    receipt, closed = coordinator.tell(Kept("b", 2))
+    assert outcome([receipt])[0] is Outcome.COUNTED
+    assert closed == commit(2, ("a",), replayed=("b",))
+
+
+def test_replay_may_come_before_all_have_bid() -> None:
+    coordinator = training("a", "b", config=REPLAYING)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(1), replace(bid("b", None, 2), replays=True))
+    coordinator.tell(Replay(round=2, movement=made), Kept("b", 2))
+    assert outcome(coordinator.tell(Replay(round=2, movement=made)))[0] is Outcome.COUNTED
+    coordinator.tell(bid("a", round=2))
+    assert coordinator.count("a")[-1] == commit(2, ("a",), replayed=("b",))
+
+
+def test_replay_that_does_not_fit_is_rejected_and_not_waited_for() -> None:
+    coordinator, made = replay_round()
+    coordinator.count("a")
+    receipt, closed = coordinator.tell(
+        Replay(round=2, movement=replace(made, payload=payload(PLAN.all_groups())))
+    )
+    assert outcome([receipt])[0] is Outcome.REJECTED
+    assert closed == commit(2, ("a",), silent=("b",))
+
+
+def test_replay_that_is_too_old_is_rejected() -> None:
+    coordinator = training("a", "b", config=REPLAYING)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b")
+    for _ in range(2):
+        next_round(coordinator, "b")
+        coordinator.count("a")
+    coordinator.tell(Committed(3), bid("a", round=4), replace(bid("b", None, 4), replays=True))
+    got, reason = outcome(coordinator.tell(Replay(round=4, movement=made)))
+    assert (got, "3 rounds old" in reason) == (Outcome.REJECTED, True)
+
+
+def test_replay_nobody_announced_is_rejected_and_one_after_the_close_late() -> None:
+    coordinator, made = replay_round()
+    got, reason = outcome(coordinator.tell(Replay(round=2, movement=replace(made, device="a"))))
+    assert (got, "announced" in reason) == (Outcome.REJECTED, True)
+    coordinator.run_out()
+    assert outcome(coordinator.tell(Replay(round=2, movement=made)))[0] is Outcome.LATE
+
+
+def test_rule_for_whole_models_takes_lower_offers_as_skips() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, rule=RULES["fedavg"]()))
+    coordinator.tell(bid("a", 1.0), bid("b", 0.5))
+    assert set(coordinator.state.assigned) == {"a"}
+    skip = coordinator.state.bids["b"]
+    assert skip.level is None
+    assert "whole models" in skip.reason
+
+
+def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> None:
+    warm = replace(CONFIG, rule=RamFed(warmup_rounds=1))
+    coordinator = Coordinator("a", config=warm)
+    (first,) = coordinator.tell(Joined("b"))
+    coordinator.tell(bid("a", None), bid("b", None))
+    _, second = coordinator.tell(Committed(1))
+    for effect, whole in ((first, True), (second, False)):
+        assert isinstance(effect, Broadcast)
+        assert isinstance(effect.message, RoundOpen)
+        assert (effect.message.whole, effect.message.replay_within) == (whole, 0)
+    (opened,) = Coordinator("a", config=REPLAYING).tell(Joined("b"))
+    assert isinstance(opened, Broadcast)
+    assert isinstance(opened.message, RoundOpen)
+    assert opened.message.replay_within == 2
+
+
+def test_coverage_is_remembered_from_round_to_round() -> None:
+    coordinator = training("a", "b", config=REMEMBERING)
+    coordinator.count("a")
+    coordinator.run_out()
+    held = PLAN.covers(PLAN.choose(coordinator.groups["a"]))
+    fleet = coordinator.state.fleet
+    assert np.array_equal(fleet.last_covered, np.where(held, 1, 0))
+    assert np.array_equal(fleet.times_covered, np.where(held, 1, 0))
+    assert fleet.trained == {"a": 1}
+
+
+def test_movement_far_larger_than_usual_is_rejected_and_nothing_else_affected() -> None:
+    coordinator = training("a", "b", config=replace(REMEMBERING, rms_limit=10.0, rounds=99))
+    for _ in range(20):
+        coordinator.count("a", "b")
+        next_round(coordinator)
+    before = coordinator.state.fleet.usual
+    got, reason = outcome(coordinator.tell(coordinator.movement("a", 11.0)))
+    assert (got, "times the RMS" in reason) == (Outcome.REJECTED, True)
+    assert coordinator.state.fleet.usual is before
+    assert coordinator.count("b")[-1] == commit(21, ("b",), silent=("a",))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_sdk.app import DeviceApp
 from edge_sdk.decide import Policy
+from edge_sdk.protocol.block_codec import decode_blocks
 from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.local_rule import LocalRule
@@ -20,6 +24,7 @@ from edge_sdk.protocol.messages import (
     Movement,
     Outcome,
     Receipt,
+    Replay,
     RoundOpen,
 )
 from edge_sdk.protocol.plan import ModelPlan
@@ -34,6 +39,7 @@ class Doubling:
     """A backend whose movement is the weights themselves."""
 
     plan = PLAN
+    data: DataSpec | None = None
 
     def train(
         self,
@@ -62,22 +68,24 @@ class Source:
 class Bench:
     """A device on a bench: what it sent, and a source that can be broken."""
 
-    sent: list[Bid | Movement] = field(default_factory=list)
+    sent: list[Bid | Movement | Replay] = field(default_factory=list)
     source: Source = field(default_factory=Source)
+    policy: Policy = field(default_factory=lambda: Policy(level=0.5))
+    backend: Doubling = field(default_factory=Doubling)
 
     def __post_init__(self) -> None:
         self.app = DeviceApp(
             "pi",
-            backend=Doubling(),
+            backend=self.backend,
             data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
-            policy=Policy(level=0.5),
+            policy=self.policy,
             source=self.source,
             send=self.sent.append,
             seed=1,
             clock=lambda: 5.0,
         )
 
-    def open(self, round: int, plan_hash: str = PLAN.hash) -> Bid | Movement:
+    def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Bid | Movement | Replay:
         self.app.receive(
             RoundOpen(
                 round=round,
@@ -87,11 +95,12 @@ class Bench:
                 batch_size=2,
                 bid_s=1,
                 train_s=1,
+                **more,
             )
         )
         return self.sent[-1]
 
-    def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Bid | Movement:
+    def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Bid | Movement | Replay:
         self.app.receive(Assignment(device="pi", round=round, groups={"a": groups}))
         return self.sent[-1]
 
@@ -102,8 +111,10 @@ def test_device_sends_the_movement_of_its_groups() -> None:
     assert bid == Bid(device="pi", round=1, level=0.5, reason=bid.reason, samples=4)  # type: ignore[union-attr]
     movement = bench.assign(1)
     assert isinstance(movement, Movement)
-    assert movement.blocks.ids.tolist() == [1]
-    assert movement.blocks.values.tolist() == [3, 4, 5]
+    groups, blocks = decode_blocks(PLAN, movement.payload)
+    assert groups == {"a": (1,)}
+    assert blocks.values.tolist() == [3, 4, 5]
+    assert movement.level == 0.5
 
 
 @pytest.mark.parametrize("error", [BlockError("block 3 is missing"), OSError("disk full")])
@@ -145,3 +156,57 @@ def test_movement_is_sent_again_until_its_receipt() -> None:
     bench.app.connected()
     assert len(bench.sent) == 3
     assert bench.app.kept == {}
+
+
+def test_what_top_k_left_out_is_sent_once_the_receipt_is_here() -> None:
+    bench, sparse = Bench(), Encoding.parse("top-k:0.34")
+    sent = []
+    for round in (1, 2, 3):
+        bench.open(round, encoding=sparse)
+        movement = bench.assign(round)
+        assert isinstance(movement, Movement)
+        sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
+        if round == 2:
+            bench.app.receive(Receipt(device="pi", round=2, outcome=Outcome.COUNTED))
+    # 3, 4, 5 every round: one of three values goes, what stays behind counts from the receipt on.
+    assert sent == [[0, 0, 5], [0, 0, 5], [0, 8, 0]]
+
+
+def test_skip_sends_the_copy_of_the_last_movement_again() -> None:
+    bench = Bench(policy=Policy(level=0.5, participation=0.5))
+    opened = [bench.open(round, replay_within=9) for round in (1,)]
+    made = None
+    for round in range(2, 6):
+        answer = opened[-1]
+        if isinstance(answer, Bid) and answer.level is not None:
+            made = bench.assign(round - 1)
+        opened.append(bench.open(round, replay_within=9))
+    replays = [message for message in bench.sent if isinstance(message, Replay)]
+    assert replays
+    assert isinstance(made, Movement)
+    assert all(replay.movement.round < replay.round for replay in replays)
+    assert replays[-1].movement.round <= made.round
+
+
+@pytest.mark.parametrize("within", [0, 9])
+def test_device_that_may_not_keep_a_copy_skips_in_silence(within: int) -> None:
+    bench = Bench(policy=Policy(level=0.5, participation=0.5, keeps_copy=within == 0))
+    for round in range(1, 6):
+        bench.open(round, replay_within=within)
+        bench.assign(round)
+    assert not any(isinstance(message, Replay) for message in bench.sent)
+
+
+def test_round_for_whole_models_gets_one_whatever_the_policy() -> None:
+    bid = Bench().open(1, whole=True)
+    assert isinstance(bid, Bid)
+    assert bid.level == 1
+
+
+def test_device_whose_data_is_not_the_tasks_skips_and_says_why() -> None:
+    backend = Doubling()
+    backend.data = DataSpec((ArraySpec("float32", (1, 28, 28)),), ArraySpec("int64", (), 9))
+    skip = Bench(backend=backend).open(1)
+    assert isinstance(skip, Bid)
+    assert skip.level is None
+    assert "1×28×28" in skip.reason

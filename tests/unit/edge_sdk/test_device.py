@@ -16,6 +16,7 @@ from edge_sdk.device import (
     DeviceState,
     Effect,
     Event,
+    Facts,
     Failed,
     Fetch,
     Fetched,
@@ -25,6 +26,7 @@ from edge_sdk.device import (
     Phase,
     Resend,
     Send,
+    SendReplay,
     Train,
     handle,
 )
@@ -44,7 +46,7 @@ from edge_sdk.protocol.messages import (
 BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
 
 
-def opening(round: int) -> RoundOpen:
+def opening(round: int, replay_within: int = 0) -> RoundOpen:
     return RoundOpen(
         round=round,
         plan_hash="p",
@@ -53,6 +55,7 @@ def opening(round: int) -> RoundOpen:
         batch_size=1,
         bid_s=1,
         train_s=1,
+        replay_within=replay_within,
     )
 
 
@@ -60,18 +63,19 @@ def assignment(round: int = 1, device: str = "pi") -> Assignment:
     return Assignment(device=device, round=round, groups={"a": (0,)})
 
 
-def movement(round: int = 1) -> Movement:
+def movement(round: int = 1, *, keeps_copy: bool = False) -> Movement:
     return Movement(
         device="pi",
         round=round,
         plan_hash="p",
-        groups={"a": (0,)},
-        blocks=BLOCKS,
+        payload=b"blocks",
         statistics={},
         learning_rate=0.1,
+        level=0.5,
         samples=1,
         loss=0.5,
         train_s=0.1,
+        keeps_copy=keeps_copy,
     )
 
 
@@ -79,8 +83,8 @@ def receipt(round: int = 1, device: str = "pi") -> Receipt:
     return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
 
 
-LEVEL = Decided(1, Decision(0.5, "half"), samples=7)
-SKIP = Decided(1, Decision(None, "skip: tired"), samples=7)
+LEVEL = Decided(1, Decision(0.5, "half"), Facts(7, 1e6, 2e5))
+SKIP = Decided(1, Decision(None, "skip: tired"), Facts(7))
 FETCHED = Fetched(BLOCKS, {})
 
 
@@ -121,7 +125,9 @@ def test_round_goes_from_opening_to_receipt() -> None:
     _, effects = run(opening(1))
     assert effects == [Decide(opening(1))]
     state, effects = run(opening(1), LEVEL)
-    bid = Bid(device="pi", round=1, level=0.5, reason="half", samples=7)
+    bid = Bid(
+        device="pi", round=1, level=0.5, reason="half", samples=7, compute=1e6, bytes_per_s=2e5
+    )
     assert (state.phase, effects) == (Phase.BIDDING, [Send(bid)])
     _, effects = run(*PATHS[Phase.FETCHING])
     assert effects == [Fetch(opening(1), assignment())]
@@ -129,6 +135,7 @@ def test_round_goes_from_opening_to_receipt() -> None:
     (train,) = effects
     assert isinstance(train, Train)
     assert train.blocks is BLOCKS
+    assert train.level == 0.5
     result = movement()
     state, effects = run(*PATHS[Phase.TRAINING], Finished(result))
     keep, send = effects
@@ -137,7 +144,7 @@ def test_round_goes_from_opening_to_receipt() -> None:
     assert keep.movement is send.message is result
     assert (state.phase, state.unreceipted) == (Phase.IDLE, frozenset({1}))
     state, effects = handle(state, receipt())
-    assert (state.unreceipted, effects) == (frozenset(), [Forget(1)])
+    assert (state.unreceipted, effects) == (frozenset(), [Forget(1, Outcome.COUNTED)])
 
 
 def test_skip_is_sent_and_the_device_rests() -> None:
@@ -219,7 +226,7 @@ def test_movements_are_kept_over_many_rounds() -> None:
             state, _ = handle(state, event)
     assert state.unreceipted == {1, 2}
     state, effects = handle(state, receipt(2))
-    assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2)])
+    assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2, Outcome.COUNTED)])
     assert handle(state, Connected()) == (state, [Resend(1)])
 
 
@@ -254,3 +261,37 @@ def test_failure_with_any_reason_becomes_a_sound_bid(reason: str) -> None:
     assert isinstance(send.message, Bid)
     assert send.message.level is None
     assert state.phase is Phase.IDLE
+
+
+def after_training(*, keeps_copy: bool) -> DeviceState:
+    state, _ = run(*PATHS[Phase.TRAINING], Finished(movement(keeps_copy=keeps_copy)))
+    return state
+
+
+def skip_in(state: DeviceState, opened: RoundOpen) -> list[Effect]:
+    state, _ = handle(state, opened)
+    _, effects = handle(state, replace(SKIP, round=opened.round))
+    return effects
+
+
+def test_skip_is_spoken_for_by_the_copy_of_the_last_movement() -> None:
+    bid, replay = skip_in(after_training(keeps_copy=True), opening(4, replay_within=3))
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert (bid.message.level, bid.message.replays) == (None, True)
+    assert replay == SendReplay(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("keeps_copy", "opened"),
+    [
+        (True, opening(4, replay_within=2)),  # too old
+        (True, opening(2)),  # not wanted
+        (False, opening(2, replay_within=9)),  # no copy
+    ],
+)
+def test_skip_is_silent_without_a_copy_that_is_wanted(keeps_copy: bool, opened: RoundOpen) -> None:
+    (bid,) = skip_in(after_training(keeps_copy=keeps_copy), opened)
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert not bid.message.replays

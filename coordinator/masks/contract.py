@@ -1,0 +1,39 @@
+"""What every mask policy is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from coordinator.masks.situation import Situation
+from edge_sdk.protocol.plan import ModelPlan
+
+Masks = dict[str, dict[str, tuple[int, ...]]]
+"""Groups per axis for every device: device name → axis name → groups, ascending."""
+
+
+class MaskPolicy(Protocol):
+    """Chooses groups for all devices that offered a level.
+
+    Laws (tests/property/test_mask_laws.py): every offering device gets at least one group of every
+    axis and never more than it offered (`bundles.py`); the same situation gives the same answer;
+    with `tied`, all axes of as many groups as the widest get the same ones. A policy is a frozen
+    value: it remembers nothing between rounds.
+    """
+
+    uses_norms: ClassVar[bool]
+    """Whether it reads `Situation.norms`."""
+
+    def __call__(self, situation: Situation) -> Masks:
+        """Groups per axis for every offering device, in the order of the offers.
+
+        Raises `ConfigError` where the plan cannot be cut as the policy wants.
+        """
+
+    def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
+        """The most rounds in a row that any block can stay uncovered; None if there is no bound.
+
+        Holds when devices that offer `levels` take part in every round from the first on, and all
+        their movements count. 0: every block is covered in every round. Each policy's docstring
+        has the proof. Raises `ConfigError` as a call would.
+        """

@@ -1,0 +1,41 @@
+"""What a mask policy may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.layout import Indices
+from edge_sdk.protocol.messages import Bid
+from edge_sdk.protocol.plan import ModelPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Situation:
+    """The fleet and the model as a round is assigned."""
+
+    plan: ModelPlan
+    round: int
+    """Counts from 1."""
+    offers: Sequence[Bid]
+    """In device-name order; the level of each is a number."""
+    last_covered: Indices
+    """For every block, the round that last covered it; 0 = never."""
+    times_covered: Indices
+    """For every block, how many movements ever held it."""
+    norms: NDArray[np.float64] | None
+    """For every block, the squared norm of its weights; None unless the policy `uses_norms`."""
+    stream: np.random.Generator
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """What every device offered, in device-name order. Raises `ValueError` for a skip."""
+        levels = {}
+        for bid in self.offers:
+            if bid.level is None:
+                raise ValueError(f"the bid of {bid.device!r} is a skip; only offers are assigned")
+            levels[bid.device] = bid.level
+        return levels

@@ -1,0 +1,90 @@
+"""What is out of the ordinary: per block, per level, per unit of learning rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.screening import MIN_SEEN, Scale, Usual, block_squares, scale_of
+from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.specs import Axis, Dim, Tensor
+
+PLAN = ModelPlan(
+    axes=(Axis("a", (2, 3)),),
+    tensors=(Tensor("w", "float32", (Dim(5, 0), Dim(4))), Tensor("bias", "float32", (Dim(3),))),
+)
+
+
+def scale(values: list[float], *, level: float = 0.5, learning_rate: float = 0.1) -> Scale:
+    """Of a movement whose blocks 0, 1, 2 hold these values throughout."""
+    flat = np.repeat(np.array(values, dtype=np.float32), PLAN.block_sizes)
+    blocks = Blocks(np.arange(PLAN.block_count), flat)
+    return scale_of(PLAN, blocks, level=level, learning_rate=learning_rate)
+
+
+def taught(*scales: Scale) -> Usual:
+    usual = Usual()
+    for entry in scales:
+        usual = usual.learn(entry)
+    return usual
+
+
+USUAL = taught(*[scale([0.1, 0.2, 0.3])] * MIN_SEEN)
+
+
+def test_scale_is_the_mean_square_of_each_block_over_the_rate() -> None:
+    random = np.random.default_rng(3)
+    flat = random.normal(size=PLAN.parameters).astype(np.float32)
+    got = scale_of(
+        PLAN, Blocks(np.arange(PLAN.block_count), flat), level=1.0, learning_rate=0.5
+    ).square
+    parts = np.split(flat.astype(np.float64), PLAN.block_offsets[1:-1])
+    assert got == pytest.approx([(part**2).mean() / 0.25 for part in parts])
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_one_block_far_above_the_usual_is_named(block: int, sign: int) -> None:
+    values = [0.1, 0.2, 0.3]
+    values[block] *= sign * 9
+    assert USUAL.objection(PLAN, scale(values), limit=10) is None
+    values[block] *= 1.3
+    said = USUAL.objection(PLAN, scale(values), limit=10)
+    assert said is not None
+    assert f"block {block}" in said
+    assert "11.7 times" in said
+
+
+def test_small_movements_and_other_levels_pass() -> None:
+    assert USUAL.objection(PLAN, scale([0.0, 0.0, 0.0]), limit=2) is None
+    assert USUAL.objection(PLAN, scale([9e9, 9e9, 9e9], level=0.25), limit=2) is None
+
+
+def test_learning_rate_is_not_held_against_a_movement() -> None:
+    assert USUAL.objection(PLAN, scale([10, 20, 30], learning_rate=10), limit=2) is None
+    assert USUAL.objection(PLAN, scale([10, 20, 30], learning_rate=0.1), limit=2)
+
+
+def test_nothing_is_judged_before_enough_was_seen() -> None:
+    few = taught(*[scale([0.1, 0.2, 0.3])] * (MIN_SEEN - 1))
+    assert few.objection(PLAN, scale([9e9, 9e9, 9e9]), limit=2) is None
+
+
+def test_block_that_never_moved_is_measured_by_the_others() -> None:
+    usual = taught(*[scale([0.0, 0.2, 0.2])] * MIN_SEEN)
+    assert usual.objection(PLAN, scale([0.01, 0.2, 0.2]), limit=10) is None
+    assert usual.objection(PLAN, scale([10.0, 0.2, 0.2]), limit=10)
+
+
+def test_usual_follows_slow_change_and_is_a_value() -> None:
+    usual = USUAL
+    for step in range(60):
+        usual = usual.learn(scale([0.1 * 1.05**step] * 3))
+    assert usual.objection(PLAN, scale([0.1 * 1.05**60] * 3), limit=2) is None
+    assert USUAL.objection(PLAN, scale([0.1 * 1.05**60] * 3), limit=2)
+
+
+def test_overflowing_values_are_out_of_the_ordinary_not_an_error() -> None:
+    assert USUAL.objection(PLAN, scale([3e38, 0.2, 0.3]), limit=1e9)
+    assert block_squares(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)).size == 0
