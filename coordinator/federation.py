@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from coordinator import fragments, rounds
+from coordinator import events, fragments, rounds
 from coordinator.arrivals import Arrival
 from coordinator.close import close_round, open_memory
 from coordinator.errors import ConfigError
@@ -116,7 +116,7 @@ class Federation:
                 pool = stack.enter_context(ThreadPoolExecutor(self._threads))
                 deliver = partial(_together, pool)
             for member in self._members:
-                course.handle(rounds.Joined(member.name))
+                course.handle(events.Joined(member.name))
             while not course.finished:
                 if self._link.empty:
                     course.wait()  # Nobody has anything to say any more: let the deadline come.
@@ -202,31 +202,31 @@ class _Rounds:
 
     def wait(self) -> None:
         self._now = max(self._now, self._state.deadline or self._now)
-        self.handle(rounds.Tick())
+        self.handle(events.Tick())
 
     def close(self) -> None:
         if self._memory is not None:
             self._memory.close()
 
     def handle(self, event: rounds.Event) -> None:
-        events = [event]
-        while events:
+        pending = [event]
+        while pending:
             self._state, effects = rounds.handle(
-                self._config, self._state, events.pop(0), self._now
+                self._config, self._state, pending.pop(0), self._now
             )
             for effect in effects:
-                events += self._perform(effect)
+                pending += self._perform(effect)
 
     def _perform(self, effect: rounds.Effect) -> list[rounds.Event]:
         match effect:
-            case rounds.Broadcast(message):
+            case events.Broadcast(message):
                 self._link.broadcast(COORDINATOR, message)
-            case rounds.Send(device, message):
+            case events.Send(device, message):
                 self._link.send(device, message)
-            case rounds.Keep(round, arrival):
+            case events.Keep(round, arrival):
                 device = arrival.contribution.device
                 self._arrivals[device, round] = arrival
-                return [rounds.Kept(device, round)]
+                return [events.Kept(device, round)]
             case rounds.Commit():
                 self._commit(effect)
                 return [rounds.Committed(effect.round, self._norms)]
@@ -312,7 +312,7 @@ class _Fragments:
 
     def wait(self) -> None:
         self._now = max(self._now, self._state.deadline or self._now)
-        self.handle(rounds.Tick())
+        self.handle(events.Tick())
 
     def close(self) -> None:
         """Nothing is open."""
@@ -320,25 +320,25 @@ class _Fragments:
     def handle(self, event: fragments.Event) -> None:
         if isinstance(event, Bid) and event.level is None:
             self._skips[event.device] = event
-        events = [event]
-        while events:
+        pending = [event]
+        while pending:
             before = self._state
             self._state, effects = fragments.handle(
-                self._config, self._state, events.pop(0), self._now
+                self._config, self._state, pending.pop(0), self._now
             )
             for effect in effects:
-                events += self._perform(effect, before)
+                pending += self._perform(effect, before)
 
     def _perform(self, effect: fragments.Effect, before: FragmentsState) -> list[fragments.Event]:
         match effect:
-            case rounds.Broadcast(message):
+            case events.Broadcast(message):
                 self._link.broadcast(COORDINATOR, message)
-            case rounds.Send(device, message):
+            case events.Send(device, message):
                 self._link.send(device, message)
-            case rounds.Keep(round, arrival):
+            case events.Keep(round, arrival):
                 device = arrival.contribution.device
                 self._arrivals[device] = arrival
-                return [rounds.Kept(device, round)]
+                return [events.Kept(device, round)]
             case fragments.Reserve(device, round, groups):
                 self._model.reserve(device, round, groups)
             case fragments.Release(device, round):

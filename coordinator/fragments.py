@@ -33,9 +33,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from coordinator.arrivals import GroupsByAxis, Refused, check_arrival
+from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.fleet import Fleet, new_fleet
 from coordinator.masks import Situation
-from coordinator.rounds import Broadcast, Joined, Keep, Kept, Send, Tick
 from coordinator.rules import FedRaa
 from coordinator.run_config import RunConfig
 from edge_sdk.protocol.errors import StateError
@@ -102,7 +102,7 @@ class Apply:
     age: int
 
 
-Event = Joined | Bid | Movement | Replay | Kept | Tick
+Event = Joined | Left | Bid | Movement | Replay | Kept | Tick
 Effect = Broadcast | Send | Keep | Reserve | Release | Apply
 
 
@@ -163,6 +163,8 @@ def handle(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
             return state, [_receipt(device, event.round, Outcome.REJECTED, late)]
         case Kept(device, round):
             return _on_kept(config, state, device, round, now)
+        case Left():
+            return state, []  # it may come back in time; its deadline tells
         case Tick():
             return _on_tick(config, state, now)
 

@@ -4,8 +4,11 @@
     --------  -----------------------------  --------  -------------------------------------------
     WAITING   Joined, enough devices         BIDDING   Broadcast(RoundOpen)
     BIDDING   Joined                         BIDDING   Send(RoundOpen) to the newcomer
-    BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to all who offered a level
+    BIDDING   Left                           BIDDING   –; its bid is no longer waited for
+    BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to those who are picked
                                              CLOSING   Commit, if nothing is awaited
+                                             BIDDING   Broadcast(RoundOpen) of the next round, if
+                                                       too few offered: this one is void
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -13,9 +16,12 @@
     TRAINING
     TRAINING  Movement, Replay: unfit        TRAINING  Send(Receipt: rejected); no longer waited for
     TRAINING  Bid (skip): withdrawn          TRAINING  –
-    TRAINING  last of them, or the deadline  CLOSING   Commit
+    TRAINING  Bid (level) of one who has     TRAINING  Send(Assignment) again: it started anew
+              groups already
+    TRAINING  enough of them, the deadline   CLOSING   Commit
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
+                                                       or when a stop condition is met
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Movement of a round now closed same      Keep, where the rule remembers movements;
                                                        else Send(Receipt: late)
@@ -29,11 +35,15 @@ Rules:
 - Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
   what its device was to train in the round it names.
 - Where the rule takes whole models only, a lower offer is a skip.
+- With `participants`, that many of the offers are picked, times `over_selection`; the round closes
+  when `quorum` of those wanted have sent their movement. Who offered and was not picked was not
+  selected: its silence is no skip.
 - Time comes in with every event; `state.deadline` says when to send `Tick` at the latest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -42,6 +52,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.arrivals import Arrival, GroupsByAxis, Refused, check_arrival
+from coordinator.errors import ConfigError
+from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.fleet import Fleet, new_fleet
 from coordinator.masks import Situation
 from coordinator.rules import Rule
@@ -79,70 +91,51 @@ class RoundsConfig(RunConfig):
     rounds: int
     max_staleness: int = 50
     """Rounds after which a late movement, a replay or an entry of memory is too old."""
+    participants: int | None = None
+    """How many movements a round is to have; None: one of everybody who offers."""
+    over_selection: float = 1.0
+    """How many more devices are picked, as a factor: some never finish."""
+    quorum: float = 1.0
+    """The share of the movements wanted at which a round closes without waiting for the rest."""
+    min_participants: int = 0
+    """With fewer offers a round is void: nothing is trained, and it does not count."""
+    target_accuracy: float | None = None
+    """Stop when the model is this good; None: go on."""
+    patience: int | None = None
+    """Stop after this many rounds without a better model; None: go on."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         self._check_counts("rounds", "max_staleness")
-
-
-# -- events: messages of devices, and these local ones -------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A device is there."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a device sent for a round is stored."""
-
-    device: str
-    round: int
+        for name in ("participants", "patience"):
+            if getattr(self, name) is not None:
+                self._check_counts(name)
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"quorum is a share in (0, 1], not {self.quorum!r}")
+        if not (math.isfinite(self.over_selection) and self.over_selection >= 1):
+            raise ConfigError(f"over_selection is a factor of 1 or more, not {self.over_selection}")
+        if self.over_selection > 1 and self.participants is None:
+            raise ConfigError("over_selection needs participants: how many movements are wanted")
+        if self.min_participants < 0:
+            raise ConfigError(f"min_participants must not be negative: {self.min_participants}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Committed:
-    """The round's new model is in place; `norms` per block, where the policy uses them."""
+    """The round's new model is in place; `norms` per block, where the policy uses them.
+
+    `accuracy`: how good it is, a share; None where nobody evaluates.
+    """
 
     round: int
     norms: NDArray[np.float64] | None = None
+    accuracy: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Joined | Bid | Movement | Replay | Kept | Committed | Tick
-
-
-# -- effects -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Broadcast:
-    """Tell every device."""
-
-    message: RoundOpen | RoundClosed
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Tell one device."""
-
-    device: str
-    message: RoundOpen | Assignment | Receipt
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Store what a device sent for this round and answer with `Kept`."""
-
-    round: int
-    arrival: Arrival
+Event = Joined | Left | Bid | Movement | Replay | Kept | Committed | Tick
+"""Messages of devices, and what happens at the edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +173,13 @@ class RoundsState:
     round: int = 0
     deadline: float | None = None
     devices: frozenset[str] = frozenset()
+    """All devices that were ever there."""
+    present: frozenset[str] = frozenset()
+    """Those that are there now."""
+    void: int = 0
+    """Rounds that had too few offers."""
+    best: tuple[float, int] = (-math.inf, 0)
+    """The best accuracy so far, and after which round."""
     selected: frozenset[str] = frozenset()
     """Devices that were asked to take part in the present round."""
     bids: Mapping[str, Bid] = field(default_factory=dict)
@@ -206,6 +206,8 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
     match event:
         case Joined(device):
             return _on_joined(config, state, device, now)
+        case Left(device):
+            return _on_left(config, state, device, now)
         case Bid():
             return _on_bid(config, state, event, now)
         case Movement():
@@ -220,13 +222,8 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             if state.phase is Phase.BIDDING:
                 return _assign(config, state, now)
             return _close(config, state)
-        case Committed(round, norms) if state.phase is Phase.CLOSING and round == state.round:
-            state = replace(state, fleet=replace(state.fleet, norms=norms))
-            closed = Broadcast(RoundClosed(round=round))
-            if round == config.rounds:
-                return replace(state, phase=Phase.FINISHED), [closed]
-            state, effects = _open(config, state, now)
-            return state, [closed, *effects]
+        case Committed(round) if state.phase is Phase.CLOSING and round == state.round:
+            return _on_committed(config, state, event, now)
         case _:
             raise StateError(f"{event} cannot happen while {state.phase.value}")
 
@@ -235,13 +232,21 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
 
 
 def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
-    known = device in state.devices
-    state = replace(state, devices=state.devices | {device})
-    if state.phase is Phase.WAITING and len(state.devices) >= config.min_devices:
+    known = device in state.present
+    state = replace(state, devices=state.devices | {device}, present=state.present | {device})
+    if state.phase is Phase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
     if state.phase is Phase.BIDDING and not known:
         state = replace(state, selected=state.selected | {device})
         return state, [Send(device, _opening(config, state.round))]
+    return state, []
+
+
+def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
+    state = replace(state, present=state.present - {device})
+    if state.phase is Phase.BIDDING and device not in state.bids:
+        state = replace(state, selected=state.selected - {device})
+        return _assign_if_complete(config, state, now)
     return state, []
 
 
@@ -250,13 +255,13 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
         return state, []
     if state.phase is Phase.BIDDING:
         state = replace(state, bids={**state.bids, bid.device: bid})
-        if state.selected <= state.bids.keys():
-            return _assign(config, state, now)
+        return _assign_if_complete(config, state, now)
+    owes = bid.device in state.assigned and bid.device not in state.counted
+    if state.phase is not Phase.TRAINING or not owes:
         return state, []
-    withdraws = bid.level is None and bid.device in state.assigned
-    if state.phase is Phase.TRAINING and withdraws and bid.device not in state.counted:
+    if bid.level is None:
         return _withdraw(config, state, bid)
-    return state, []
+    return state, [_assignment(state, bid.device)]
 
 
 def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
@@ -266,16 +271,28 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         round=state.round + 1,
         deadline=now + config.bid_s,
         devices=state.devices,
-        selected=state.devices,
+        present=state.present,
+        void=state.void,
+        best=state.best,
+        selected=state.present,
         late=state.late,
         past=state.past,
     )
     return opened, [Broadcast(_opening(config, opened.round))]
 
 
+def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    """Nobody there means nobody to wait for, but nothing to do either: that is for the deadline."""
+    complete = bool(state.selected) and state.selected <= state.bids.keys()
+    return _assign(config, state, now) if complete else (state, [])
+
+
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     bids = {name: _usable(config, bid) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
+    if len(offers) < config.min_participants:
+        return _open(config, replace(state, void=state.void + 1), now)
+    offers, passed_over = _pick(config, state.round, offers)
     fleet = state.fleet.heard(bids.values())
     situation = Situation(
         plan=config.plan,
@@ -292,15 +309,31 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         phase=Phase.TRAINING,
         deadline=now + config.train_s,
         fleet=fleet,
-        bids=bids,
+        bids={name: bid for name, bid in bids.items() if name not in passed_over},
+        selected=state.selected - passed_over,
         assigned=assigned,
     )
-    assignments: list[Effect] = [
-        Send(device, Assignment(device=device, round=state.round, groups=groups))
-        for device, groups in assigned.items()
-    ]
+    assignments: list[Effect] = [_assignment(state, device) for device in assigned]
     closing, effects = _close_if_complete(config, state)
     return closing, [*assignments, *effects]
+
+
+def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
+    """The offers that are taken up, and whose are not."""
+    wanted = len(offers)
+    if config.participants is not None:
+        wanted = math.ceil(config.participants * config.over_selection)
+    if wanted >= len(offers):
+        return offers, frozenset()
+    order = stream(config.seed, "selection", round).permutation(len(offers))
+    taken = sorted(int(number) for number in order[:wanted])
+    picked = [offers[number] for number in taken]
+    return picked, frozenset(bid.device for bid in offers) - {bid.device for bid in picked}
+
+
+def _assignment(state: RoundsState, device: str) -> Send:
+    groups = state.assigned[device]
+    return Send(device, Assignment(device=device, round=state.round, groups=groups))
 
 
 def _usable(config: RoundsConfig, bid: Bid) -> Bid:
@@ -458,7 +491,8 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
 
 def _remembers(config: RoundsConfig, state: RoundsState) -> bool:
     """Whether a movement that came too late still has a use: a commit that takes it is to come."""
-    over = state.round == config.rounds and state.phase in (Phase.CLOSING, Phase.FINISHED)
+    last = state.round - state.void >= config.rounds
+    over = state.phase is Phase.FINISHED or (last and state.phase is Phase.CLOSING)
     return config.rule.remembers == "movements" and not over
 
 
@@ -466,11 +500,14 @@ def _remembers(config: RoundsConfig, state: RoundsState) -> bool:
 
 
 def _close_if_complete(config: RoundsConfig, state: RoundsState) -> Step:
+    if state.phase is not Phase.TRAINING:
+        return state, []
     replaying = {name for name, bid in state.bids.items() if bid.replays}
-    awaited = state.assigned.keys() | replaying
-    done = state.counted | state.replayed
-    complete = state.phase is Phase.TRAINING and done >= awaited
-    return _close(config, state) if complete else (state, [])
+    wanted = len(state.assigned)
+    if config.participants is not None:
+        wanted = min(wanted, config.participants)
+    enough = len(state.counted) >= math.ceil(config.quorum * wanted)
+    return _close(config, state) if enough and state.replayed >= replaying else (state, [])
 
 
 def _close(config: RoundsConfig, state: RoundsState) -> Step:
@@ -496,6 +533,28 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         fleet=state.fleet.covered(config.plan, state.round, counted),
     )
     return state, [commit]
+
+
+def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:
+    accuracy, best = event.accuracy, state.best
+    if accuracy is not None and accuracy > best[0]:
+        best = (accuracy, event.round)
+    state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
+    closed = Broadcast(RoundClosed(round=event.round))
+    if _is_over(config, state, accuracy):
+        return replace(state, phase=Phase.FINISHED), [closed]
+    state, effects = _open(config, state, now)
+    return state, [closed, *effects]
+
+
+def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -> bool:
+    if state.round - state.void >= config.rounds:
+        return True
+    if accuracy is None:
+        return False
+    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
+    stuck = config.patience is not None and state.round - state.best[1] >= config.patience
+    return reached or stuck
 
 
 def _opening(config: RoundsConfig, round: int) -> RoundOpen:

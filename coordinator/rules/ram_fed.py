@@ -71,16 +71,17 @@ class RamFed(Rule):
         everybody = np.full(plan.block_count, closing.registered, dtype=np.float64)
         holders = memory.weight if self.population == "holders" else everybody
         mean = np.divide(1.0, holders, out=np.zeros_like(everybody), where=holders > 0)
-        before = memory.total.copy()
+        by = fresh if self.correction == "coverage" else everybody
+        share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
+        # v = ū + (γ·change − absent·ū) · share. What is old is taken before memory changes.
+        scale = self.server_rate * closing.learning_rate
+        result = np.zeros(plan.parameters, dtype=np.float32)
+        _add_scaled(closing, result, memory.total, scale * mean * (1 - absent * share))
         change = memory.write(closing.fresh)
         if uneven is not None:
             change = change + uneven
-        by = fresh if self.correction == "coverage" else everybody
-        share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
-        # v = ū + (γ·change − absent·ū) · share, per block: (1 − absent·share)·mean and share.
-        old = self.server_rate * closing.learning_rate * mean * (1 - absent * share)
-        new = self.server_rate * closing.learning_rate * share
-        return _combine(closing, before, old, change, new)
+        _add_scaled(closing, result, change, scale * share)
+        return result
 
     def _absent(self, closing: Closing, memory: Memory) -> Float64:
         """Per block, the weight of fresh movements whose device had no entry to be replaced."""
@@ -122,13 +123,9 @@ class FedVarp(RamFed):
     population: Population = "all"
 
 
-def _combine(
-    closing: Closing, total: Float64, old: Float64, change: Float64, new: Float64
-) -> Float32:
-    """`old_i · total + new_i · change`, `old` and `new` being numbers per block."""
-    plan = closing.plan
-    result = np.empty(plan.parameters, dtype=np.float32)
-    offsets = plan.block_offsets
+def _add_scaled(closing: Closing, result: Float32, source: Float64, numbers: Float64) -> None:
+    """`result += number_i · source` for every block `i`, in place."""
+    offsets = closing.plan.block_offsets
 
     def work(start: int, end: int) -> None:
         for low in range(start, end, PIECE):
@@ -136,13 +133,8 @@ def _combine(
             first = int(np.searchsorted(offsets, low, side="right")) - 1
             last = int(np.searchsorted(offsets, high, side="left"))
             edges: Indices = np.clip(offsets[first : last + 1], low, high)
-            sizes = edges[1:] - edges[:-1]
-            part = np.repeat(old[first:last], sizes)
-            part *= total[low:high]
-            more = np.repeat(new[first:last], sizes)
-            more *= change[low:high]
-            part += more
-            result[low:high] = part
+            part = np.repeat(numbers[first:last], edges[1:] - edges[:-1])
+            part *= source[low:high]
+            result[low:high] += part.astype(np.float32)
 
-    over_shards(plan.parameters, closing.threads, work)
-    return result
+    over_shards(closing.plan.parameters, closing.threads, work)

@@ -19,7 +19,7 @@ from edge_sdk.protocol.blocks import Blocks, Float32, block_runs
 from edge_sdk.protocol.plan import ModelPlan
 
 PIECE = 1 << 17
-"""Parameters of a piece: 512 KiB of float32. Longer calls let two threads wait less for each other."""
+"""Parameters of a piece: 512 KiB of float32. Calls this long let threads work side by side."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
+from coordinator.events import Broadcast, Joined, Keep, Kept, Send, Tick
 from coordinator.fragments import (
     Apply,
     Effect,
@@ -22,7 +23,6 @@ from coordinator.fragments import (
     start,
 )
 from coordinator.masks import make_masks
-from coordinator.rounds import Broadcast, Joined, Keep, Kept, Send, Tick
 from coordinator.rules import ASYNC_RULES
 from edge_sdk.protocol.block_codec import encode_blocks
 from edge_sdk.protocol.blocks import Blocks

@@ -10,23 +10,9 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
+from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.masks import make_masks
-from coordinator.rounds import (
-    Broadcast,
-    Commit,
-    Committed,
-    Effect,
-    Event,
-    Joined,
-    Keep,
-    Kept,
-    Phase,
-    RoundsConfig,
-    Send,
-    Tick,
-    handle,
-    start,
-)
+from coordinator.rounds import Commit, Committed, Effect, Event, Phase, RoundsConfig, handle, start
 from coordinator.rules import RULES
 from coordinator.rules.ccfl import Ccfl1
 from coordinator.rules.ram_fed import RamFed
@@ -574,3 +560,131 @@ def test_movement_far_larger_than_usual_is_rejected_and_nothing_else_affected() 
     assert (got, "times the RMS" in reason) == (Outcome.REJECTED, True)
     assert coordinator.state.fleet.usual is before
     assert coordinator.count("b")[-1] == commit(21, ("b",), silent=("a",))
+
+
+# -- who takes part, and when it is over ----------------------------------------------------------
+
+
+def test_device_that_left_is_not_waited_for_and_is_asked_when_it_is_back() -> None:
+    coordinator = Coordinator("a", "b", "c")
+    assert coordinator.tell(bid("a"), bid("b")) == []
+    coordinator.tell(Left("c"))
+    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.count("a", "b")[-1] == commit(1, ("a", "b"))
+    coordinator.tell(Committed(1))
+    assert coordinator.state.selected == {"a", "b"}
+    (again,) = coordinator.tell(Joined("c"))
+    assert isinstance(again, Send)
+    assert isinstance(again.message, RoundOpen)
+    assert coordinator.state.selected == {"a", "b", "c"}
+
+
+def test_bid_of_a_device_that_left_still_stands() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.tell(bid("a"), Left("a"))
+    coordinator.tell(bid("b"))
+    assert set(coordinator.state.assigned) == {"a", "b"}
+
+
+def test_round_without_anybody_waits_for_its_deadline() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.tell(Left("a"))
+    assert coordinator.tell(Left("b")) == []
+    assert coordinator.state.phase is Phase.BIDDING
+    assert coordinator.run_out() == [commit(1)]
+
+
+def test_device_that_started_anew_gets_its_assignment_again() -> None:
+    coordinator = training("a", "b")
+    groups = coordinator.groups["a"]
+    (again,) = coordinator.tell(bid("a"))
+    assert again == Send("a", Assignment(device="a", round=1, groups=groups))
+    coordinator.count("a")
+    assert coordinator.tell(bid("a")) == []
+
+
+def test_participants_are_picked_and_the_others_are_not_selected() -> None:
+    config = replace(CONFIG, participants=2, over_selection=1.5)
+    coordinator = Coordinator("a", "b", config=config)
+    for name in "cdef":
+        coordinator.tell(Joined(name))
+    coordinator.tell(*(bid(name) for name in "abcde"), bid("f", None))
+    picked = sorted(coordinator.state.assigned)
+    assert len(picked) == 3
+    assert coordinator.state.selected == {*picked, "f"}
+    first, second, third = picked
+    coordinator.count(first)
+    closed = coordinator.count(second)[-1]
+    assert closed == commit(1, (first, second), silent=tuple(sorted((third, "f"))))
+
+
+def test_picks_differ_from_round_to_round_but_not_from_run_to_run() -> None:
+    def picks() -> list[tuple[str, ...]]:
+        coordinator = Coordinator("a", "b", config=replace(CONFIG, participants=1, rounds=12))
+        found = []
+        for round in range(1, 12):
+            coordinator.tell(bid("a", round=round), bid("b", round=round))
+            found.append(tuple(coordinator.state.assigned))
+            coordinator.run_out()
+            coordinator.tell(Committed(round))
+        return found
+
+    assert picks() == picks()
+    assert set(picks()) == {("a",), ("b",)}
+
+
+def test_quorum_closes_the_round_early() -> None:
+    coordinator = training("a", "b", "c", "d", config=replace(CONFIG, quorum=0.5))
+    coordinator.count("c")
+    assert coordinator.count("a")[-1] == commit(1, ("a", "c"), silent=("b", "d"))
+
+
+def test_round_with_too_few_offers_is_void_and_does_not_count() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, min_participants=2, rounds=1))
+    (opened,) = coordinator.tell(bid("a"), bid("b", None))
+    assert isinstance(opened, Broadcast)
+    assert isinstance(opened.message, RoundOpen)
+    assert opened.message.round == 2
+    coordinator.tell(bid("a", round=2), bid("b", round=2))
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(2))
+    assert coordinator.state.phase is Phase.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("options", "accuracies", "rounds"),
+    [
+        ({"target_accuracy": 0.9}, [0.5, 0.89, 0.9], 3),
+        ({"patience": 2}, [0.5, 0.6, 0.6, 0.55], 4),
+        ({"patience": 1}, [None, None, None], None),
+        ({"target_accuracy": 0.9, "patience": 3}, [0.5, 0.4, 0.3], None),
+    ],
+)
+def test_run_stops_when_it_is_good_enough_or_stuck(
+    options: dict[str, Any], accuracies: list[float | None], rounds: int | None
+) -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, rounds=99, **options))
+    for round, accuracy in enumerate(accuracies, start=1):
+        assert coordinator.state.phase is Phase.BIDDING
+        coordinator.tell(bid("a", None, round), bid("b", None, round))
+        coordinator.tell(Committed(round, accuracy=accuracy))
+    over = coordinator.state.phase is Phase.FINISHED
+    assert over == (rounds is not None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"participants": 0},
+        {"patience": 0},
+        {"quorum": 0},
+        {"quorum": 1.1},
+        {"over_selection": 0.5, "participants": 3},
+        {"over_selection": 2.0},
+        {"min_participants": -1},
+        {"target_accuracy": 1.5},
+    ],
+)
+def test_taking_part_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        replace(CONFIG, **options)

@@ -1,0 +1,49 @@
+"""What one run of `tessera-bench aggregate` measures, and whether the disk has room for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.aggregate.scale import ScaleConfig
+from benchmarks.aggregate.throughput import ThroughputConfig
+from benchmarks.aggregate.traffic import TrafficConfig
+from benchmarks.figures import FigureError
+
+RESERVE_BYTES = 1 << 30
+"""Left free on the disk, as by a memory that is opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregateConfig:
+    """All three parts."""
+
+    throughput: ThroughputConfig = field(default_factory=ThroughputConfig)
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    traffic: TrafficConfig = field(default_factory=TrafficConfig)
+
+    @property
+    def disk_bytes(self) -> int:
+        """The most that is on disk at a time: the parts come one after the other."""
+        return max(self.throughput.disk_bytes, self.scale.disk_bytes)
+
+
+FULL = AggregateConfig()
+QUICK = AggregateConfig(
+    throughput=ThroughputConfig(
+        inputs=512, widths=(1024,) * 5, outputs=256, warm=3, turns=4
+    ),  # 5 million parameters
+    scale=ScaleConfig(fleets=(100, 1_000), warm=2, turns=15),
+)
+
+
+def check_disk(folder: Path, needed_bytes: int) -> None:
+    """Raise `FigureError` unless the folder's disk has room, before minutes are spent."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + RESERVE_BYTES:
+        raise FigureError(
+            f"{folder} has {free / 1e9:.1f} GB free; memories take up to "
+            f"{needed_bytes / 1e9:.1f} GB, and {RESERVE_BYTES / 1e9:.1f} GB are to stay free: set "
+            "TMPDIR to a folder on a larger disk, or use --quick, which takes less"
+        )

@@ -1,0 +1,94 @@
+"""Plans, devices and rounds to measure with: made by hand, without torch or training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from coordinator.contribution import Contribution
+from coordinator.memory import Memory
+from coordinator.rules import Closing
+from edge_sdk.protocol.blocks import Blocks, Float32
+from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.protocol.specs import Axis, Dim, Tensor, split_atoms
+
+GROUPS = 8
+LEARNING_RATE = 0.1
+MOVEMENT = 1e-3
+"""Standard deviation of the values of movements."""
+
+
+def perceptron_plan(inputs: int, widths: Sequence[int], outputs: int) -> ModelPlan:
+    """The plan of a perceptron with these hidden layers, each an axis of `GROUPS` groups."""
+    axes = tuple(Axis(f"layer-{n}", split_atoms(width, GROUPS)) for n, width in enumerate(widths))
+    dims = [Dim(inputs), *(Dim(width, axis) for axis, width in enumerate(widths)), Dim(outputs)]
+    tensors: list[Tensor] = []
+    for number, (before, after) in enumerate(pairwise(dims)):
+        tensors.append(Tensor(f"{number}.weight", "float32", (after, before)))
+        tensors.append(Tensor(f"{number}.bias", "float32", (after,)))
+    return ModelPlan(axes, tuple(tensors))
+
+
+def device_name(number: int) -> str:
+    """Names whose order is that of the numbers."""
+    return f"device-{number:06}"
+
+
+def random_groups(plan: ModelPlan, level: float, stream: np.random.Generator) -> Groups:
+    """On every axis as many groups as the level means, whichever."""
+    return {
+        axis.name: stream.permutation(len(axis.groups))[: axis.wanted(level)].tolist()
+        for axis in plan.axes
+    }
+
+
+def random_values(size: int, stream: np.random.Generator) -> Float32:
+    """Values of a movement, normally distributed."""
+    values = stream.standard_normal(size, dtype=np.float32)
+    values *= np.float32(MOVEMENT)
+    return values
+
+
+def closing_of(
+    plan: ModelPlan,
+    round: int,
+    movements: Sequence[tuple[str, Float32]],
+    level: float,
+    stream: np.random.Generator,
+    *,
+    registered: int,
+    memory: Memory | None = None,
+    threads: int = 1,
+) -> Closing:
+    """A round in which these devices (names, sorted, and values) trained random groups.
+
+    Of a device's values as many are used, uncopied, as its blocks hold.
+    """
+    fresh = []
+    for device, values in movements:
+        ids = plan.block_ids(plan.choose(random_groups(plan, level, stream)))
+        size = int(plan.block_sizes[ids].sum())
+        blocks = Blocks(ids, values[:size])
+        fresh.append(Contribution(device, round, blocks, LEARNING_RATE, level, 1))
+    return Closing(
+        plan=plan,
+        round=round,
+        theta=np.zeros(plan.parameters, dtype=np.float32),
+        learning_rate=LEARNING_RATE,
+        fresh=fresh,
+        registered=registered,
+        memory=memory,
+        threads=threads,
+    )
+
+
+def fill(memory: Memory, devices: range, values: Float32) -> None:
+    """Let devices be remembered in full, as of round 1; one commit."""
+    plan = memory.plan
+    ids = np.arange(plan.block_count, dtype=np.int64)
+    blocks = Blocks(ids, values[: plan.parameters])
+    memory.advance(1)
+    memory.write([Contribution(device_name(n), 1, blocks, LEARNING_RATE, 1.0, 1) for n in devices])
+    memory.commit()
