@@ -24,6 +24,8 @@ from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.local_rule import LocalRule
 
 MAX_REASON_CHARACTERS = 500
+MAX_SAMPLES = 2**40
+"""Of one device: far above any, far below what overflows."""
 
 
 class Outcome(Enum):
@@ -91,8 +93,8 @@ class Bid:
             raise MessageError(f"a level is a share in (0, 1], not {self.level!r}")
         if not self.reason or len(self.reason) > MAX_REASON_CHARACTERS:
             raise MessageError(f"a bid needs a reason of 1 to {MAX_REASON_CHARACTERS} characters")
-        if self.samples < 0:
-            raise MessageError(f"samples must not be negative: {self.samples}")
+        if not 0 <= self.samples <= MAX_SAMPLES:
+            raise MessageError(f"samples are 0 to {MAX_SAMPLES}, not {self.samples}")
         if self.replays and self.level is not None:
             raise MessageError("a bid that offers a level cannot announce a replay")
         for name in ("compute", "bytes_per_s"):
@@ -132,13 +134,15 @@ class Movement:
     keeps_copy: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "level", "samples", "loss", "train_s"):
+        if not 0 <= self.samples <= MAX_SAMPLES:
+            raise MessageError(f"samples are 0 to {MAX_SAMPLES}, not {self.samples}")
+        for name in ("learning_rate", "level", "loss", "train_s"):
             if not math.isfinite(getattr(self, name)):
                 raise MessageError(f"a movement's {name} must be finite: {getattr(self, name)!r}")
-        if self.learning_rate <= 0 or self.samples < 0 or self.train_s < 0 or self.round < 1:
+        if self.learning_rate <= 0 or self.train_s < 0 or self.round < 1:
             raise MessageError(
                 f"a movement of round {self.round} cannot have learning rate "
-                f"{self.learning_rate}, {self.samples} samples, {self.train_s} s of training"
+                f"{self.learning_rate}, {self.train_s} s of training"
             )
         if not 0 < self.level <= 1:
             raise MessageError(f"a level is a share in (0, 1], not {self.level!r}")

@@ -25,7 +25,11 @@ ALLOWED = {
 LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 """Not to be imported at the top of any module of the SDK but the backend that is for it."""
 
-BACKENDS = {"edge_sdk/train/torch.py": "torch", "edge_sdk/train/onnx.py": "onnxruntime"}
+BACKENDS = {
+    "edge_sdk/train/torch.py": "torch",
+    "edge_sdk/train/onnx.py": "onnxruntime",
+    "edge_sdk/transport/connection.py": "paho",
+}
 
 
 def modules() -> list[Path]:

@@ -35,6 +35,7 @@ def test_base_install_is_what_a_device_needs() -> None:
     [
         ("onnx", {"onnxruntime"}),
         ("zstd", {"zstandard"}),
+        ("broker", {"amqtt"}),
         ("torch", {"torch"}),
         (
             "coordinator",

@@ -1,0 +1,119 @@
+"""amqtt in a thread of this process, with its own event loop. Needs the extra `broker`.
+
+Three things are done about amqtt 0.12.1. Anonymous clients are treated differently there, so there
+is one named user. To every new connection it sends what is retained for anybody's subscriptions,
+walking over a table that others change meanwhile, which can leave a connection unserved; links
+have clean sessions, so nothing of theirs is lost by leaving that out. And it does not close the
+sockets of those who vanished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from amqtt.broker import Broker
+from amqtt.contexts import BrokerConfig, ListenerConfig
+from amqtt.mqtt.constants import QOS_0
+from amqtt.plugins.base import BaseAuthPlugin
+
+from edge_sdk.transport.settings import BrokerSettings
+
+_log = logging.getLogger(__name__)
+
+
+class OneUserPlugin(BaseAuthPlugin):  # type: ignore[misc]
+    """Lets in one user with one password. amqtt loads it by the path of this class."""
+
+    @dataclass
+    class Config:
+        """What amqtt passes on to the plugin."""
+
+        username: str
+        password: str
+
+    async def authenticate(self, *, session: Any) -> bool:
+        """Whether a session may go on."""
+        given = f"{session.username}:{session.password}"
+        wanted = f"{self.config.username}:{self.config.password}"
+        return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+class _CleanBroker(Broker):  # type: ignore[misc]
+    async def stream_connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
+    ) -> None:
+        try:
+            await super().stream_connected(reader, writer, listener_name)
+        finally:
+            writer.close()
+
+    async def _publish_retained_messages_for_subscription(
+        self, subscription: tuple[str, int], session: Any
+    ) -> None:
+        # Only the replay for new connections asks with QoS 0; links subscribe with QoS 1.
+        if subscription[1] != QOS_0:
+            await super()._publish_retained_messages_for_subscription(subscription, session)
+
+
+class AmqttThread:
+    """The broker and its thread. `listens` once it does; `failure` is why it never will."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.listens = threading.Event()
+        self.failure: str | None = None
+        self._settings = settings
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, name="amqtt", daemon=True)
+
+    def start(self) -> None:
+        """Begin to start."""
+        # It reports every lost connection as an error; what matters to users the links say.
+        for name in ("amqtt", "transitions"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the broker and all its connections."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("amqtt did not stop within %s s", timeout_s)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            # The outermost loop of this thread; who started it reports the failure.
+            _log.debug("amqtt failed", exc_info=True)
+            self.failure = str(error) or type(error).__name__
+
+    async def _serve(self) -> None:
+        settings = self._settings
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        config = BrokerConfig(
+            listeners={"default": ListenerConfig(bind=f"{settings.host}:{settings.port}")},
+            plugins={
+                f"{OneUserPlugin.__module__}.{OneUserPlugin.__qualname__}": {
+                    "username": settings.username,
+                    "password": settings.password,
+                }
+            },
+        )
+        broker = _CleanBroker(config)
+        await broker.start()
+        self.listens.set()
+        try:
+            await self._stop.wait()
+        finally:
+            await broker.shutdown()

@@ -1,0 +1,139 @@
+"""Where the broker is and how to reach it, checked once.
+
+    TesseraError
+    └── LinkError        settings with which no link can ever work; names the setting and what to do
+
+A broker that is away, or that refuses us, is no error here: a link says so and tries again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_sdk.protocol.errors import TesseraError
+
+MAX_CHUNK_BYTES = 262_144
+"""Larger messages cost more on the way out than they save (the sender copies what is left of a
+message every time the socket takes a part of it)."""
+
+MIN_CHUNK_BYTES = 1_024
+
+
+class LinkError(TesseraError):
+    """Settings with which no link can work; the text names the setting and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """How to reach a broker. Raises LinkError for a contradiction; files are not opened yet.
+
+    `tls` checks the broker's certificate and its name against `ca` (None: what this machine
+    trusts). `certificate` and `key` are ours, PEM, for brokers that ask. `chunk_bytes` is the most
+    that one message of a transfer carries. A connection without a sign of life is given up after
+    at most 2 × `keepalive_s`. `allow_plaintext` permits a broker on another machine without TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 1883
+    tls: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    chunk_bytes: int = MAX_CHUNK_BYTES
+    keepalive_s: int = 30
+    allow_plaintext: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.host or "/" in self.host or any(c.isspace() for c in self.host):
+            raise LinkError(
+                f"host {self.host!r}: give a name or an address, such as broker.example.org, "
+                "without a scheme; the port is a setting of its own"
+            )
+        _between("port", self.port, 1, 65_535)
+        _between("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
+        _between("keepalive_s", self.keepalive_s, 1, 3_600)
+        self._check_tls()
+        if self.password is not None and self.username is None:
+            raise LinkError("password is set but username is not; MQTT knows no password alone")
+
+    def _check_tls(self) -> None:
+        for name in ("ca", "certificate", "key"):
+            if getattr(self, name) is not None and not self.tls:
+                raise LinkError(f"{name} is set but tls is off; set tls = true, or remove {name}")
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ("key", "certificate") if self.key else ("certificate", "key")
+            raise LinkError(f"{given} is set but {missing} is not; both or neither")
+        if not self.tls and not self.allow_plaintext and not is_loopback(self.host):
+            raise LinkError(
+                f"host {self.host!r} is another machine and tls is off: everybody on the way could "
+                "read the password and the model, and change both. Set tls = true, or set "
+                "allow_plaintext = true if the network between is trusted"
+            )
+
+    @property
+    def address(self) -> str:
+        """Host and port, for messages to people."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its text alone; no name is looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
+    """What TLS needs; None for plaintext. Raises LinkError for files that cannot be used."""
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except OSError as error:
+        raise LinkError(f"ca {settings.ca}: {_words(error)}; give the CA's PEM file") from error
+    context.sslsocket_class = _TidySocket
+    if settings.certificate is not None and settings.key is not None:
+        for name, path in (("certificate", settings.certificate), ("key", settings.key)):
+            if not path.is_file():
+                raise LinkError(f"{name} {path}: there is no such file")
+        try:
+            context.load_cert_chain(settings.certificate, settings.key, password=_no_passphrase)
+        except OSError as error:
+            raise LinkError(
+                f"certificate {settings.certificate} and key {settings.key}: {_words(error)}; "
+                "both are PEM files, and the key belongs to the certificate"
+            ) from error
+    return context
+
+
+class _TidySocket(ssl.SSLSocket):
+    """Closes itself when the handshake fails; paho, which made it, would leave it open."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except OSError:
+            self.close()
+            raise
+
+
+def _no_passphrase() -> str:
+    # Without this, OpenSSL would ask on the terminal and a service would hang.
+    raise LinkError("key: it is encrypted; give a key without a passphrase, readable by us alone")
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _between(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise LinkError(f"{name} = {value}: must be from {low} to {high}")
