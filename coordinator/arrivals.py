@@ -12,10 +12,17 @@ from coordinator.screening import Scale, Usual, scale_of
 from edge_sdk.protocol.block_codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import ProtocolError
+from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import Movement
 from edge_sdk.protocol.plan import ModelPlan
 
 GroupsByAxis = Mapping[str, tuple[int, ...]]
+
+MAX_VALUE = 1e9
+"""No weight moves this far, and sums over any number of devices stay far from overflow."""
+
+VARIANCE = "running_var"
+"""How torch's normalisation layers call a statistic that is never below 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,18 +45,29 @@ class Refused(Exception):
     """A movement that cannot be used; the text is the reason, for its sender."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a device was to do in a round; level and samples are those of its bid."""
+
+    groups: GroupsByAxis
+    level: float
+    samples: int
+
+
 def check_arrival(
     plan: ModelPlan,
     movement: Movement,
-    assigned: GroupsByAxis | None,
+    expected: Expected | None,
     encoding: Encoding,
     learning_rate: float,
     usual: Usual,
     rms_limit: float | None,
 ) -> Arrival:
-    """Decode and check a movement against what its device was assigned in the round it names.
+    """Decode and check a movement against what its device was to do in the round it names.
 
-    `assigned` None: nothing was. Raises `Refused`; nothing else is raised for any movement.
+    `expected` None: nothing. What the movement says of level and samples is not used: the bid's
+    count, so nobody gains weight, or another yardstick, after the fact. Raises `Refused`, and
+    nothing else, for any movement.
     """
     if movement.plan_hash != plan.hash:
         raise Refused(f"it is for plan {movement.plan_hash[:12]}…, this task has {plan.hash[:12]}…")
@@ -59,23 +77,28 @@ def check_arrival(
             f"it says it was made at learning rate {movement.learning_rate}; "
             f"the round's is {learning_rate}"
         )
-    if assigned is None:
-        raise Refused(f"no groups were assigned to {movement.device!r} in round {movement.round}")
+    if expected is None:
+        raise Refused(
+            f"{movement.device!r} has no assignment of round {movement.round}: it got none, "
+            "withdrew, or was rejected before"
+        )
     try:
-        came = decode_header(plan, movement.payload).encoding
-        if replace(came, zstd=encoding.zstd) != encoding:
+        header = decode_header(plan, movement.payload)
+        came = header.encoding
+        if replace(came, zstd=came.zstd or encoding.zstd) != encoding:
             raise Refused(f"it is encoded as {came}; this task asks for {encoding}")
-        groups, blocks = decode_blocks(plan, movement.payload)
-        if plan.choose(groups) != plan.choose(assigned):
+        if plan.choose(header.groups) != plan.choose(expected.groups):
             raise Refused("it holds other groups than were assigned")
+        groups, blocks = decode_blocks(plan, movement.payload)
         plan.check_statistics(movement.statistics, groups)
     except ProtocolError as error:
         raise Refused(str(error)) from error
-    arrays = (blocks.values, *movement.statistics.values())
-    if not all(np.isfinite(array).all() for array in arrays):
-        raise Refused("it holds numbers that are not finite")
-    level = movement.level
-    scale = scale_of(plan, blocks, level=level, learning_rate=learning_rate)
+    _check_numbers("a value", blocks.values)
+    for name, array in movement.statistics.items():
+        _check_numbers(f"statistic {name!r}", array)
+        if name.endswith(VARIANCE) and (array < 0).any():
+            raise Refused(f"statistic {name!r} is a variance below 0")
+    scale = scale_of(plan, blocks, level=expected.level, learning_rate=learning_rate)
     objection = None if rms_limit is None else usual.objection(plan, scale, rms_limit)
     if objection is not None:
         raise Refused(objection)
@@ -84,8 +107,15 @@ def check_arrival(
         made=movement.round,
         blocks=blocks,
         learning_rate=learning_rate,
-        level=level,
-        samples=movement.samples,
+        level=expected.level,
+        samples=expected.samples,
         keeps_copy=movement.keeps_copy,
     )
     return Arrival(contribution, groups, movement, scale)
+
+
+def _check_numbers(what: str, array: Array) -> None:
+    if not np.isfinite(array).all():
+        raise Refused(f"{what} is not finite")
+    if array.size and max(-float(array.min()), float(array.max())) > MAX_VALUE:
+        raise Refused(f"{what} is beyond ±{MAX_VALUE:g}")

@@ -16,9 +16,17 @@ Arrivals = Mapping[tuple[str, int], Arrival]
 
 
 def open_memory(
-    config: RoundsConfig, folder: Path | None, *, dtype: Dtype = "fp32", threads: int = 1
+    config: RoundsConfig,
+    folder: Path | None,
+    *,
+    dtype: Dtype = "fp32",
+    threads: int = 1,
+    devices: int = 0,
 ) -> Memory | None:
-    """The memory that a run's rule needs, in RAM or in a folder; None if it needs none."""
+    """The memory that a run's rule needs, in RAM or in a folder; None if it needs none.
+
+    `devices`: how many are expected. Raises `MemoryStoreError` if the disk has no room for them.
+    """
     rule = config.rule
     if rule.remembers == "nothing":
         return None
@@ -32,7 +40,7 @@ def open_memory(
     )
     if folder is None:
         return RamMemory(config.plan, settings)
-    return DiskMemory(folder, config.plan, settings)
+    return DiskMemory(folder, config.plan, settings, devices=devices)
 
 
 def close_round(
@@ -65,8 +73,9 @@ def close_round(
     )
     movement = rule.move(closing)
     if memory is not None:
-        late = [arrivals[key].contribution for key in commit.late]
+        late = [part for key in commit.late if rule.takes(part := arrivals[key].contribution)]
         if late:
             memory.write(sorted(late, key=lambda part: (part.device, part.made)))
-        memory.commit()
     model.commit(movement, fresh)
+    if memory is not None:
+        memory.commit()

@@ -56,7 +56,7 @@ class Send:
     """Tell one device."""
 
     device: str
-    message: RoundOpen | Assignment | Receipt
+    message: RoundOpen | Assignment | Receipt | RoundClosed
 
 
 @dataclass(frozen=True, slots=True)

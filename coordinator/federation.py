@@ -19,9 +19,9 @@ from pathlib import Path
 from coordinator import events, fragments, rounds
 from coordinator.arrivals import Arrival
 from coordinator.close import close_round, open_memory
-from coordinator.errors import ConfigError
-from coordinator.fragments import FragmentsConfig, FragmentsState
-from coordinator.memory import Dtype
+from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.fragments import FragmentsConfig, FragmentsState, Stage
+from coordinator.memory import Dtype, Memory
 from coordinator.model import GlobalModel
 from coordinator.report import (
     DeviceRound,
@@ -43,6 +43,9 @@ from edge_sdk.transport.memory import MemoryLink
 __all__ = ["DeviceRound", "Federation", "Member", "RoundReport"]
 
 COORDINATOR = "coordinator"
+
+MAX_IDLE = 1000
+"""How often an asynchronous run lets time pass without an update before it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class Federation:
         backend = _PerThread(config.plan, make_backend)
         if isinstance(config, RoundsConfig):
             self._course: _Rounds | _Fragments = _Rounds(
-                config, model, self._link, memory_dir, memory_dtype, threads
+                config, model, self._link, memory_dir, memory_dtype, threads, len(members)
             )
         else:
             self._course = _Fragments(config, model, self._link, len(members))
@@ -110,6 +113,7 @@ class Federation:
         """
         course = self._course
         with ExitStack() as stack:
+            course.open()
             stack.callback(course.close)
             deliver = _one_by_one
             if self._threads > 1:
@@ -151,10 +155,13 @@ class _PerThread:
         self.plan = plan
         self._make = make
         self._local = threading.local()
+        self._spare: list[Backend] = []
 
     @property
     def data(self) -> DataSpec | None:
-        return self._here().data
+        if not self._spare:
+            self._spare.append(self._make())
+        return self._spare[0].data
 
     def train(
         self,
@@ -168,7 +175,11 @@ class _PerThread:
     def _here(self) -> Backend:
         backend: Backend | None = getattr(self._local, "backend", None)
         if backend is None:
-            backend = self._local.backend = self._make()
+            try:
+                backend = self._spare.pop()
+            except IndexError:
+                backend = self._make()
+            self._local.backend = backend
         return backend
 
 
@@ -183,13 +194,17 @@ class _Rounds:
         memory_dir: Path | None,
         memory_dtype: Dtype,
         threads: int,
+        devices: int,
     ) -> None:
         self.reports: list[RoundReport] = []
         self._config = config
         self._model = model
         self._link = link
         self._threads = threads
-        self._memory = open_memory(config, memory_dir, dtype=memory_dtype, threads=threads)
+        self._open_memory = partial(
+            open_memory, config, memory_dir, dtype=memory_dtype, threads=threads, devices=devices
+        )
+        self._memory: Memory | None = None
         self._norms = model.norms
         self._state: RoundsState = rounds.start(config, self._norms)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
@@ -203,6 +218,9 @@ class _Rounds:
     def wait(self) -> None:
         self._now = max(self._now, self._state.deadline or self._now)
         self.handle(events.Tick())
+
+    def open(self) -> None:
+        self._memory = self._open_memory()
 
     def close(self) -> None:
         if self._memory is not None:
@@ -220,6 +238,7 @@ class _Rounds:
     def _perform(self, effect: rounds.Effect) -> list[rounds.Event]:
         match effect:
             case events.Broadcast(message):
+                self._model.serve()  # once, before devices ask for it from several threads
                 self._link.broadcast(COORDINATOR, message)
             case events.Send(device, message):
                 self._link.send(device, message)
@@ -303,6 +322,7 @@ class _Fragments:
         self._window: list[tuple[Bid, Arrival, int]] = []
         """(bid, arrival, bytes fetched) of the updates since the last report."""
         self._skips: dict[str, Bid] = {}
+        self._idle = 0
         self._now = 0.0
         self._started = time.perf_counter()
 
@@ -311,28 +331,36 @@ class _Fragments:
         return self._state.finished
 
     def wait(self) -> None:
+        self._idle += 1
+        if self._idle > MAX_IDLE:
+            said = "; ".join(f"{name}: {bid.reason}" for name, bid in sorted(self._skips.items()))
+            raise CoordinatorError(f"no device has trained anything for long: {said or 'silence'}")
         self._now = max(self._now, self._state.deadline or self._now)
         self.handle(events.Tick())
+
+    def open(self) -> None:
+        """Nothing needs to be."""
 
     def close(self) -> None:
         """Nothing is open."""
 
     def handle(self, event: fragments.Event) -> None:
-        if isinstance(event, Bid) and event.level is None:
-            self._skips[event.device] = event
         pending = [event]
         while pending:
             before = self._state
             self._state, effects = fragments.handle(
                 self._config, self._state, pending.pop(0), self._now
             )
+            self._skips |= {
+                name: work.bid
+                for name, work in self._state.work.items()
+                if work.stage is Stage.RESTING and work.bid is not None
+            }
             for effect in effects:
                 pending += self._perform(effect, before)
 
     def _perform(self, effect: fragments.Effect, before: FragmentsState) -> list[fragments.Event]:
         match effect:
-            case events.Broadcast(message):
-                self._link.broadcast(COORDINATOR, message)
             case events.Send(device, message):
                 self._link.send(device, message)
             case events.Keep(round, arrival):
@@ -351,6 +379,7 @@ class _Fragments:
                     bid = replace(bid, level=max(kept.values(), default=1.0))
                     fetched = self._model.fetched.pop((device, round), 0)
                     self._window.append((bid, arrival, fetched))
+                self._idle = 0
                 self._model.mix(self._config.rule, arrival, age)
                 if self._state.version % self._report_every == 0 or self._state.finished:
                     self.reports.append(self._report())
@@ -374,7 +403,6 @@ class _Fragments:
             for name, bid in self._skips.items()
             if name not in trained
         ]
-        levels = [bid.level for bid, _, _ in self._window if bid.level is not None]
         self._window, self._skips = [], {}
         return RoundReport(
             round=-(-state.version // self._report_every),
@@ -383,11 +411,13 @@ class _Fragments:
             coverage_mean=terms.coverage_mean,
             trained_coverage_min=terms.trained_coverage_min,
             trained_blocks=terms.trained_blocks,
-            oldest_uncovered=terms.oldest_uncovered,
-            gap_bound=self._config.masks.longest_gap(plan, levels),
+            oldest_uncovered=-(-terms.oldest_uncovered // self._report_every),
+            gap_bound=None,  # nothing limits how long a device takes over its fragment
             oldest_memory=None,
             compression_noise=self._model.noise,
             skip_share=1 - len(trained) / max(1, len(state.devices)),
-            longest_skip=longest_skip(state.fleet, state.version, state.devices),
+            longest_skip=-(
+                -longest_skip(state.fleet, state.version, state.devices) // self._report_every
+            ),
             seconds=took,
         )

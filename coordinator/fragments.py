@@ -11,8 +11,8 @@ Each device works at its own pace. Of one device, while the run goes on:
     TRAINING   Movement that fits          KEEPING   Keep
     TRAINING   Movement that does not      RESTING   Release, Send(Receipt: rejected)
     KEEPING    Kept                        ASKED     Apply, Send(Receipt: counted), Send(RoundOpen)
-                                           –         Apply, Send(Receipt: counted), and for all
-                                                     devices Release and RoundClosed, at the last
+                                           –         Apply, Send(Receipt: counted), and for each
+                                                     device Release, RoundClosed, at the last
     ASKED      its deadline                ASKED     Send(RoundOpen)
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
@@ -32,13 +32,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from coordinator.arrivals import GroupsByAxis, Refused, check_arrival
-from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.arrivals import Expected, GroupsByAxis, Refused, check_arrival
+from coordinator.events import Joined, Keep, Kept, Left, Send, Tick
 from coordinator.fleet import Fleet, new_fleet
 from coordinator.masks import Situation
 from coordinator.rules import FedRaa
 from coordinator.run_config import RunConfig
 from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.layout import Indices
 from edge_sdk.protocol.messages import (
     MAX_REASON_CHARACTERS,
     Assignment,
@@ -103,7 +104,7 @@ class Apply:
 
 
 Event = Joined | Left | Bid | Movement | Replay | Kept | Tick
-Effect = Broadcast | Send | Keep | Reserve | Release | Apply
+Effect = Send | Keep | Reserve | Release | Apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +159,9 @@ def handle(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
         case Movement():
             return _on_movement(config, state, event, now)
         case Replay():
-            late = "this run is asynchronous and takes no replays"
+            unasked = "this run is asynchronous and takes no replays"
             device = event.movement.device
-            return state, [_receipt(device, event.round, Outcome.REJECTED, late)]
+            return state, [_receipt(device, event.round, Outcome.REJECTED, unasked)]
         case Kept(device, round):
             return _on_kept(config, state, device, round, now)
         case Left():
@@ -215,7 +216,7 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         round=work.round,
         offers=[bid],
         last_covered=fleet.last_covered,
-        times_covered=fleet.times_covered,
+        times_covered=fleet.times_covered + _under_way(config, state),
         norms=None,
         stream=stream(config.seed, "masks", work.round),
     )
@@ -224,6 +225,16 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
     state = replace(state, fleet=fleet, work={**state.work, device: training})
     assignment = Assignment(device=device, round=work.round, groups=groups)
     return state, [Reserve(device, work.round, groups), Send(device, assignment)]
+
+
+def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
+    """Per block, how many devices hold it at this moment: as good as updated, for the policy."""
+    busy = (Stage.TRAINING, Stage.KEEPING)
+    return config.plan.coverage(
+        work.groups
+        for work in state.work.values()
+        if work.stage in busy and work.groups is not None
+    )
 
 
 def _rest(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> FragmentsState:
@@ -247,7 +258,7 @@ def _on_movement(
         arrival = check_arrival(
             config.plan,
             movement,
-            work.groups,
+            _expected(work),
             config.encoding,
             config.local_rule.learning_rate,
             state.fleet.usual,
@@ -289,12 +300,10 @@ def _on_kept(
     if version < config.updates:
         state, asked = _ask(config, state, device, now)
         return state, [*effects, *asked]
-    effects += [
-        Release(name, other.round)
-        for name, other in sorted(state.work.items())
-        if other.stage in (Stage.TRAINING, Stage.KEEPING)
-    ]
-    effects.append(Broadcast(RoundClosed(round=state.openings)))
+    for name, other in sorted(state.work.items()):
+        if other.stage in (Stage.TRAINING, Stage.KEEPING):
+            effects.append(Release(name, other.round))
+        effects.append(Send(name, RoundClosed(round=other.round)))
     return replace(state, finished=True, work={}), effects
 
 
@@ -308,6 +317,12 @@ def _on_tick(config: FragmentsConfig, state: FragmentsState, now: float) -> Step
         state, asked = _ask(config, state, device, now)
         effects += asked
     return state, effects
+
+
+def _expected(work: Work) -> Expected | None:
+    if work.groups is None or work.bid is None:
+        return None
+    return Expected(work.groups, work.bid.level or 1.0, work.bid.samples)
 
 
 def _receipt(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:

@@ -102,8 +102,14 @@ class GlobalModel:
         self._reserved.pop((device, round), None)
 
     def commit(self, movement: Float32, arrivals: Sequence[Arrival]) -> None:
-        """Move θ; statistics become the mean over the arrivals that covered them."""
-        self._become(self.theta + movement, mean_statistics(self.plan, self.buffers, arrivals))
+        """Move θ; statistics become the mean over the arrivals that covered them.
+
+        Raises `StateError`, and nothing has changed, if the result is not finite.
+        """
+        theta = self.theta + movement
+        if not np.isfinite(theta).all():
+            raise StateError("the rule moved the model to numbers that are not finite")
+        self._become(theta, mean_statistics(self.plan, self.buffers, arrivals))
 
     def mix(self, rule: FedRaa, arrival: Arrival, age: int) -> None:
         """Mix one arrival into its fragment, and its statistics alike; release the fragment."""

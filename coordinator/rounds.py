@@ -51,7 +51,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.arrivals import Arrival, GroupsByAxis, Refused, check_arrival
+from coordinator.arrivals import Arrival, Expected, GroupsByAxis, Refused, check_arrival
 from coordinator.errors import ConfigError
 from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.fleet import Fleet, new_fleet
@@ -158,9 +158,9 @@ Effect = Broadcast | Send | Keep | Commit
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """A closed round: what was assigned, and what became of the movements that came."""
+    """A closed round: what devices were to do, and what became of the movements that came."""
 
-    assigned: Mapping[str, GroupsByAxis]
+    expected: Mapping[str, Expected]
     outcomes: Mapping[str, Outcome]
 
 
@@ -185,7 +185,10 @@ class RoundsState:
     bids: Mapping[str, Bid] = field(default_factory=dict)
     assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
     keeping: frozenset[str] = frozenset()
-    """Devices whose movement or replay of this round is being stored."""
+    """Devices whose movement of this round is being stored."""
+    keeping_replays: frozenset[str] = frozenset()
+    keeping_late: frozenset[tuple[str, int]] = frozenset()
+    """(device, round) of movements of closed rounds that are being stored."""
     counted: frozenset[str] = frozenset()
     replayed: frozenset[str] = frozenset()
     late: frozenset[tuple[str, int]] = frozenset()
@@ -254,6 +257,8 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
     if bid.round != state.round or bid.device not in state.selected:
         return state, []
     if state.phase is Phase.BIDDING:
+        if bid.device in state.replayed | state.keeping_replays:
+            return state, []  # its word for this round is said
         state = replace(state, bids={**state.bids, bid.device: bid})
         return _assign_if_complete(config, state, now)
     owes = bid.device in state.assigned and bid.device not in state.counted
@@ -275,6 +280,7 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         void=state.void,
         best=state.best,
         selected=state.present,
+        keeping_late=state.keeping_late,
         late=state.late,
         past=state.past,
     )
@@ -288,7 +294,7 @@ def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) ->
 
 
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
-    bids = {name: _usable(config, bid) for name, bid in state.bids.items()}
+    bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
     if len(offers) < config.min_participants:
         return _open(config, replace(state, void=state.void + 1), now)
@@ -336,9 +342,13 @@ def _assignment(state: RoundsState, device: str) -> Send:
     return Send(device, Assignment(device=device, round=state.round, groups=groups))
 
 
-def _usable(config: RoundsConfig, bid: Bid) -> Bid:
+def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
     """The bid, as a skip where the rule has no use for what it offers."""
-    if bid.level is None or bid.level == 1 or not config.rule.whole_models:
+    rule = config.rule
+    if bid.replays and not rule.replay_within:
+        bid = replace(bid, replays=False)
+    whole = rule.whole_models or round <= rule.warmup_rounds
+    if bid.level is None or bid.level == 1 or not whole:
         return bid
     reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
     return replace(bid, level=None, reason=reason)
@@ -360,11 +370,14 @@ def _on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) -
         return state, [_receipt(device, round, Outcome.LATE, old)]
     if device in past.outcomes:
         return state, [_receipt(device, round, past.outcomes[device])]
+    if (device, round) in state.keeping_late:
+        return state, []
     try:
-        arrival = _checked(config, state, movement, past.assigned.get(device))
+        arrival = _checked(config, state, movement, past.expected.get(device))
     except Refused as refusal:
         return state, [_receipt(device, round, Outcome.REJECTED, str(refusal))]
     if _remembers(config, state):
+        state = replace(state, keeping_late=state.keeping_late | {(device, round)})
         return _learned(state, arrival), [Keep(round, arrival)]
     return state, [_receipt(device, round, Outcome.LATE, _is_closed(state, round))]
 
@@ -376,22 +389,26 @@ def _on_current(config: RoundsConfig, state: RoundsState, movement: Movement) ->
     if device in state.keeping:
         return state, []
     try:
-        arrival = _checked(config, state, movement, state.assigned.get(device))
+        arrival = _checked(config, state, movement, _expected(state).get(device))
     except Refused as refusal:
         return _reject(config, state, device, str(refusal))
-    return _keep(state, round, arrival)
+    state = replace(state, keeping=state.keeping | {device})
+    return _learned(state, arrival), [Keep(round, arrival)]
 
 
 def _on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
     movement, device = replay.movement, replay.movement.device
     bid = state.bids.get(device)
+    if replay.round > state.round:
+        future = f"round {replay.round} has not begun; this is round {state.round}"
+        return state, [_receipt(device, replay.round, Outcome.REJECTED, future)]
     open_now = state.phase in (Phase.BIDDING, Phase.TRAINING) and replay.round == state.round
     if not open_now:
         closed = _is_closed(state, replay.round)
         return state, [_receipt(device, replay.round, Outcome.LATE, closed)]
     if device in state.replayed:
         return state, [_receipt(device, replay.round, Outcome.COUNTED)]
-    if device in state.keeping:
+    if device in state.keeping_replays:
         return state, []
     if bid is None or not bid.replays:
         unasked = "no replay was announced for this round"
@@ -399,22 +416,23 @@ def _on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step
     past = state.past.get(movement.round)
     age = state.round - movement.round
     try:
-        if age > config.rule.replay_within:
-            raise Refused(f"it is {age} rounds old; the rule takes {config.rule.replay_within}")
-        assigned = None if past is None else past.assigned.get(device)
-        arrival = _checked(config, state, movement, assigned)
+        if age > _replay_within(config):
+            raise Refused(f"it is {age} rounds old; the rule takes {_replay_within(config)}")
+        expected = None if past is None else past.expected.get(device)
+        arrival = _checked(config, state, movement, expected)
     except Refused as refusal:
         return _reject(config, state, device, str(refusal))
-    return _keep(state, replay.round, arrival)
+    state = replace(state, keeping_replays=state.keeping_replays | {device})
+    return _learned(state, arrival), [Keep(replay.round, arrival)]
 
 
 def _checked(
-    config: RoundsConfig, state: RoundsState, movement: Movement, assigned: GroupsByAxis | None
+    config: RoundsConfig, state: RoundsState, movement: Movement, expected: Expected | None
 ) -> Arrival:
     return check_arrival(
         config.plan,
         movement,
-        assigned,
+        expected,
         config.encoding,
         config.local_rule.learning_rate,
         state.fleet.usual,
@@ -422,9 +440,13 @@ def _checked(
     )
 
 
-def _keep(state: RoundsState, round: int, arrival: Arrival) -> Step:
-    state = replace(state, keeping=state.keeping | {arrival.contribution.device})
-    return _learned(state, arrival), [Keep(round, arrival)]
+def _expected(state: RoundsState) -> dict[str, Expected]:
+    """What each device is to do in the present round."""
+    return {
+        name: Expected(groups, bid.level or 1.0, bid.samples)
+        for name, groups in state.assigned.items()
+        if (bid := state.bids.get(name)) is not None
+    }
 
 
 def _learned(state: RoundsState, arrival: Arrival) -> RoundsState:
@@ -451,6 +473,7 @@ def _withdraw(config: RoundsConfig, state: RoundsState, skip: Bid) -> Step:
         bids={**state.bids, skip.device: skip},
         assigned={name: g for name, g in state.assigned.items() if name != skip.device},
         keeping=state.keeping - {skip.device},
+        keeping_replays=state.keeping_replays - {skip.device},
     )
     return _close_if_complete(config, state)
 
@@ -459,24 +482,26 @@ def _on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) 
     if not 1 <= round <= state.round or device not in state.devices:
         raise StateError(f"a movement of {device!r} was kept that round {round} never had")
     current = round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING)
-    if current and device in state.counted | state.replayed:
+    if current and device in state.keeping:
+        counted, keeping = state.counted | {device}, state.keeping - {device}
+        state = replace(state, counted=counted, keeping=keeping)
+    elif current and device in state.keeping_replays:
+        replayed, keeping = state.replayed | {device}, state.keeping_replays - {device}
+        state = replace(state, replayed=replayed, keeping_replays=keeping)
+    elif current and device in state.counted | state.replayed:
         raise StateError(f"the movement of {device!r} was kept twice")
-    if not current or device not in state.keeping:
+    else:
         return _on_kept_late(config, state, device, round)
-    fresh = device in state.assigned
-    state = replace(
-        state,
-        counted=state.counted | {device} if fresh else state.counted,
-        replayed=state.replayed if fresh else state.replayed | {device},
-        keeping=state.keeping - {device},
-    )
     closing, effects = _close_if_complete(config, state)
     return closing, [_receipt(device, round, Outcome.COUNTED), *effects]
 
 
 def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
     past = state.past.get(round)
-    takes = past is not None and device in past.assigned and _remembers(config, state)
+    state = replace(state, keeping_late=state.keeping_late - {(device, round)})
+    if past is not None and device in past.outcomes:
+        return state, [_receipt(device, round, past.outcomes[device])]
+    takes = past is not None and device in past.expected and _remembers(config, state)
     if past is None or not takes:
         why = "the round closed, or the device withdrew, before the movement was stored"
         return state, [_receipt(device, round, Outcome.LATE, why)]
@@ -523,7 +548,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
     outcomes = dict.fromkeys(commit.fresh, Outcome.COUNTED)
     horizon = state.round - config.max_staleness
     past = {number: entry for number, entry in state.past.items() if number > horizon}
-    past[state.round] = PastRound(state.assigned, outcomes)
+    past[state.round] = PastRound(_expected(state), outcomes)
     state = replace(
         state,
         phase=Phase.CLOSING,
@@ -560,7 +585,12 @@ def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -
 def _opening(config: RoundsConfig, round: int) -> RoundOpen:
     rule = config.rule
     whole = round <= rule.warmup_rounds
-    return config.opening(round, whole=whole, replay_within=rule.replay_within)
+    return config.opening(round, whole=whole, replay_within=_replay_within(config))
+
+
+def _replay_within(config: RoundsConfig) -> int:
+    """How old a replay may be: what the rule takes, and its assignment is still known."""
+    return min(config.rule.replay_within, config.max_staleness)
 
 
 def _is_closed(state: RoundsState, round: int) -> str:

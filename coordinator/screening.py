@@ -1,7 +1,9 @@
 """Which movements are out of the ordinary: per-block RMS against what that level usually sends.
 
 Movements are compared per unit of learning rate, so a schedule does not look like an attack. A
-level is unknown until some movements of it were accepted; until then everything finite passes.
+level is unknown until some movements of it were accepted; until then it is judged by the nearest
+level that is known. Nobody can move what is usual far with one movement: what is learned of a
+block is at most twice what was usual before.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ MIN_SEEN = 5
 """Movements of a level that held a block before its RMS is judged."""
 MEMORY = 0.1
 """How much of what is usual the newest movement makes up."""
+LEARNED = 2.0
+"""How many times the usual RMS one movement counts as, at the most, in what is usual next."""
 FLOOR = 0.01
 """No block is expected to move by less than this share of the RMS over all blocks of a level."""
 
@@ -54,15 +58,11 @@ class Usual:
 
     def objection(self, plan: ModelPlan, scale: Scale, limit: float) -> str | None:
         """Why a movement is out of the ordinary: a block's RMS above `limit` times the usual."""
-        seen = self.levels.get(_key(scale.level))
-        if seen is None:
+        found = self._expected(scale)
+        if found is None:
             return None
-        usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
-        if not known.any():
-            return None
-        expected = np.maximum(usual, FLOOR**2 * float(usual[known].mean()))
-        judged = known & (expected > 0)
-        over = np.zeros(len(usual))
+        expected, judged = found
+        over = np.zeros(len(scale.ids))
         np.divide(scale.square, expected, out=over, where=judged)
         worst = int(np.argmax(over))
         if over[worst] <= limit**2:
@@ -74,6 +74,16 @@ class Usual:
             f"level {scale.level:.0%} usually sends; the limit is {limit:g}"
         )
 
+    def _expected(self, scale: Scale) -> tuple[Float64, NDArray[np.bool_]] | None:
+        """Per block of the movement the usual mean square, and whether it can be judged by it."""
+        for key in sorted(self.levels, key=lambda level: abs(level - scale.level)):
+            seen = self.levels[key]
+            usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
+            if known.any():
+                expected = np.maximum(usual, FLOOR**2 * float(usual[known].mean()))
+                return expected, known & (expected > 0)
+        return None
+
     def learn(self, scale: Scale) -> Usual:
         """What is usual once this movement was accepted."""
         key, ids = _key(scale.level), scale.ids
@@ -83,9 +93,14 @@ class Usual:
             square, times = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
         else:
             square, times = seen.square.copy(), seen.times.copy()
+        found = self._expected(scale)
+        learned = scale.square
+        if found is not None:
+            expected, judged = found
+            learned = np.where(judged, np.minimum(learned, LEARNED**2 * expected), learned)
         times[ids] += 1
         share = np.maximum(1 / times[ids], MEMORY)
-        square[ids] += share * (scale.square - square[ids])
+        square[ids] += share * (learned - square[ids])
         return Usual({**self.levels, key: _Seen(square, times)})
 
 

@@ -1,7 +1,8 @@
 """A device put together: the state machine, and the effects it asks for.
 
-The link and the source of weights are passed in, so the same app runs over the in-memory link and,
-later, over MQTT.
+The link, the source of weights and the stores are passed in, so the same app runs in one process
+with the coordinator and, as a program, over MQTT. It does everything within the call that asks for
+it: fetching and training included.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from edge_sdk.device import (
     Finished,
     Forget,
     Keep,
+    Phase,
     Resend,
     Send,
     SendReplay,
@@ -34,6 +36,7 @@ from edge_sdk.device import (
 )
 from edge_sdk.protocol.block_codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.blocks import Blocks
+from edge_sdk.protocol.encoding import available_encodings
 from edge_sdk.protocol.errors import TensorError, TesseraError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import (
@@ -49,6 +52,7 @@ from edge_sdk.protocol.messages import (
 )
 from edge_sdk.protocol.plan import Groups
 from edge_sdk.residuals import ArrayStore, MemoryStore, Residuals
+from edge_sdk.stores import MemoryMovements, MovementStore
 from edge_sdk.streams import stream
 from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.data import ArrayData
@@ -80,15 +84,19 @@ class DeviceApp:
         send: Callable[[Bid | Movement | Replay], None],
         seed: int,
         store: ArrayStore | None = None,
+        movements: MovementStore | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`store` keeps what top-k leaves out; None: in memory, gone with the process."""
+        """`store` keeps what top-k leaves out, `movements` what has no receipt yet.
+
+        None: in memory, gone with the process. What is in them is taken up again.
+        """
         self.name = name
-        self.kept: dict[int, Movement] = {}
-        """Movements that have no receipt yet, by round."""
-        self._copy: Movement | None = None
-        self._state = DeviceState(name)
+        self._movements = MemoryMovements() if movements is None else movements
+        self._state = DeviceState(
+            name, unreceipted=self._movements.waiting, copy=self._movements.copy
+        )
         self._backend = backend
         self._data = data
         self._policy = policy
@@ -98,10 +106,16 @@ class DeviceApp:
         self._residuals = Residuals(
             backend.plan, MemoryStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
         )
-        self._unfit = _unfit(backend, data)
+        self.unfit = _unfit(backend, data)
+        """Why this device can never train; None: its data is what the task wants."""
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
         self._should_stop = should_stop
         self._clock = clock
+
+    @property
+    def phase(self) -> Phase:
+        """What the device is doing."""
+        return self._state.phase
 
     def connected(self) -> None:
         """The link is up again: send what has no receipt yet."""
@@ -129,24 +143,36 @@ class DeviceApp:
             case Train():
                 return self._attempt(lambda: self._train(effect))
             case Keep(movement):
-                self.kept[movement.round] = movement
-                self._copy = movement if movement.keeps_copy else None
+                self._keep(movement)
             case Forget(round, outcome):
-                self.kept.pop(round, None)
+                self._movements.forget(round, rejected=outcome is Outcome.REJECTED)
                 used = outcome in (Outcome.COUNTED, Outcome.MEMORY)
                 self._residuals.settle(round, used=used)
             case Resend(round):
-                self._send(self.kept[round])
+                if round in self._movements.waiting:
+                    self._send(self._movements.read(round))
             case SendReplay(round, made):
-                if self._copy is not None and self._copy.round == made:
-                    self._send(Replay(round=round, movement=self._copy))
+                self._send(Replay(round=round, movement=self._movements.read(made)))
             case Send(message):
                 self._send(message)
         return None
 
+    def _keep(self, movement: Movement) -> None:
+        try:
+            self._movements.keep(movement)
+        except OSError as error:
+            # It can still be sent, from memory; a full disk is no reason to throw it away.
+            log.error(
+                "%s: the movement of round %d cannot be kept (%s): it is lost if this program "
+                "stops before the receipt",
+                self.name,
+                movement.round,
+                error,
+            )
+
     def _decide(self, opened: RoundOpen) -> Decision:
-        if self._unfit is not None:
-            return Decision(None, self._unfit)
+        if self.unfit is not None:
+            return Decision(None, self.unfit)
         ours = self._backend.plan.hash
         if opened.plan_hash != ours:
             theirs = opened.plan_hash[:12]
@@ -207,10 +233,11 @@ class DeviceApp:
         """The movement as it travels; what top-k leaves out of it is kept for later."""
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
-        if opened.encoding.kind != "top-k":
-            return encode_blocks(plan, groups, movement, opened.encoding, random)
+        encoding = opened.encoding.agreed(available_encodings())
+        if encoding.kind != "top-k":
+            return encode_blocks(plan, groups, movement, encoding, random)
         corrected = self._residuals.corrected(round, movement)
-        payload = encode_blocks(plan, groups, corrected, opened.encoding, random)
+        payload = encode_blocks(plan, groups, corrected, encoding, random)
         self._residuals.keep(round, movement, decode_blocks(plan, payload)[1])
         return payload
 

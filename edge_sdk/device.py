@@ -225,7 +225,9 @@ def handle(state: DeviceState, event: Event) -> Step:
             if event.round not in state.unreceipted or event.device != state.name:
                 return state, []
             left = state.unreceipted - {event.round}
-            return replace(state, unreceipted=left), [Forget(event.round, event.outcome)]
+            rejected = event.outcome is Outcome.REJECTED and state.copy == event.round
+            state = replace(state, unreceipted=left, copy=None if rejected else state.copy)
+            return state, [Forget(event.round, event.outcome)]
         case RoundClosed():
             if state.phase is Phase.BIDDING and event.round == _opened(state).round:
                 return replace(state, phase=Phase.IDLE), []

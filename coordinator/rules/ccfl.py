@@ -103,8 +103,12 @@ class Ccfl3(Ccfl1):
         memory = _memory(closing)
         terms = [*self._replays(closing), *self._remembered(closing, memory)]
         result = self._move(closing, terms)
-        memory.write([part for part in closing.fresh if not part.keeps_copy])
+        memory.write([part for part in closing.fresh if self.takes(part)])
         return result
+
+    def takes(self, part: Contribution) -> bool:
+        """See `Rule`: not what its device can send again itself."""
+        return not part.keeps_copy
 
 
 @dataclass(frozen=True, kw_only=True)

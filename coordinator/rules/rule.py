@@ -85,6 +85,10 @@ class Rule:
         """What memory fades by with every round of age."""
         return 1.0
 
+    def takes(self, part: Contribution) -> bool:
+        """Whether memory is to hold this movement."""
+        return bool(part.blocks.ids.size)
+
     def move(self, closing: Closing) -> Float32:
         """The movement of the whole model, in block order."""
         raise NotImplementedError

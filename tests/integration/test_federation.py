@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,20 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.federation import Federation, Member, RoundReport
 from coordinator.fragments import FragmentsConfig
 from coordinator.masks import make_masks
 from coordinator.model import GlobalModel
-from coordinator.rounds import RoundsConfig
+from coordinator.rounds import RoundsConfig, RoundsState
 from coordinator.rules import RULES, FedRaa, make_rule
 from coordinator.tasks import Task, make_task
 from edge_sdk.decide import Policy
 from edge_sdk.protocol.block_codec import encoded_size
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.streams import stream
+from edge_sdk.train.backend import Job
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.torch import TorchBackend
 
@@ -140,14 +142,25 @@ def test_federation_keeps_statistics_of_uncovered_channels(task: Task) -> None:
 def test_federation_of_one_full_device_is_local_training(task: Task) -> None:
     """RA-Fed over one full device moves θ by exactly that device's movement."""
     run = federation(task, [Policy()], rounds=1)
-    before = run.model.theta.copy()
+    before, (member,) = run.model.theta.copy(), run._members
+    groups = task.plan.all_groups()
+    job = Job(
+        groups=groups,
+        weights=task.weights,
+        buffers=task.buffers,
+        rule=LocalRule(learning_rate=0.1, momentum=0.5),
+        mask_stream=stream(3, member.name, 1, "dropout"),
+    )
+    batches = member.data.batches(3, 8, stream(3, member.name, 1, "batches"))
+    alone = TorchBackend(task, threads=1).train(job, batches)
     (report,) = run.run()
     (device,) = report.devices
     size = encoded_size(task.plan, task.plan.all_groups(), Encoding())
     assert device.bytes_up == device.bytes_down == size
     assert size < 4 * task.plan.parameters + 200
     assert report.coverage_min == 1
-    assert not np.array_equal(before, run.model.theta)
+    moved = task.plan.scatter(alone.movement, groups).values
+    assert np.array_equal(run.model.theta, before + moved)
 
 
 def test_failing_device_becomes_a_skip_and_the_round_goes_on(task: Task) -> None:
@@ -251,30 +264,76 @@ def test_replays_reach_the_rule(task: Task) -> None:
 
 
 def test_reports_hold_the_theorems_terms(task: Task) -> None:
-    run = federation(task, [Policy(level=0.5), Policy(participation=0.5)], 6, rule="ram-fed")
+    """Every quantity, from who trained what as the devices' own lines tell it."""
+    policies = [Policy(level=0.5), Policy(level=0.25, participation=0.7), Policy(participation=0.3)]
+    run = federation(task, policies, 9, rule="ram-fed")
     plan = task.plan
-    theta, last = run.model.theta.copy(), np.zeros(plan.block_count)
-    trained = [0, 0]
-    for report in run.run():
-        squares = np.add.reduceat(theta.astype(np.float64) ** 2, plan.block_offsets[:-1])
-        weak, strong = report.devices
-        assert weak.reduction_noise is not None
-        assert 0 < weak.reduction_noise < 1
-        if strong.level == 1:
-            assert strong.reduction_noise == 0
-            assert (report.coverage_min, report.trained_blocks) == (1, plan.block_count)
-            last[:] = report.round
-            trained[1] = report.round
-        else:
-            assert (report.coverage_min, report.trained_coverage_min) == (0, 1)
-            assert weak.parameters < plan.parameters
-        trained[0] = report.round
+    theta, covered, trained = run.model.theta.copy(), np.zeros(plan.block_count), [0, 0, 0]
+    made = np.zeros((3, plan.block_count))
+    for report, assigned in zip(run.run(), assignments(run), strict=False):
+        norms = np.array([float((part.astype(np.float64) ** 2).sum()) for part in np.split(
+            theta, plan.block_offsets[1:-1])])  # fmt: skip
+        coverage = np.zeros(plan.block_count, dtype=int)
+        for number, line in enumerate(report.devices):
+            assert (line.level is None) == (line.device not in assigned)
+            if line.level is None:
+                assert line.reduction_noise is None
+                continue
+            held = plan.covers(plan.choose(assigned[line.device]))
+            assert line.parameters == plan.block_sizes[held].sum()
+            assert line.reduction_noise == pytest.approx(norms[~held].sum() / norms.sum())
+            coverage += held
+            made[number, held] = report.round
+            trained[number] = report.round
+        covered[coverage > 0] = report.round
+        assert report.coverage_min == coverage.min()
+        assert report.coverage_mean == pytest.approx(coverage.mean())
+        assert report.trained_coverage_min == (coverage[coverage > 0].min() if any(coverage) else 0)
+        assert report.trained_blocks == (coverage > 0).sum()
+        assert report.oldest_uncovered == report.round - covered.min()
+        assert report.oldest_memory == report.round - made[made > 0].min()
+        assert report.skip_share == pytest.approx(1 - len(assigned) / 3)
         assert report.longest_skip == 1 + report.round - min(trained)
-        assert report.skip_share == (0 if strong.level else 0.5)
+        assert report.gap_bound == (0 if any(line.level == 1 for line in report.devices) else None)
         assert report.compression_noise == 0
-        assert report.oldest_uncovered <= report.round - last.min()
-        assert squares.sum() > 0
         theta = run.model.theta.copy()
+    assert max(trained) == 9
+
+
+def assignments(run: Federation) -> Iterator[dict[str, Any]]:
+    """What each device was assigned, round by round, read off the machine."""
+    course = run._course
+    while True:
+        state = course._state
+        assert isinstance(state, RoundsState)
+        past = state.past[max(state.past)]
+        yield {name: past.expected[name].groups for name in past.outcomes}
+
+
+def test_asynchronous_reports_name_everybody_and_count_in_rounds(task: Task) -> None:
+    policies = [Policy(), Policy(level=0.5), Policy(participation=0.5)]
+    reports = list(federation(task, policies, 4, rule="fedasync").run())
+    assert [report.round for report in reports] == [1, 2, 3, 4]
+    last = reports[-1]
+    (weak,) = [line for line in last.devices if line.device == "device-1"]
+    assert weak.level is None
+    assert "whole models" in weak.reason
+    assert last.longest_skip == 5  # device-1 has not trained in any of four rounds
+    assert last.oldest_uncovered == 0
+    assert last.gap_bound is None
+    assert last.skip_share == pytest.approx(1 / 3)
+
+
+def test_asynchronous_run_in_which_nobody_can_train_ends_with_the_reasons(task: Task) -> None:
+    run = federation(task, [Policy(level=0.5), Policy(level=0.5)], 4, rule="fedasync")
+    with pytest.raises(CoordinatorError, match="whole models"):
+        list(run.run())
+
+
+def test_federation_that_never_ran_holds_nothing_open(task: Task, tmp_path: Path) -> None:
+    federation(task, [Policy()], 1, rule="ram-fed", memory_dir=tmp_path / "memory")
+    again = federation(task, [Policy()], 1, rule="ram-fed", memory_dir=tmp_path / "memory")
+    assert len(list(again.run())) == 1
 
 
 def test_downlink_encoding_shows_as_compression_noise(task: Task) -> None:

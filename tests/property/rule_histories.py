@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from coordinator.arrivals import Arrival, check_arrival
+from coordinator.arrivals import Arrival, Expected, check_arrival
 from coordinator.close import close_round, open_memory
 from coordinator.masks import make_masks
 from coordinator.model import GlobalModel
@@ -275,7 +275,8 @@ def arrive(
         keeps_copy=turn.keeps_copy,
     )
     rate = movement.learning_rate
-    return check_arrival(plan, movement, turn.groups, plain, rate, Usual(), None)
+    expected = Expected(turn.groups, movement.level, movement.samples)
+    return check_arrival(plan, movement, expected, plain, rate, Usual(), None)
 
 
 def by_block(plan: ModelPlan, flat: Float32) -> list[Values]:

@@ -80,8 +80,8 @@ class Oracle:
             case "ram-fed" | "fedvarp" | "ccfl-2":
                 self.past += [*heard.fresh, *late]
             case "ccfl-3":
-                self.past += [word for word in heard.fresh if not word.keeps_copy]
-                self.past += late
+                words = [*heard.fresh, *late]
+                self.past += [word for word in words if not word.keeps_copy]
             case "strategy-2":
                 self.past += [_as_model(word, heard.theta) for word in heard.fresh]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.events import Broadcast, Joined, Keep, Kept, Send, Tick
+from coordinator.events import Joined, Keep, Kept, Send, Tick
 from coordinator.fragments import (
     Apply,
     Effect,
@@ -175,6 +175,14 @@ def test_fragments_are_dealt_to_the_least_updated() -> None:
     assert coordinator.state.fleet.times_covered.tolist() == [3, 3, 3, 9]
 
 
+def test_fragments_under_way_count_as_updated_when_the_next_is_dealt() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, min_devices=1))
+    coordinator.tell(Joined("c"))
+    for name in "abc":
+        coordinator.bid(name)
+    assert sorted(groups["a"] for groups in coordinator.groups.values()) == [(0,), (1,), (2,)]
+
+
 def test_skip_rests_and_is_asked_again() -> None:
     coordinator = Coordinator("a", "b")
     assert coordinator.bid("a", None) == []
@@ -228,8 +236,7 @@ def test_run_ends_after_its_updates() -> None:
     unfinished = coordinator.movement("b")
     *_, release, closed = coordinator.update("a")
     assert release == Release("b", 2)
-    assert isinstance(closed, Broadcast)
-    assert isinstance(closed.message, RoundClosed)
+    assert closed == Send("b", RoundClosed(round=2))
     assert coordinator.state.finished
     assert coordinator.state.deadline is None
     assert outcome(coordinator.tell(unfinished)[0])[0] is Outcome.LATE

@@ -257,9 +257,10 @@ def test_movement_kept_after_the_deadline_is_late() -> None:
     [
         ({"plan_hash": "f" * 64}, "plan ffffffffffff"),
         ({"round": 7}, "has not begun"),
-        ({"device": "stranger"}, "no groups were assigned"),
+        ({"device": "stranger"}, "'stranger' has no assignment"),
+        ({"statistics": {"mean": np.full(2, np.inf, dtype=np.float32)}}, "not finite"),
+        ({"statistics": {"mean": np.full(2, -2e9, dtype=np.float32)}}, "beyond"),
         ({"payload": payload(PLAN.all_groups())}, "other groups"),
-        ({"payload": payload(PLAN.all_groups())[:-1]}, "blocks"),
         ({"payload": b"garbage"}, "blocks"),
         ({"payload": payload(PLAN.all_groups(), kind="int8")}, "asks for fp32"),
         ({"statistics": {}}, "missing"),
@@ -435,7 +436,7 @@ def test_late_movement_is_checked_against_the_round_it_names() -> None:
     got, reason = outcome(coordinator.tell(wrong))
     assert (got, "other groups" in reason) == (Outcome.REJECTED, True)
     got, reason = outcome(coordinator.tell(coordinator.movement("b", device="c")))
-    assert (got, "no groups were assigned" in reason) == (Outcome.REJECTED, True)
+    assert (got, "no assignment" in reason) == (Outcome.REJECTED, True)
 
 
 def test_assignments_are_forgotten_after_max_staleness() -> None:
@@ -560,6 +561,94 @@ def test_movement_far_larger_than_usual_is_rejected_and_nothing_else_affected() 
     assert (got, "times the RMS" in reason) == (Outcome.REJECTED, True)
     assert coordinator.state.fleet.usual is before
     assert coordinator.count("b")[-1] == commit(21, ("b",), silent=("a",))
+
+
+def test_device_that_replayed_cannot_bid_again_in_the_same_round() -> None:
+    coordinator = training("a", "b", config=REPLAYING)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(1), replace(bid("b", None, 2), replays=True))
+    coordinator.tell(Replay(round=2, movement=made))
+    assert coordinator.tell(bid("b", 1.0, 2)) == []
+    coordinator.tell(Kept("b", 2))
+    assert coordinator.tell(bid("b", 1.0, 2)) == []
+    coordinator.tell(bid("a", round=2))
+    assert set(coordinator.state.assigned) == {"a"}
+    assert coordinator.count("a")[-1] == commit(2, ("a",), replayed=("b",))
+
+
+def test_replay_under_a_rule_that_takes_none_is_not_waited_for() -> None:
+    coordinator = training("a", "b", config=replace(CONFIG, rounds=9))
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(1), bid("a", round=2))
+    coordinator.tell(replace(bid("b", None, 2), replays=True))
+    assert coordinator.count("a")[-1] == commit(2, ("a",), silent=("b",))
+
+
+def test_replay_for_a_round_to_come_is_rejected() -> None:
+    coordinator, made = replay_round()
+    got, reason = outcome(coordinator.tell(Replay(round=7, movement=made)))
+    assert (got, "has not begun" in reason) == (Outcome.REJECTED, True)
+
+
+def test_second_copy_of_a_late_movement_is_stored_once_and_enters_memory_once() -> None:
+    coordinator = training("a", "b", config=REMEMBERING)
+    late = coordinator.movement("b")
+    coordinator.count("a")
+    coordinator.run_out()
+    next_round(coordinator)
+    assert len(coordinator.tell(late)) == 1
+    assert coordinator.tell(late) == []
+    coordinator.tell(Kept("b", 1))
+    coordinator.count("a", "b")
+    coordinator.tell(Committed(2))
+    assert outcome(coordinator.tell(Kept("b", 1)))[0] is Outcome.MEMORY
+    assert coordinator.state.late == frozenset()
+
+
+def test_level_and_samples_count_as_bid_whatever_the_movement_says() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.tell(replace(bid("a"), samples=7), bid("b"))
+    (keep,) = coordinator.tell(coordinator.movement("a", level=1.0, samples=2**40))
+    assert isinstance(keep, Keep)
+    part = keep.arrival.contribution
+    assert (part.level, part.samples) == (0.5, 7)
+
+
+def test_warm_up_takes_whole_models_only() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, rule=RamFed(warmup_rounds=1)))
+    coordinator.tell(bid("a", 0.5), bid("b", 1.0))
+    assert set(coordinator.state.assigned) == {"b"}
+
+
+def test_replays_are_asked_for_only_as_far_back_as_assignments_are_known() -> None:
+    config = replace(CONFIG, rule=Ccfl1(horizon=9), max_staleness=4)
+    (opened,) = Coordinator("a", config=config).tell(Joined("b"))
+    assert isinstance(opened, Broadcast)
+    assert isinstance(opened.message, RoundOpen)
+    assert opened.message.replay_within == 4
+
+
+def test_payload_of_other_groups_is_refused_before_it_is_unpacked() -> None:
+    coordinator = training("a", "b")
+    whole = payload(PLAN.all_groups(), kind="fp32")
+    header_only = whole[: len(whole) - 4 * PLAN.parameters]
+    got, reason = outcome(coordinator.tell(coordinator.movement("a", payload=header_only)))
+    assert (got, "other groups" in reason) == (Outcome.REJECTED, True)
+
+
+def test_payload_cut_short_is_rejected() -> None:
+    coordinator = training("a", "b")
+    cut = coordinator.movement("a").payload[:-1]
+    got, reason = outcome(coordinator.tell(coordinator.movement("a", payload=cut)))
+    assert (got, "bytes" in reason) == (Outcome.REJECTED, True)
+
+
+@pytest.mark.parametrize("value", [2e9, -2e9])
+def test_movement_beyond_all_measure_is_rejected(value: float) -> None:
+    coordinator = training("a", "b")
+    got, reason = outcome(coordinator.tell(coordinator.movement("a", value)))
+    assert (got, "beyond" in reason) == (Outcome.REJECTED, True)
 
 
 # -- who takes part, and when it is over ----------------------------------------------------------

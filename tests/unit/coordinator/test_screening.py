@@ -56,9 +56,28 @@ def test_one_block_far_above_the_usual_is_named(block: int, sign: int) -> None:
     assert "11.7 times" in said
 
 
-def test_small_movements_and_other_levels_pass() -> None:
+def test_small_movements_pass() -> None:
     assert USUAL.objection(PLAN, scale([0.0, 0.0, 0.0]), limit=2) is None
-    assert USUAL.objection(PLAN, scale([9e9, 9e9, 9e9], level=0.25), limit=2) is None
+
+
+def test_level_never_seen_is_judged_by_the_nearest_that_was() -> None:
+    usual = USUAL
+    for _ in range(MIN_SEEN):
+        usual = usual.learn(scale([0.2, 0.4, 0.6], level=1.0))
+    assert usual.objection(PLAN, scale([0.1, 0.2, 0.3], level=0.4), limit=1.8) is None
+    assert usual.objection(PLAN, scale([0.2, 0.4, 0.6], level=0.4), limit=1.8)
+    assert usual.objection(PLAN, scale([0.2, 0.4, 0.6], level=0.9), limit=1.8) is None
+
+
+def test_one_among_many_cannot_talk_the_usual_up() -> None:
+    usual, size = USUAL, 1.0
+    for _ in range(20):
+        for _ in range(9):
+            usual = usual.learn(scale([0.1, 0.2, 0.3]))
+        while usual.objection(PLAN, scale([0.1 * size, 0.2, 0.3]), limit=100) is None:
+            size *= 1.1
+        usual = usual.learn(scale([0.1 * size / 1.1, 0.2, 0.3]))
+    assert size < 150
 
 
 def test_learning_rate_is_not_held_against_a_movement() -> None:
@@ -80,9 +99,9 @@ def test_block_that_never_moved_is_measured_by_the_others() -> None:
 def test_usual_follows_slow_change_and_is_a_value() -> None:
     usual = USUAL
     for step in range(60):
-        usual = usual.learn(scale([0.1 * 1.05**step] * 3))
-    assert usual.objection(PLAN, scale([0.1 * 1.05**60] * 3), limit=2) is None
-    assert USUAL.objection(PLAN, scale([0.1 * 1.05**60] * 3), limit=2)
+        usual = usual.learn(scale([0.1 * 1.02**step] * 3))
+    assert usual.objection(PLAN, scale([0.1 * 1.02**60] * 3), limit=2) is None
+    assert USUAL.objection(PLAN, scale([0.1 * 1.02**60] * 3), limit=2)
 
 
 def test_overflowing_values_are_out_of_the_ordinary_not_an_error() -> None:

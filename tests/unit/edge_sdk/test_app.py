@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from edge_sdk.app import DeviceApp
 from edge_sdk.decide import Policy
-from edge_sdk.protocol.block_codec import decode_blocks
+from edge_sdk.protocol.block_codec import decode_blocks, decode_header
 from edge_sdk.protocol.blocks import Blocks
 from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.encoding import Encoding
@@ -27,8 +28,10 @@ from edge_sdk.protocol.messages import (
     Replay,
     RoundOpen,
 )
+from edge_sdk.protocol.movement_codec import encode_movement
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Axis, Dim, Tensor
+from edge_sdk.stores import FolderMovements, MemoryMovements, MovementStore
 from edge_sdk.train.backend import Batch, Job, Metrics, Trained
 from edge_sdk.train.data import ArrayData
 
@@ -72,6 +75,7 @@ class Bench:
     source: Source = field(default_factory=Source)
     policy: Policy = field(default_factory=lambda: Policy(level=0.5))
     backend: Doubling = field(default_factory=Doubling)
+    movements: MovementStore = field(default_factory=MemoryMovements)
 
     def __post_init__(self) -> None:
         self.app = DeviceApp(
@@ -82,6 +86,7 @@ class Bench:
             source=self.source,
             send=self.sent.append,
             seed=1,
+            movements=self.movements,
             clock=lambda: 5.0,
         )
 
@@ -155,7 +160,7 @@ def test_movement_is_sent_again_until_its_receipt() -> None:
     bench.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
     bench.app.connected()
     assert len(bench.sent) == 3
-    assert bench.app.kept == {}
+    assert bench.movements.waiting == frozenset()
 
 
 def test_what_top_k_left_out_is_sent_once_the_receipt_is_here() -> None:
@@ -210,3 +215,51 @@ def test_device_whose_data_is_not_the_tasks_skips_and_says_why() -> None:
     assert isinstance(skip, Bid)
     assert skip.level is None
     assert "1×28×28" in skip.reason
+
+
+def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_path: Path) -> None:
+    first = Bench(movements=FolderMovements(tmp_path))
+    first.open(1, replay_within=5)
+    movement = first.assign(1)
+    assert isinstance(movement, Movement)
+    second = Bench(movements=FolderMovements(tmp_path))
+    second.app.connected()
+    assert [encode_movement(each) for each in second.sent if isinstance(each, Movement)] == [
+        encode_movement(movement)
+    ]
+    second.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
+    third = Bench(
+        movements=FolderMovements(tmp_path), policy=Policy(level=0.5, participation=0.0001)
+    )
+    third.app.connected()
+    assert third.sent == []
+    third.open(2, replay_within=5)
+    bid, replay = third.sent
+    assert isinstance(bid, Bid)
+    assert bid.replays
+    assert isinstance(replay, Replay)
+    assert replay.movement.payload == movement.payload
+
+
+def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(MemoryMovements):
+        def keep(self, movement: Movement) -> None:
+            raise OSError("no space left on device")
+
+    bench = Bench(movements=Full())
+    bench.open(1)
+    assert isinstance(bench.assign(1), Movement)
+    assert "no space left" in caplog.text
+    bench.app.connected()
+    bench.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
+    bench.open(2)
+    assert isinstance(bench.assign(2), Movement)
+
+
+def test_device_without_zstandard_sends_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_sdk.app.available_encodings", lambda: ("fp16",))
+    bench = Bench()
+    bench.open(1, encoding=Encoding.parse("fp16+zstd"))
+    movement = bench.assign(1)
+    assert isinstance(movement, Movement)
+    assert decode_header(PLAN, movement.payload).encoding == Encoding.parse("fp16")

@@ -274,6 +274,15 @@ def skip_in(state: DeviceState, opened: RoundOpen) -> list[Effect]:
     return effects
 
 
+def test_copy_of_a_rejected_movement_is_not_replayed() -> None:
+    state = after_training(keeps_copy=True)
+    state, _ = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
+    (bid,) = skip_in(state, opening(2, replay_within=9))
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert not bid.message.replays
+
+
 def test_skip_is_spoken_for_by_the_copy_of_the_last_movement() -> None:
     bid, replay = skip_in(after_training(keeps_copy=True), opening(4, replay_within=3))
     assert isinstance(bid, Send)

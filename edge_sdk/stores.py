@@ -1,0 +1,245 @@
+"""What a device must not lose: movements until their receipt, the copy for replays, its sessions.
+
+    <state_dir>/<task>/<device>/
+        session                     how often the device was started
+        chunks/<hash>               `fetching.ChunkCache`
+        runs/<run>/movements/       12.movement   has no receipt yet
+                                    11.copy       has one; kept for replays
+        runs/<run>/residuals/       `residuals.FolderStore`
+
+A file appears whole or not at all, and is on the disk when the call returns. Files of another run
+are of no use to anybody and go when a new run begins.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from edge_sdk.protocol.errors import ProtocolError
+from edge_sdk.protocol.messages import Movement
+from edge_sdk.protocol.movement_codec import decode_movement, encode_movement
+
+log = logging.getLogger(__name__)
+
+
+class MovementStore(Protocol):
+    """The movements of one device and run."""
+
+    def keep(self, movement: Movement) -> None:
+        """Store a movement until its receipt; it takes the place of the copy for replays."""
+
+    def forget(self, round: int, *, rejected: bool = False) -> None:
+        """The movement of this round has its receipt. Harmless if it is not here.
+
+        One that was rejected is of no use as a copy either.
+        """
+
+    def read(self, round: int) -> Movement:
+        """A movement that is waiting for its receipt, or the copy. Raises `KeyError`."""
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Rounds whose movement has no receipt yet."""
+
+    @property
+    def copy(self) -> int | None:
+        """The round of the copy for replays: of the last movement, if it is to be kept."""
+
+
+class MemoryMovements:
+    """A `MovementStore` that is gone with the process."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Movement] = {}
+        self._copy: Movement | None = None
+
+    def keep(self, movement: Movement) -> None:
+        """See `MovementStore`."""
+        self._waiting[movement.round] = movement
+        self._copy = movement if movement.keeps_copy else None
+
+    def forget(self, round: int, *, rejected: bool = False) -> None:
+        """See `MovementStore`."""
+        self._waiting.pop(round, None)
+        if rejected and self.copy == round:
+            self._copy = None
+
+    def read(self, round: int) -> Movement:
+        """See `MovementStore`."""
+        if self._copy is not None and self._copy.round == round:
+            return self._copy
+        return self._waiting[round]
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """See `MovementStore`."""
+        return frozenset(self._waiting)
+
+    @property
+    def copy(self) -> int | None:
+        """See `MovementStore`."""
+        return None if self._copy is None else self._copy.round
+
+
+class FolderMovements:
+    """A `MovementStore` in a folder, one file per movement. Raises `OSError` where the disk does.
+
+    A file that cannot be read is left out, and said to be so in the log.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._waiting: set[int] = set()
+        self._copy: int | None = None
+        found = [(_round_of(path), path) for path in folder.iterdir()]
+        for round, path in sorted((round, path) for round, path in found if round is not None):
+            movement = _read_or_set_aside(path, round)
+            if movement is None:
+                continue
+            if path.suffix == WAITING:
+                self._waiting.add(round)
+            self._copy = round if movement.keeps_copy else None
+
+    def keep(self, movement: Movement) -> None:
+        """See `MovementStore`."""
+        round = movement.round
+        write_whole(self._path(round, WAITING), encode_movement(movement))
+        self._waiting.add(round)
+        self._copy = round if movement.keeps_copy else None
+        for path in self._folder.glob(f"*{COPY}"):
+            path.unlink(missing_ok=True)
+
+    def forget(self, round: int, *, rejected: bool = False) -> None:
+        """See `MovementStore`."""
+        if round not in self._waiting:
+            return
+        if rejected and round == self._copy:
+            self._copy = None
+        path = self._path(round, WAITING)
+        if round == self._copy:
+            path.replace(self._path(round, COPY))
+        else:
+            path.unlink(missing_ok=True)
+        _sync_folder(self._folder)
+        self._waiting.discard(round)
+
+    def read(self, round: int) -> Movement:
+        """See `MovementStore`."""
+        return decode_movement(self.read_bytes(round))
+
+    def read_bytes(self, round: int) -> memoryview:
+        """A movement as it is uploaded, mapped from its file: it takes no memory until it is sent.
+
+        It stays readable when the movement is forgotten. Raises `KeyError`.
+        """
+        if round not in self._waiting and round != self._copy:
+            raise KeyError(round)
+        path = self._path(round, WAITING if round in self._waiting else COPY)
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """See `MovementStore`."""
+        return frozenset(self._waiting)
+
+    @property
+    def copy(self) -> int | None:
+        """See `MovementStore`."""
+        return self._copy
+
+    def _path(self, round: int, suffix: str) -> Path:
+        return self._folder / f"{round}{suffix}"
+
+
+WAITING = ".movement"
+COPY = ".copy"
+
+
+class DeviceFolder:
+    """The folder of one device and task."""
+
+    def __init__(self, state_dir: Path, task: str, device: str) -> None:
+        """`task` and `device` are names that fit into a topic, and so into a path."""
+        self.path = state_dir / task / device
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def chunks(self) -> Path:
+        """Where chunks are cached."""
+        return self.path / "chunks"
+
+    def next_session(self) -> int:
+        """Count a start; the first is 1. A count that cannot be read begins anew, far above."""
+        path = self.path / "session"
+        try:
+            session = int(path.read_text()) + 1
+        except FileNotFoundError:
+            session = 1
+        except ValueError:
+            # Presence with a lower session than the last would be taken for stale.
+            session = 1 + int(path.stat().st_mtime)
+            log.warning("%s is damaged; sessions go on at %d", path, session)
+        write_whole(path, str(session).encode())
+        return session
+
+    def start_run(self, run: str) -> Path:
+        """The folder of this run; those of other runs are removed."""
+        runs = self.path / "runs"
+        runs.mkdir(exist_ok=True)
+        for other in runs.iterdir():
+            if other.name != run:
+                log.info("run %s is over; what was kept of it is removed", other.name)
+                shutil.rmtree(other, ignore_errors=True)
+        (runs / run).mkdir(exist_ok=True)
+        return runs / run
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in the place of what was there; after a crash it is the old or the new one."""
+    draft = path.with_name(path.name + ".new")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make new names of files last; Windows needs, and allows, no such thing."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _round_of(path: Path) -> int | None:
+    known = path.suffix in (WAITING, COPY) and path.stem.isdecimal()
+    return int(path.stem) if known else None
+
+
+def _read_or_set_aside(path: Path, round: int) -> Movement | None:
+    try:
+        movement = decode_movement(path.read_bytes())
+        if movement.round == round:
+            return movement
+        problem = f"it holds a movement of round {movement.round}"
+    except ProtocolError as error:
+        problem = str(error)
+    log.warning("%s is left aside: %s", path, problem)
+    path.replace(path.with_name(path.name + ".damaged"))
+    return None
