@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from coordinator.errors import ConfigError
 from edge_sdk import TesseraError, __version__
 
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
@@ -163,7 +166,178 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it")
     export.add_argument("--force", action="store_true", help="replace the file if it is there")
     export.set_defaults(run=_export)
+    _add_serve(commands)
+    _add_run_commands(commands)
     return parser
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="run the coordinator of a task over an MQTT broker",
+        description=(
+            "Runs the coordinator that a configuration describes, to the end of the run or until "
+            "SIGTERM or Ctrl-C. What it needs to go on is in the run's folder: started again, it "
+            "goes on with the next round."
+        ),
+        epilog=(
+            "exit codes: 0 the run is complete; 1 the run failed, start it again to go on; "
+            "2 the configuration, the task or the broker cannot be used; "
+            "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
+        ),
+    )
+    serve.add_argument("--config", type=Path, metavar="FILE", required=True, help="the TOML file")
+    serve.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how logs are written to stderr (default %(default)s)",
+    )
+    serve.set_defaults(run=_serve)
+    init = commands.add_parser(
+        "init",
+        help="write a commented configuration to start from",
+        description=(
+            "Writes a configuration for serve. As it stands it trains the task of "
+            "examples/coordinator/task.py over a broker of its own."
+        ),
+    )
+    init.add_argument(
+        "file", type=Path, nargs="?", default=Path("run.toml"), help="default: %(default)s"
+    )
+    init.add_argument(
+        "--source", default="task.py", metavar="TASK", help="the task's file (default %(default)s)"
+    )
+    init.set_defaults(run=_init)
+    broker = commands.add_parser(
+        "broker",
+        help="run a broker on this machine, for trials",
+        description=(
+            "Runs Mosquitto if it is installed, else amqtt, on loopback, until Ctrl-C or SIGTERM, "
+            "and prints the [broker] table with which programs on this machine reach it."
+        ),
+    )
+    broker.add_argument("--port", type=int, help="default: a free one")
+    broker.add_argument(
+        "--folder", type=Path, help="for its configuration and log (default: a temporary one)"
+    )
+    broker.set_defaults(run=_broker)
+
+
+def _add_run_commands(commands: Any) -> None:
+    history = commands.add_parser(
+        "history",
+        help="what the rounds of a run brought",
+        description="Prints a line for every round that closed, also while the run goes on.",
+    )
+    history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    history.add_argument("--json", action="store_true", help="all that is known, a line a round")
+    history.set_defaults(run=_history)
+    rollback = commands.add_parser(
+        "rollback",
+        help="go back to the model after an earlier round",
+        description=(
+            "Makes an earlier checkpoint the newest: the run goes on from there when it is served "
+            "again. Later checkpoints and the rule's memory are deleted; round numbers still go "
+            "forward. The run must not be served at the time."
+        ),
+    )
+    rollback.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    rollback.add_argument("--to-round", type=int, required=True, metavar="N")
+    rollback.set_defaults(run=_rollback)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from coordinator.config import read_config
+    from coordinator.runs import RunError
+    from coordinator.serving import serve
+    from edge_sdk.logs import configure_logging
+
+    configure_logging(arguments.log_format, "info")
+    config = read_config(arguments.config)
+    stop, codes = _stop_on_signals()
+    try:
+        complete = serve(config, stop, lambda line: print(line, flush=True))
+    except RunError as error:
+        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
+        print(f"tessera-coordinator: {error}{cause}", file=sys.stderr)
+        return 1
+    print("the run is complete" if complete else "stopped; serve goes on from here", flush=True)
+    return 0 if complete else codes[0]
+
+
+def _stop_on_signals() -> tuple[threading.Event, list[int]]:
+    """An event that the first signal sets, and the exit code for it; a second one ends us."""
+    stop, codes = threading.Event(), [EXIT_INTERRUPTED]
+
+    def ask(number: int, _frame: object) -> None:
+        codes[0] = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_INTERRUPTED
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)
+    return stop, codes
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from coordinator.config import EXAMPLE
+
+    path: Path = arguments.file
+    if path.exists():
+        raise ConfigError(f"{path} is there already; name another file")
+    path.write_text(EXAMPLE.format(name=path.name, source=arguments.source))
+    print(f"{path}: edit it, then tessera-coordinator serve --config {path}")
+    return 0
+
+
+def _broker(arguments: argparse.Namespace) -> int:
+    from tempfile import TemporaryDirectory
+
+    from coordinator.broker import embedded_broker
+    from coordinator.serving import broker_table
+
+    stop, codes = _stop_on_signals()
+    with TemporaryDirectory(prefix="tessera-broker-") as temporary:
+        folder = arguments.folder or Path(temporary)
+        with embedded_broker(folder, port=arguments.port) as settings:
+            print(broker_table(settings), end="", flush=True)
+            stop.wait()
+    return codes[0]
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from coordinator.runs import read_history
+
+    for entry in read_history(arguments.folder):
+        if arguments.json:
+            print(json.dumps(entry))
+        elif back := entry.get("rolled_back"):
+            print(f"went back from round {back['from']} to round {back['to']}")
+        else:
+            print(_history_line(entry))
+    return 0
+
+
+def _history_line(entry: dict[str, Any]) -> str:
+    devices = entry["devices"]
+    trained = sum(device["level"] is not None for device in devices)
+    accuracy = "      –" if entry["accuracy"] is None else f"{entry['accuracy']:7.2%}"
+    up, down = (sum(device[name] for device in devices) for name in ("bytes_up", "bytes_down"))
+    return (
+        f"round {entry['round']:5}  {trained:4} of {len(devices):4} trained  accuracy {accuracy}  "
+        f"{entry['seconds']:8.1f} s  {up / 1e6:9.2f} MB up  {down / 1e6:9.2f} MB down"
+    )
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    from coordinator.runs import Run
+
+    with Run(arguments.folder) as run:
+        run.rollback(arguments.to_round)
+        print(f"{arguments.folder}: the run goes on from round {arguments.to_round}")
+    return 0
 
 
 def _export(arguments: argparse.Namespace) -> int:

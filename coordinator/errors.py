@@ -5,7 +5,9 @@ TesseraError
     ├── TraceError       a model could not be turned into a plan; names the module and why
     ├── ConfigError      a run was asked for that cannot be had; names the setting
     ├── GraphCompileError  a task could not be compiled (`coordinator.graphs.errors`)
-    └── MemoryStoreError   a memory cannot be used (`coordinator.memory.errors`): busy, damaged
+    ├── MemoryStoreError   a memory cannot be used (`coordinator.memory.errors`): busy, damaged
+    ├── RunError           a run folder cannot be used (`coordinator.runs`)
+    └── BrokerError        the embedded broker does not start (`coordinator.broker`)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to those who are picked
                                              CLOSING   Commit, if nothing is awaited
                                              BIDDING   Broadcast(RoundOpen) of the next round, if
-                                                       too few offered: this one is void
+                                                       at the deadline too few offered: it is void
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -288,9 +288,11 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
-    """Nobody there means nobody to wait for, but nothing to do either: that is for the deadline."""
+    """With nobody there, or too few offers, there is nothing to do before the deadline."""
     complete = bool(state.selected) and state.selected <= state.bids.keys()
-    return _assign(config, state, now) if complete else (state, [])
+    usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
+    enough = sum(level is not None for level in usable) >= config.min_participants
+    return _assign(config, state, now) if complete and enough else (state, [])
 
 
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:

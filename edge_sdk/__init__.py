@@ -6,22 +6,41 @@ are msgpack and OpenSSL (4 MB, through hashlib) until the first plan is decoded.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.plan import ModelPlan
 
 if TYPE_CHECKING:
+    from edge_sdk.config import DeviceConfig, load_config
     from edge_sdk.protocol.plan_codec import decode_plan
+    from edge_sdk.service import Device, run_device
 
-__all__ = ["ModelPlan", "TesseraError", "__version__", "decode_plan"]
+__all__ = [
+    "Device",
+    "DeviceConfig",
+    "ModelPlan",
+    "TesseraError",
+    "__version__",
+    "decode_plan",
+    "load_config",
+    "run_device",
+]
 
 __version__ = "0.1.0"
 
+_LATER = {
+    "Device": "edge_sdk.service",
+    "DeviceConfig": "edge_sdk.config",
+    "decode_plan": "edge_sdk.protocol.plan_codec",
+    "load_config": "edge_sdk.config",
+    "run_device": "edge_sdk.service",
+}
+"""Where to find what is loaded when it is first asked for."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "decode_plan":
-        from edge_sdk.protocol.plan_codec import decode_plan
-
-        return decode_plan
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

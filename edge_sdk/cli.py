@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from edge_sdk import TesseraError, __version__
 from edge_sdk.protocol.errors import TensorError
 
+if TYPE_CHECKING:
+    from edge_sdk.service import DeviceService
+
+log = logging.getLogger("edge_sdk.cli")
+
 BACKENDS = {"onnx": "onnxruntime", "torch": "torch"}
+EXIT_CONFIG = 2
+EXIT_DATA = 3
+EXIT_BROKER = 4
+EXIT_TASK = 5
 EXIT_INTERRUPTED = 130
 OUTPUT_FORMATS = (".npy", ".json")
 
@@ -29,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except TesseraError as error:
         print(f"tessera-device: {error}", file=sys.stderr)
-        return 2
+        return EXIT_CONFIG
     except ModuleNotFoundError as error:
         print(
             f"tessera-device: {error.name} is not installed; "
             "this command needs: pip install 'tessera-fl[onnx]'",
             file=sys.stderr,
         )
-        return 2
+        return EXIT_CONFIG
     except OSError as error:
         print(f"tessera-device: {error}", file=sys.stderr)
         return 1
@@ -50,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_run(commands)
+    _add_init(commands)
     info = commands.add_parser(
         "info",
         help="what this installation and this machine have to train with",
@@ -94,6 +109,130 @@ def _parser() -> argparse.ArgumentParser:
     )
     infer.set_defaults(run=_infer)
     return parser
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="take part in the training of a task",
+        description=(
+            "Connects to the broker, waits for the task's coordinator and takes part in its rounds "
+            "until the run is finished. Flags come before variables (TESSERA_NAME, "
+            "TESSERA_BROKER_HOST …), those before the file."
+        ),
+        epilog=(
+            "exit codes:\n"
+            "  0    the run is finished, or SIGTERM asked to stop\n"
+            "  1    a file or the disk failed\n"
+            "  2    the configuration is wrong, or onnxruntime is not installed\n"
+            "  3    the data cannot be loaded or does not fit the task\n"
+            "  4    the broker cannot be reached within connect_s, or does not let us take part\n"
+            "  5    the task cannot be trained on this device\n"
+            "  130  interrupted (Ctrl-C)\n"
+            "\n"
+            "example: tessera-device run --config device.toml --log-format json"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
+    run.add_argument("--task", metavar="NAME", help="what is trained")
+    run.add_argument("--name", metavar="NAME", help="who this device is")
+    run.add_argument("--data", metavar="WHERE", help="a folder of .npz files, or file.py:function")
+    run.add_argument("--state-dir", metavar="FOLDER", help="what must outlive a restart")
+    run.add_argument("--level", metavar="SHARE", help="how much of the model at most: 0 to 1")
+    run.add_argument("--log-format", choices=("text", "json"), help="json: one object per line")
+    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    run.set_defaults(run=_run)
+
+
+def _add_init(commands: Any) -> None:
+    init = commands.add_parser(
+        "init",
+        help="write a commented configuration to start from",
+        description="Writes a commented configuration. A file that is there is left alone.",
+    )
+    init.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path("device.toml"),
+        metavar="FILE",
+        help="default %(default)s",
+    )
+    init.set_defaults(run=_init)
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from edge_sdk.config import write_default
+
+    write_default(arguments.file)
+    print(f"{arguments.file} is written: set task, data and broker, then")
+    print(f"tessera-device run --config {arguments.file}")
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from edge_sdk.config import load_config
+    from edge_sdk.datafolder import DataError
+    from edge_sdk.logs import configure_logging
+    from edge_sdk.service import BrokerError, DeviceService
+    from edge_sdk.transport.settings import LinkError
+
+    flags = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
+    config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in flags})
+    if find_spec("onnxruntime") is None:
+        raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
+    configure_logging(config.log_format, config.log_level)
+    try:
+        service = DeviceService(config)
+        before = signal.signal(signal.SIGTERM, lambda *_: service.stop())
+        try:
+            _report(service)
+            service.run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    except KeyboardInterrupt:
+        log.info("interrupted")
+        return EXIT_INTERRUPTED
+    except DataError as error:
+        log.error("%s", error)
+        return EXIT_DATA
+    except BrokerError as error:
+        log.error("%s", error)
+        return EXIT_BROKER
+    except LinkError as error:
+        log.error("[broker] %s", error)
+        return EXIT_CONFIG
+    except TesseraError as error:
+        log.error("the task cannot be trained here: %s", error)
+        return EXIT_TASK
+    return 0
+
+
+def _report(service: DeviceService) -> None:
+    """Say what is about to happen: to people as a table, to machines as one line of the log."""
+    config, data = service.config, service.data
+    facts: dict[str, str | int | float | list[str] | None] = {
+        "name": config.name,
+        "task": config.task,
+        "broker": config.broker.address + (" (TLS)" if config.broker.tls else ""),
+        "data": f"{len(data)} samples, " + ", ".join(_array_words(each) for each in data.inputs),
+        "level": config.policy.level,
+        "participation": config.policy.participation,
+        "backend": f"onnxruntime {_version('onnxruntime')}",
+        "providers": list(config.providers),
+        "threads": config.threads,
+        "state": str(config.state_dir),
+    }
+    if config.log_format == "json":
+        log.info("starting", extra={"facts": facts})
+    else:
+        _print_facts(facts, width=16)
+        sys.stdout.flush()
+
+
+def _array_words(array: Any) -> str:
+    return f"{array.dtype.name} {'×'.join(map(str, array.shape[1:])) or 'numbers'}"
 
 
 def _infer(arguments: argparse.Namespace) -> int:

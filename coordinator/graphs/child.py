@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compile(options: argparse.Namespace) -> None:
     check_folder_free(options.out_dir)
-    function = _load(options.task)
+    function = load_function(options.task)
     from coordinator.graphs.cache import compiled_graphs
     from coordinator.graphs.compile import compile_graphs
     from coordinator.tasks import Task
@@ -117,7 +117,8 @@ def _parse(reference: str) -> tuple[str, str]:
     return place, function
 
 
-def _load(reference: str) -> Callable[[], object]:
+def load_function(reference: str) -> Callable[[], object]:
+    """The function that a reference names. Raises `GraphCompileError` if it is not there."""
     place, name = _parse(reference)
     module = _run_file(Path(place)) if place.endswith(".py") else _import(place)
     function = getattr(module, name, None)

@@ -13,6 +13,9 @@
     ├── TrainingError            local training could not produce a movement (`edge_sdk.train`)
     │   ├── NonFiniteError       a loss or a movement is not finite
     │   └── TrainingStopped      `should_stop()` said so
+    ├── LinkError                a broker cannot be reached as configured (`edge_sdk.transport`)
+    ├── ConfigError, DataError,  a device's settings, data or fetching (`edge_sdk.config`,
+    │   FetchError, BrokerError  `datafolder`, `fetching`, `service`)
     └── CoordinatorError         the coordinator's own (`coordinator.errors`)
 
 A caller that checks input catches one of the `ProtocolError` children; whatever raises one has not

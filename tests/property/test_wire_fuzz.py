@@ -17,7 +17,15 @@ from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.messages import Assignment, Bid, Movement, Outcome, Receipt, RoundOpen
+from edge_sdk.protocol.messages import (
+    MAX_SAMPLES,
+    Assignment,
+    Bid,
+    Movement,
+    Outcome,
+    Receipt,
+    RoundOpen,
+)
 from edge_sdk.protocol.movement_codec import decode_movement, encode_movement
 from edge_sdk.protocol.transfer import Credit, Evaluation, Offer, Presence, TaskNotice, Want
 from edge_sdk.protocol.wire import ControlMessage, decode_message, encode_message
@@ -122,7 +130,7 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         round=counts,
         level=levels,
         reason=reasons,
-        samples=counts,
+        samples=st.integers(0, MAX_SAMPLES),
         compute=st.one_of(st.none(), positive),
         run=runs,
     ),
@@ -171,7 +179,7 @@ def test_movement_that_is_read_is_the_one_that_was_written(data: st.DataObject, 
         statistics=statistics,
         learning_rate=data.draw(positive),
         level=data.draw(levels),
-        samples=data.draw(counts),
+        samples=data.draw(st.integers(0, MAX_SAMPLES)),
         loss=data.draw(finite),
         train_s=data.draw(positive),
         keeps_copy=data.draw(st.booleans()),

@@ -27,7 +27,7 @@ def requirements(extra: str | None) -> set[str]:
 
 
 def test_base_install_is_what_a_device_needs() -> None:
-    assert requirements(None) == {"numpy", "msgpack", "psutil", "paho-mqtt"}
+    assert requirements(None) == {"numpy", "msgpack", "psutil", "paho-mqtt", "tomli"}
 
 
 @pytest.mark.parametrize(

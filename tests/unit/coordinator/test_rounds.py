@@ -730,7 +730,8 @@ def test_quorum_closes_the_round_early() -> None:
 
 def test_round_with_too_few_offers_is_void_and_does_not_count() -> None:
     coordinator = Coordinator("a", "b", config=replace(CONFIG, min_participants=2, rounds=1))
-    (opened,) = coordinator.tell(bid("a"), bid("b", None))
+    assert coordinator.tell(bid("a"), bid("b", None)) == []
+    (opened,) = coordinator.run_out()
     assert isinstance(opened, Broadcast)
     assert isinstance(opened.message, RoundOpen)
     assert opened.message.round == 2

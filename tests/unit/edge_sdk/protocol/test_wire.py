@@ -382,7 +382,7 @@ def test_message_that_would_be_refused_is_not_sent() -> None:
     for wrong in (
         replace(_bid(), device="a/b"),
         replace(_bid(), run="x"),
-        replace(_bid(), samples=2**53 + 1),
+        replace(_bid(), round=2**53 + 1),
     ):
         with pytest.raises(MessageError, match="is wrong"):
             encode_message(wrong)

@@ -1,0 +1,153 @@
+"""What the courses of both kinds of run work with (`rounds_course.py`, `fragments_course.py`).
+
+A course is a state machine and what performs its effects on the model and the disk. What is to be
+said to devices it returns, in order; saying it is the service's part.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from coordinator import events
+from coordinator.arrivals import Arrival
+from coordinator.memory import Dtype
+from coordinator.model import PLAIN, GlobalModel
+from coordinator.publishing import Published, Publisher
+from coordinator.receiving import Receiving
+from coordinator.report import RoundReport
+from coordinator.runs import Checkpoint, Run
+from edge_sdk.protocol.block_codec import encode_blocks
+from edge_sdk.protocol.chunks import Chunks
+from edge_sdk.protocol.encoding import Encoding
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages import Outcome, Receipt
+from edge_sdk.protocol.model_index import unpack_model
+from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.protocol.transfer import Evaluation, Offer
+from edge_sdk.streams import stream
+from edge_sdk.transport.uploads import Upload
+
+log = logging.getLogger(__name__)
+
+Said = events.Broadcast | events.Send
+Evaluate = Callable[[GlobalModel], float | None]
+"""How good a model is, as a share; None: it cannot be said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How a run is kept on disk. Of checkpoints, the last few and every so-manyth are."""
+
+    keep_last: int = 5
+    keep_every: int = 50
+    memory_dtype: Dtype = "fp32"
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a course works with."""
+
+    run: Run
+    model: ServedModel
+    publisher: Publisher
+    receiving: Receiving
+    chunks: Chunks
+    keeping: Keeping
+    evaluate: Evaluate | None
+    upload: Upload | None = None
+    """What a movement came in, while the machine looks at it."""
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    """What devices said of the model that they have now."""
+
+    def keep(self, round: int, arrival: Arrival) -> None:
+        """Make what is being looked at durable."""
+        if self.upload is None:
+            raise StateError(f"a movement of {arrival.contribution.device!r} came in no upload")
+        self.receiving.keep(self.upload, arrival.contribution.device, round)
+
+    def publish(self, versions: Iterable[int]) -> Published:
+        """Publish the present model, and clear all but these versions and the last two."""
+        model = self.model
+        made = self.publisher.publish_model(model.plan, model.version, model.serve(), model.buffers)
+        self.publisher.keep_models({model.version, model.version - 1, *versions})
+        return made
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint."""
+        keeping = self.keeping
+        self.run.save(checkpoint, keep_last=keeping.keep_last, keep_every=keeping.keep_every)
+
+    def record(self, report: RoundReport, accuracy: float | None) -> None:
+        """Write a report to the history, and log it."""
+        heard = _summary(self.evaluations.values())
+        self.evaluations.clear()
+        line = {
+            **asdict(report),
+            "accuracy": accuracy,
+            "evaluations": heard,
+            "digest": self.model.digest,
+            "time": round(time.time(), 3),
+        }
+        self.run.record(line)
+        trained = sum(device.level is not None for device in report.devices)
+        said = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+        log.info(
+            "round %d closed: %d trained of %d, %.1f s%s",
+            report.round,
+            trained,
+            len(report.devices),
+            report.seconds,
+            said,
+            extra={"facts": {"event": "round_closed", **line, "devices": len(report.devices)}},
+        )
+
+
+class ServedModel(GlobalModel):
+    """A model of which devices may hold versions that are not the present one."""
+
+    def reserve_from(
+        self, device: str, round: int, groups: Groups, published: Published, chunks: Chunks
+    ) -> None:
+        """As `reserve`, of a version that was published before."""
+        blocks, buffers = unpack_model(self.plan, published.index, groups, chunks)
+        # Values that were decoded are reserved as they are: fp32 draws nothing at random.
+        message = encode_blocks(self.plan, groups, blocks, PLAIN, stream(0, "reserved"))
+        self._reserved[device, round] = (message, buffers)
+
+
+def make_model(
+    plan: ModelPlan, checkpoint: Checkpoint, encoding: Encoding, seed: int
+) -> ServedModel:
+    """The model of a checkpoint."""
+    weights, buffers = plan.unflatten(checkpoint.theta), checkpoint.buffers
+    model = ServedModel(plan, weights, buffers, encoding=encoding, seed=seed)
+    model.version = checkpoint.version
+    return model
+
+
+def receipt_for(offer: Offer, outcome: Outcome, reason: str = "") -> Receipt:
+    """What a device is told of what it offers."""
+    round = offer.round if offer.answers is None else offer.answers
+    return Receipt(device=offer.device, round=round, outcome=outcome, reason=reason)
+
+
+def _summary(evaluations: Iterable[Evaluation]) -> dict[str, Any] | None:
+    """What devices found, each weighted by its samples; None if none said anything."""
+    found = list(evaluations)
+    if not found:
+        return None
+    samples = sum(each.samples for each in found)
+    judged = [each for each in found if each.accuracy is not None]
+    judged_samples = sum(each.samples for each in judged)
+    right = sum(each.samples * (each.accuracy or 0.0) for each in judged)
+    return {
+        "devices": len(found),
+        "samples": samples,
+        "loss": sum(each.samples * each.loss for each in found) / samples,
+        "accuracy": right / judged_samples if judged else None,
+    }

@@ -1,0 +1,212 @@
+"""The course of a run in rounds: `rounds.py` and what performs its effects."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from coordinator import events, rounds
+from coordinator.arrivals import Arrival
+from coordinator.close import close_round, open_memory
+from coordinator.courses import Parts, Said, receipt_for
+from coordinator.publishing import stamp
+from coordinator.round_report import report_round
+from coordinator.rounds import Phase, RoundsConfig, RoundsState
+from coordinator.runs import MEMORY, Checkpoint, RunError
+from edge_sdk.protocol.messages import Assignment, Outcome, Receipt, RoundOpen
+from edge_sdk.protocol.transfer import Offer
+
+
+class RoundsCourse:
+    """A run in rounds. A commit is over when its model is published: then `proceed`."""
+
+    def __init__(self, config: RoundsConfig, parts: Parts, checkpoint: Checkpoint) -> None:
+        self._config = config
+        self._parts = parts
+        keeping, opened = parts.keeping, parts.run.opened
+        self._norms = parts.model.norms
+        self._committed = checkpoint.committed
+        self._state = replace(
+            rounds.start(config, self._norms),
+            fleet=replace(checkpoint.fleet, norms=self._norms),
+            round=opened,
+            void=opened - checkpoint.committed,
+            best=checkpoint.best,
+            devices=checkpoint.devices,
+            past=checkpoint.past,
+        )
+        if _is_complete(config, checkpoint):
+            self._state = replace(self._state, phase=Phase.FINISHED)
+        self._memory = open_memory(
+            config, parts.run.folder / MEMORY, dtype=keeping.memory_dtype, threads=keeping.threads
+        )
+        self._arrivals: dict[tuple[str, int], Arrival] = {}
+        self._due: rounds.Committed | None = None
+        self._published = parts.publish(())
+        self._started = time.perf_counter()
+
+    @property
+    def state(self) -> RoundsState:
+        """The machine's state."""
+        return self._state
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._state.phase is Phase.FINISHED
+
+    @property
+    def deadline(self) -> float | None:
+        """When to send `Tick` at the latest."""
+        return self._state.deadline
+
+    def handle(self, event: rounds.Event, now: float) -> list[Said]:
+        """What is to be said after an event."""
+        said: list[Said] = []
+        pending = [event]
+        while pending:
+            self._state, effects = rounds.handle(self._config, self._state, pending.pop(0), now)
+            for effect in effects:
+                pending += self._perform(effect, said)
+        return said
+
+    def proceed(self, now: float) -> list[Said]:
+        """Go on after a commit, once its model is published."""
+        committed, self._due = self._due, None
+        return [] if committed is None else self.handle(committed, now)
+
+    def settled(self, offer: Offer) -> Receipt | None:
+        """The receipt for something that need not be sent: its outcome is known."""
+        state, device, round = self._state, offer.device, offer.round
+        if offer.answers is not None:
+            if offer.answers >= state.round:
+                return None
+            return receipt_for(offer, Outcome.LATE, f"round {offer.answers} is closed")
+        past = state.past.get(round)
+        if past is not None and device in past.outcomes:
+            return receipt_for(offer, past.outcomes[device])
+        if round == state.round and device in state.counted:
+            return receipt_for(offer, Outcome.COUNTED)
+        if past is None and round < state.round:
+            return receipt_for(
+                offer, Outcome.LATE, f"round {round} is long gone, or was interrupted"
+            )
+        return None
+
+    def say_again(self, device: str | None = None) -> list[Said]:
+        """What devices, or one, may have missed: the assignments of those who still train."""
+        state = self._state
+        if state.phase is not Phase.TRAINING:
+            return []
+        owing = sorted(state.assigned.keys() - state.counted - state.keeping)
+        return [
+            events.Send(
+                name, Assignment(device=name, round=state.round, groups=state.assigned[name])
+            )
+            for name in owing
+            if device is None or name == device
+        ]
+
+    def close(self) -> None:
+        """Stop where we are: what was kept for the open round goes to memory, if there is one."""
+        memory, config = self._memory, self._config
+        if memory is None:
+            return
+        if config.rule.remembers == "movements" and self._arrivals:
+            memory.advance(max(memory.now, self._state.round))
+            parts = [
+                arrival.contribution
+                for arrival in self._arrivals.values()
+                if config.rule.takes(arrival.contribution)
+            ]
+            memory.write(sorted(parts, key=lambda part: (part.device, part.made)))
+            memory.commit()
+        memory.close()
+
+    def _perform(self, effect: rounds.Effect, said: list[Said]) -> list[rounds.Event]:
+        match effect:
+            case events.Broadcast(RoundOpen() as opening):
+                self._parts.run.note_opened(opening.round)
+                self._started = time.perf_counter()
+                opening = stamp(opening, self._parts.run.about.run, self._published)
+                said.append(events.Broadcast(opening))
+            case events.Send(_, RoundOpen()):
+                pass  # The round is retained: whoever comes finds it.
+            case events.Broadcast() | events.Send():
+                said.append(effect)
+            case events.Keep(round, arrival):
+                self._parts.keep(round, arrival)
+                device = arrival.contribution.device
+                self._arrivals[device, round] = arrival
+                return [events.Kept(device, round)]
+            case rounds.Commit():
+                try:
+                    self._commit(effect)
+                except Exception as error:
+                    # Half a commit cannot be gone on from; a new process can, from the last one.
+                    raise RunError(f"round {effect.round} could not be committed") from error
+        return []
+
+    def _commit(self, commit: rounds.Commit) -> None:
+        parts, state, model = self._parts, self._state, self._parts.model
+        noise, norms, published = model.noise, self._norms, self._published
+        close_round(
+            self._config,
+            state,
+            commit,
+            model,
+            self._memory,
+            self._arrivals,
+            threads=parts.keeping.threads,
+        )
+        accuracy = None if parts.evaluate is None else parts.evaluate(model)
+        report = report_round(
+            self._config,
+            state,
+            commit,
+            self._arrivals,
+            self._memory,
+            norms=norms,
+            noise=noise,
+            fetched={
+                device: published.needed_bytes(self._config.plan, state.assigned[device])
+                for device in commit.fresh
+            },
+            seconds=time.perf_counter() - self._started,
+        )
+        self._norms = model.norms
+        self._committed += 1
+        better = accuracy is not None and accuracy > state.best[0]
+        best = (accuracy or 0.0, commit.round) if better else state.best
+        parts.save(
+            Checkpoint(
+                round=commit.round,
+                committed=self._committed,
+                version=model.version,
+                theta=model.theta,
+                buffers=model.buffers,
+                fleet=state.fleet,
+                best=best,
+                devices=state.devices,
+                past=state.past,
+            )
+        )
+        parts.record(report, accuracy)
+        self._arrivals.clear()
+        parts.receiving.clear_kept()
+        self._published = parts.publish(())
+        self._due = rounds.Committed(commit.round, self._norms, accuracy)
+
+
+def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
+    """Whether a run had come to its end when it was last stopped."""
+    accuracy, round = checkpoint.best
+    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
+    stuck = (
+        config.patience is not None
+        and np.isfinite(accuracy)
+        and checkpoint.round - round >= config.patience
+    )
+    return checkpoint.committed >= config.rounds or reached or bool(stuck)

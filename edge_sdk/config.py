@@ -1,0 +1,358 @@
+"""What a device is told: a TOML file, then the environment, then flags; later ones win.
+
+    TesseraError
+    └── ConfigError      a key or a value that cannot be; names it, where it is, and what to do
+
+Every key has a variable `TESSERA_<KEY>`, those of a table `TESSERA_<TABLE>_<KEY>`, such as
+`TESSERA_BROKER_HOST`. Paths in the file are relative to its folder, others to the present one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from edge_sdk.decide import Policy
+from edge_sdk.protocol.errors import MessageError, TesseraError
+from edge_sdk.protocol.topics import check_name
+from edge_sdk.transport.settings import BrokerSettings, LinkError
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+PREFIX = "TESSERA_"
+
+
+class ConfigError(TesseraError):
+    """A key or a value that cannot be; the text names it and says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """All that a device is told. Raises `ConfigError` for values that make no sense."""
+
+    task: str
+    name: str = field(default_factory=lambda: default_name())
+    broker: BrokerSettings = field(default_factory=BrokerSettings)
+    state_dir: Path = Path("tessera-state")
+    """Movements without a receipt, chunks, counters: what must outlive a restart."""
+    data: str | None = None
+    """A folder of .npz files, or `file.py:function`, or `package.module:function`."""
+    policy: Policy = field(default_factory=Policy)
+    seed: int = 0
+    threads: int = 1
+    """That one graph runs on."""
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """onnxruntime's execution providers, preferred first."""
+    cache_mb: int = 256
+    """Of chunks on disk; what a round needs is kept, however much it is."""
+    evaluate_every: int = 0
+    """Rounds between evaluations of the whole model on the device's own data; 0: never."""
+    stay: bool = False
+    """Wait for the next run when one is finished."""
+    connect_s: float = 0.0
+    """Give up when the broker could not be reached for so long after the start; 0: never."""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+
+    def __post_init__(self) -> None:
+        try:
+            check_name(self.task, "task")
+            check_name(self.name)
+        except MessageError as error:
+            raise ConfigError(str(error)) from error
+        for key, least in (("threads", 1), ("cache_mb", 1), ("evaluate_every", 0), ("seed", 0)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"{key} = {getattr(self, key)}: must be at least {least}")
+        if not 0 <= self.connect_s < float("inf"):
+            raise ConfigError(f"connect_s = {self.connect_s}: must be 0 (never) or more seconds")
+        if not self.providers:
+            raise ConfigError("providers = []: name one, such as CPUExecutionProvider")
+        for key, known in (("log_format", LogFormat), ("log_level", LogLevel)):
+            if getattr(self, key) not in get_args(known):
+                names = ", ".join(get_args(known))
+                raise ConfigError(f"{key} = {getattr(self, key)!r}: must be one of {names}")
+
+
+def default_name() -> str:
+    """A name for this machine: its host name, as far as it fits into a topic."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", platform.node().lower()).strip("._-")[:64]
+    return name or "device"
+
+
+# -- what keys there are -------------------------------------------------------------------------
+
+
+def _text(value: Any, _: Path) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text in quotes")
+    return value
+
+
+def _whole(value: Any, _: Path) -> int:
+    if isinstance(value, str):
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("a whole number")
+    return value
+
+
+def _number(value: Any, _: Path) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("a number")
+    return float(value)
+
+
+def _switch(value: Any, _: Path) -> bool:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise TypeError("true or false")
+    return value
+
+
+def _path(value: Any, base: Path) -> Path:
+    return base / Path(_text(value, base)).expanduser()
+
+
+def _names(value: Any, base: Path) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, list):
+        raise TypeError("a list of texts")
+    return tuple(_text(each, base) for each in value)
+
+
+def _source(value: Any, base: Path) -> str:
+    """Where data comes from; files are made absolute, modules left alone."""
+    place, colon, function = _text(value, base).rpartition(":")
+    if not colon:
+        return str(_path(value, base))
+    return f"{_path(place, base)}:{function}" if place.endswith(".py") else value
+
+
+Reader = Callable[[Any, Path], Any]
+
+KEYS: dict[str, Reader] = {
+    "task": _text,
+    "name": _text,
+    "state_dir": _path,
+    "data": _source,
+    "level": _number,
+    "participation": _number,
+    "schedule": _text,
+    "keeps_copy": _switch,
+    "compute": _number,
+    "bytes_per_s": _number,
+    "seed": _whole,
+    "threads": _whole,
+    "providers": _names,
+    "cache_mb": _whole,
+    "evaluate_every": _whole,
+    "stay": _switch,
+    "connect_s": _number,
+    "log_format": _text,
+    "log_level": _text,
+    "broker.host": _text,
+    "broker.port": _whole,
+    "broker.tls": _switch,
+    "broker.ca": _path,
+    "broker.certificate": _path,
+    "broker.key": _path,
+    "broker.username": _text,
+    "broker.password": _text,
+    "broker.password_file": _path,
+    "broker.keepalive_s": _whole,
+    "broker.allow_plaintext": _switch,
+}
+"""Every key, those of tables with the table's name in front, and how its value is read."""
+
+POLICY_KEYS = ("level", "participation", "schedule", "keeps_copy", "compute", "bytes_per_s")
+
+
+# -- from file, environment and flags ------------------------------------------------------------
+
+
+def load_config(
+    path: Path | None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> DeviceConfig:
+    """The configuration. `environment` None: that of the process. Raises `ConfigError`."""
+    values: dict[str, Any] = {}
+    if path is not None:
+        for key, value in _flat(_read_toml(path), path).items():
+            values[key] = _read(key, value, path.absolute().parent, f"{path}: {key}")
+    here = Path()
+    found = os.environ if environment is None else environment
+    for key in KEYS:
+        variable = PREFIX + key.upper().replace(".", "_")
+        if variable in found:
+            values[key] = _read(key, found[variable], here, variable)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = _read(key, value, here, f"--{key.replace('_', '-')}")
+    return _build(values)
+
+
+def _build(values: dict[str, Any]) -> DeviceConfig:
+    if "task" not in values:
+        raise ConfigError(
+            'task is missing: write task = "…" into the configuration, as the coordinator calls '
+            "it (or --task, or TESSERA_TASK)"
+        )
+    broker = {key[7:]: values.pop(key) for key in list(values) if key.startswith("broker.")}
+    if (file := broker.pop("password_file", None)) is not None:
+        if "password" in broker:
+            raise ConfigError("broker.password and broker.password_file are both set; give one")
+        broker["password"] = _read_secret(file)
+    policy = {key: values.pop(key) for key in POLICY_KEYS if key in values}
+    try:
+        return DeviceConfig(**values, broker=BrokerSettings(**broker), policy=Policy(**policy))
+    except LinkError as error:
+        raise ConfigError(f"[broker] {error}") from error
+    except MessageError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _read(key: str, value: Any, base: Path, where: str) -> Any:
+    try:
+        return KEYS[key](value, base)
+    except (TypeError, ValueError) as error:
+        wanted = str(error) if isinstance(error, TypeError) else "a number"
+        raise ConfigError(f"{where} = {value!r}: must be {wanted}") from error
+
+
+def _flat(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Keys of tables with the table's name in front. Raises `ConfigError` for unknown ones."""
+    tables = {key.partition(".")[0] for key in KEYS if "." in key}
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if key in tables and isinstance(value, dict):
+            flat |= {f"{key}.{inner}": each for inner, each in value.items()}
+        else:
+            flat[key] = value
+    for key in flat:
+        if key not in KEYS:
+            raise ConfigError(f"{path}: unknown key {key!r}{_nearest(key)}")
+    return flat
+
+
+def _nearest(key: str) -> str:
+    """Advice: the known key that looks most alike, in the same table or another."""
+    close = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.6)
+    if not close:
+        own = key.rpartition(".")[2]
+        lasts = {known.rpartition(".")[2]: known for known in KEYS}
+        close = [lasts[last] for last in difflib.get_close_matches(own, lasts, n=1, cutoff=0.6)]
+    if not close:
+        return f"; known are {', '.join(KEYS)}"
+    table, dot, last = close[0].rpartition(".")
+    return f"; did you mean {last!r}{f' in [{table}]' if dot else ''}?"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    # JetPack's Python 3.10 has no tomllib; tomli is the same under its old name.
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        toml = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{path} cannot be read: Python 3.10 needs the package tomli (pip install tomli), or "
+            "give every setting as a TESSERA_… variable or flag"
+        ) from error
+    try:
+        content: dict[str, Any] = toml.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path} is not there; tessera-device init {path} writes one to start from"
+        ) from error
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return content
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"broker.password_file cannot be read: {error}") from error
+
+
+# -- a file to start from ------------------------------------------------------------------------
+
+DEFAULT = """\
+# What this device is told. Every key may also be given as a variable, TESSERA_<KEY> or
+# TESSERA_BROKER_<KEY>, or, the common ones, as a flag of `tessera-device run`.
+# Lines that begin with # show the defaults.
+
+# What is trained, as the coordinator calls it, and who this is: 1 to 64 of a-z 0-9 . _ -
+task = "digits"
+name = "{name}"
+
+# The device's own data: a folder of .npz files with x (or x0, x1 ...) and y, or a function
+# load() that returns arrays, as "file.py:function" or "package.module:function". It never leaves
+# the device. Paths are relative to this file.
+data = "data"
+
+# What must outlive a restart: movements without a receipt, chunks of the model.
+# state_dir = "tessera-state"
+# cache_mb = 256
+
+# How much of the model this device trains at most, and in how many of the rounds.
+# level = 1.0
+# participation = 1.0
+# schedule = "round-robin"          # or "ad-hoc": by lot
+# keeps_copy = true                 # lets the last movement speak for a round that is skipped
+
+# threads = 1
+# providers = ["CPUExecutionProvider"]
+
+# Every so many rounds, tell the coordinator how good the model is on this data; 0: never.
+# evaluate_every = 0
+
+# Wait for the next run when one is finished.
+# stay = false
+
+# Give up when the broker cannot be reached for so many seconds after the start; 0: never.
+# connect_s = 0
+
+# Where batches and dropout are drawn from; runs with the same seeds repeat.
+# seed = 0
+
+# log_format = "text"               # or "json": one object per line
+# log_level = "info"                # debug, info, warning, error
+
+[broker]
+host = "127.0.0.1"
+port = 1883
+# tls = false                       # needed for a broker on another machine
+# ca = "ca.pem"                     # without it: what this machine trusts
+# certificate = "device.pem"        # ours, where the broker asks for one
+# key = "device.key"
+# username = "{name}"
+# password_file = "password"        # or password = "..."
+# keepalive_s = 30
+# allow_plaintext = false           # true: no TLS to another machine, where the network is trusted
+"""
+
+
+def write_default(path: Path) -> None:
+    """Write a commented configuration. Raises `ConfigError` if something is there already."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(DEFAULT.format(name=default_name()))
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already and is left as it is") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error

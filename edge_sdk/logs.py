@@ -1,0 +1,44 @@
+"""Logs of a program: for people, or one JSON object per line for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import Any, Literal, TextIO
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record, on one line: time (UTC), level, logger, message.
+
+    Where there are some, also `exception`, and the facts logged with `extra={"facts": {…}}`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        content: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        content |= getattr(record, "facts", {})
+        if record.exc_info:
+            content["exception"] = self.formatException(record.exc_info)
+        return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def configure_logging(
+    format: Literal["text", "json"], level: str, stream: TextIO | None = None
+) -> None:
+    """Let everything that is logged go to `stream` (None: standard error), and nowhere else."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if format == "json" else text)
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())

@@ -1,0 +1,115 @@
+"""A device's uploads that have no receipt yet, over its link.
+
+Called by the thread that serves the link, and by no other. Movements are offered until their
+receipt; a replay until its receipt or the next round, since it is of use in its round alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+
+from edge_sdk.protocol.messages import Outcome, Receipt
+from edge_sdk.protocol.topics import Topics
+from edge_sdk.protocol.transfer import Credit
+from edge_sdk.protocol.wire import encode_message
+from edge_sdk.transport.link import Link
+from edge_sdk.transport.uploads import Outgoing
+
+log = logging.getLogger(__name__)
+
+
+class Sending:
+    """All uploads of one device. Time comes in with every call, in seconds."""
+
+    def __init__(self, link: Link, topics: Topics, device: str) -> None:
+        self._link = link
+        self._control = topics.up_control(device)
+        self._bulk = topics.up_chunk(device)
+        self._uploads: dict[bytes, Outgoing] = {}
+        self._backlog: deque[bytes] = deque()
+
+    @property
+    def movements(self) -> int:
+        """Movements that have no receipt yet; replays do not count."""
+        return sum(upload.offer.answers is None for upload in self._uploads.values())
+
+    @property
+    def due_s(self) -> float:
+        """When to call `offer_due`; infinite: not without a cause."""
+        return min((upload.due_s for upload in self._uploads.values()), default=math.inf)
+
+    def add(self, upload: Outgoing, now: float) -> None:
+        """Offer an upload; it takes the place of one for the same purpose."""
+        new = upload.offer
+        for old in list(self._uploads.values()):
+            if (old.offer.round, old.offer.answers) == (new.round, new.answers):
+                del self._uploads[old.offer.upload]
+        self._uploads[new.upload] = upload
+        self._offer(upload, now)
+
+    def clear(self) -> None:
+        """A new run: nothing of the old one is of use."""
+        self._backlog.clear()
+        self._uploads.clear()
+
+    def offer_all(self, now: float) -> None:
+        """Offer everything again: the link is up again, or the coordinator has started anew."""
+        self._backlog.clear()
+        for upload in self._uploads.values():
+            self._offer(upload, now, lost=True)
+
+    def offer_due(self, now: float) -> None:
+        """Offer what nothing was heard of for long."""
+        for upload in self._uploads.values():
+            if upload.due_s <= now:
+                self._offer(upload, now)
+
+    def credited(self, credit: Credit, now: float) -> Receipt | None:
+        """Send what a credit asks for.
+
+        No receipt will come for a movement that it refuses, so the answer is one. Raises
+        `MessageError` for a credit that makes no sense.
+        """
+        upload = self._uploads.get(credit.upload)
+        if upload is None:
+            return None
+        self._backlog.extend(upload.credited(credit, now))
+        self.flush()
+        if upload.refused is None:
+            return None
+        del self._uploads[credit.upload]
+        offer, reason = upload.offer, upload.refused
+        log.warning("the upload of round %d is refused: %s", offer.round, reason)
+        if offer.answers is not None:
+            return None
+        return Receipt(
+            device=offer.device,
+            round=offer.round,
+            outcome=Outcome.REJECTED,
+            reason=reason,
+            run=offer.run,
+        )
+
+    def flush(self) -> None:
+        """Send what waits for room on the link; there is some again."""
+        while self._backlog and self._link.publish(self._bulk, self._backlog[0], bulk=True):
+            self._backlog.popleft()
+
+    def receipted(self, receipt: Receipt) -> None:
+        """End what a receipt is for: a movement of its round, or a replay that answers it."""
+        for upload in list(self._uploads.values()):
+            offer = upload.offer
+            answers = offer.round if offer.answers is None else offer.answers
+            if answers == receipt.round and offer.run == receipt.run:
+                del self._uploads[offer.upload]
+
+    def drop_replays(self, round: int) -> None:
+        """This round is open: replays for older ones are of no use any more."""
+        for upload in list(self._uploads.values()):
+            if upload.offer.answers is not None and upload.offer.answers < round:
+                del self._uploads[upload.offer.upload]
+
+    def _offer(self, upload: Outgoing, now: float, *, lost: bool = False) -> None:
+        self._link.publish(self._control, encode_message(upload.make_offer(now, lost=lost)))

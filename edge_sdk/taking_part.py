@@ -1,0 +1,252 @@
+"""A device's part in one run of a task: from the notice that announces it to the last receipt.
+
+Everything here happens in the one thread that fetches and trains. What leaves is stamped with the
+run; what comes is of this run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_sdk.app import DeviceApp
+from edge_sdk.config import DeviceConfig
+from edge_sdk.device import Phase
+from edge_sdk.fetching import Fetcher, PulledModel
+from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.graph_codec import decode_manifest
+from edge_sdk.protocol.graphs import Manifest
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.movement_codec import encode_movement
+from edge_sdk.protocol.plan_codec import decode_plan
+from edge_sdk.protocol.transfer import Evaluation, TaskNotice
+from edge_sdk.residuals import FolderStore
+from edge_sdk.stores import FolderMovements
+from edge_sdk.train.data import ArrayData
+from edge_sdk.transport.uploads import Outgoing
+
+if TYPE_CHECKING:
+    from edge_sdk.infer import Predictor
+    from edge_sdk.train.onnx import OnnxBackend
+
+log = logging.getLogger(__name__)
+
+MAX_TASK_BYTES = 2**30
+"""Of a plan, a manifest or a graph; far above any that can be trained on a device."""
+
+Send = Callable[[Bid | Evaluation | Outgoing], None]
+
+
+class TakingPart:
+    """One run, for one device. Messages of the coordinator go in; bids and uploads come out."""
+
+    def __init__(
+        self,
+        notice: TaskNotice,
+        config: DeviceConfig,
+        data: ArrayData,
+        folder: Path,
+        fetcher: Fetcher,
+        *,
+        send: Send,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Fetch the task and make ready to train; `folder` is of this run alone.
+
+        Raises `FetchError` when the task does not come, which may pass, and `GraphError`,
+        `PlanError` or `TrainingError` when it cannot be trained here, which will not.
+        """
+        self.notice = notice
+        self._config = config
+        self._data = data
+        self._send = send
+        self._should_stop = should_stop
+        self._backend, self._manifest, self._files = _fetch_task(notice, config, fetcher)
+        self._model = PulledModel(self._backend.plan, fetcher)
+        self._residuals = FolderStore(folder / "residuals")
+        self._movements = FolderMovements(folder / "movements")
+        self._predictor: Predictor | None = None
+        self._bid: Bid | None = None
+        self._opened: RoundOpen | None = None
+        self._may_go_back = False
+        self._evaluated = 0
+        self._app = self._new_app()
+
+    @property
+    def unfit(self) -> str | None:
+        """Why this device can never train in this run; None: it can."""
+        return self._app.unfit
+
+    def describe(self) -> str:
+        """What is trained and with what, for the log."""
+        plan = self._backend.plan
+        providers = ", ".join(self._backend.providers)
+        return (
+            f"task {self.notice.task}, run {self.notice.run}: {plan.parameters} parameters, "
+            f"plan {plan.hash[:12]}…, onnx backend on {providers}"
+        )
+
+    def resume(self) -> None:
+        """Offer the movements that an earlier start of this program left without a receipt."""
+        self._app.connected()
+
+    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
+        """Deal with a message of this run, to the end; training is part of it."""
+        match message:
+            case RoundOpen():
+                self._take_up(message)
+            case Receipt():
+                log.info(
+                    "round %d: %s%s",
+                    message.round,
+                    message.outcome.value,
+                    f" ({message.reason})" if message.reason else "",
+                )
+        self._app.receive(message)
+
+    def start_over(self, opened: RoundOpen | None) -> None:
+        """The coordinator was started again, and knows nothing of the bids for the open round.
+
+        `opened` is the round heard of last, which is answered anew. It may be of before, and the
+        next one have a lower number: a coordinator can be told to go back.
+        """
+        self._renew()
+        if opened is not None:
+            self.receive(opened)
+        self._may_go_back = True
+
+    def _take_up(self, message: RoundOpen) -> None:
+        last = self._opened
+        if last is not None and message.round <= last.round:
+            if not self._may_go_back or message == last:
+                return
+            self._renew()
+        self._may_go_back = False
+        self._opened = message
+        self._model.opened(message)
+
+    def _renew(self) -> None:
+        """Forget the rounds heard of, but nothing that is kept on disk."""
+        self._opened, self._evaluated = None, 0
+        self._app = self._new_app()
+        self.resume()
+
+    def repeat_bid(self) -> None:
+        """The link is up again: a bid that was not answered may be lost."""
+        if self._bid is not None and self._app.phase is Phase.BIDDING:
+            self._send(self._bid)
+
+    def evaluate_if_due(self) -> None:
+        """When there is nothing else to do: see how good the round's model is on our data."""
+        every, opened = self._config.evaluate_every, self._opened
+        if not every or opened is None or self._app.phase is not Phase.IDLE:
+            return
+        if opened.round % every or opened.round <= self._evaluated or self._should_stop():
+            return
+        # Once, whatever comes of it.
+        self._evaluated = opened.round
+        try:
+            self._send(self._evaluation(opened.round))
+        except TesseraError as error:
+            log.warning("round %d is not evaluated: %s", opened.round, error)
+
+    def _evaluation(self, round: int) -> Evaluation:
+        from edge_sdk.evaluate import evaluate
+        from edge_sdk.infer import Predictor
+
+        plan = self._backend.plan
+        if self._predictor is None:
+            self._predictor = Predictor(
+                plan,
+                self._manifest,
+                self._files,
+                providers=self._config.providers,
+                threads=self._config.threads,
+            )
+        groups = plan.all_groups()
+        blocks, buffers = self._model.fetch_groups(round, groups)
+        weights = plan.assemble(blocks, groups)
+        scores = evaluate(self._predictor, weights, buffers, self._data, self._manifest.loss)
+        return Evaluation(
+            device=self._config.name,
+            run=self.notice.run,
+            round=round,
+            samples=scores.samples,
+            loss=scores.loss,
+            accuracy=scores.accuracy,
+        )
+
+    def _new_app(self) -> DeviceApp:
+        return DeviceApp(
+            self._config.name,
+            backend=self._backend,
+            data=self._data,
+            policy=self._config.policy,
+            source=self._model,
+            send=self._send_out,
+            seed=self._config.seed,
+            store=self._residuals,
+            movements=self._movements,
+            should_stop=self._should_stop,
+        )
+
+    def _send_out(self, message: Bid | Movement | Replay) -> None:
+        match message:
+            case Bid():
+                self._bid = replace(message, run=self.notice.run)
+                log.info("round %d: %s", message.round, message.reason)
+                self._send(self._bid)
+            case Movement():
+                log.info(
+                    "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
+                    message.round,
+                    len(message.payload),
+                    message.loss,
+                    message.train_s,
+                )
+                self._send(self._upload(message, None))
+            case Replay():
+                self._send(self._upload(message.movement, message.round))
+
+    def _upload(self, movement: Movement, answers: int | None) -> Outgoing:
+        try:
+            data: bytes | memoryview = self._movements.read_bytes(movement.round)
+        except KeyError:  # the disk is full
+            data = encode_movement(movement)
+        return Outgoing(
+            data,
+            device=self._config.name,
+            run=self.notice.run,
+            round=movement.round,
+            answers=answers,
+            chunk_bytes=self.notice.chunk_bytes,
+        )
+
+
+def _fetch_task(
+    notice: TaskNotice, config: DeviceConfig, fetcher: Fetcher
+) -> tuple[OnnxBackend, Manifest, dict[str, bytes]]:
+    """What is needed to train: the plan and the graphs, checked against each other."""
+    from edge_sdk.train.onnx import OnnxBackend
+
+    plan = decode_plan(fetcher.fetch_blob(notice.plan, MAX_TASK_BYTES, "the plan"))
+    manifest = decode_manifest(fetcher.fetch_blob(notice.manifest, MAX_TASK_BYTES, "the manifest"))
+    kinds = {"gradient", "evaluate"} if config.evaluate_every else {"gradient"}
+    files = {
+        entry.sha256: fetcher.fetch_blob(notice.graphs[entry.sha256], MAX_TASK_BYTES, str(entry))
+        for entry in manifest.graphs
+        if entry.kind in kinds and entry.sha256 in notice.graphs
+    }
+    backend = OnnxBackend(plan, manifest, files, providers=config.providers, threads=config.threads)
+    return backend, manifest, files

@@ -1,0 +1,307 @@
+"""A coordinator that does what a test says, over the in-memory broker or MQTT; the device is real.
+
+Everything the coordinator does is done by the test's thread, in `until`, which also steps the
+in-memory broker. The device runs in threads, or in a process, of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from edge_sdk.config import DeviceConfig
+from edge_sdk.protocol.chunks import Blob, split_blob
+from edge_sdk.protocol.encoded_model import encode_model
+from edge_sdk.protocol.encoding import Encoding
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Movement,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.model_index import encode_index, pack_model
+from edge_sdk.protocol.movement_codec import decode_movement
+from edge_sdk.protocol.topics import TopicKind, Topics, parse_topic
+from edge_sdk.protocol.transfer import Credit, Offer, Presence, TaskNotice, Want
+from edge_sdk.protocol.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.service import DeviceService
+from edge_sdk.train.data import ArrayData
+from edge_sdk.transport.link import Deliver, Link, LinkEvent, Received, Will, open_link
+from edge_sdk.transport.memory_broker import BrokeredLink, MemoryBroker
+from edge_sdk.transport.settings import BrokerSettings
+from edge_sdk.transport.uploads import Uploads
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
+
+PATIENCE_S = 30.0
+"""Far more than anything takes; a test that waits this long has failed."""
+
+TASK, DEVICE = "toy", "pi"
+CHUNK_BYTES = 1024
+RULE = LocalRule(learning_rate=0.1, momentum=0.5)
+T = TypeVar("T")
+
+
+class LockedLink(BrokeredLink):
+    """A link that may be closed by another thread than the one that steps the broker."""
+
+    lock: Lock
+
+    def close(self) -> None:
+        with self.lock:
+            super().close()
+
+
+class Place(Protocol):
+    """Where a coordinator and devices meet."""
+
+    def open_peer(self, *, name: str, deliver: Deliver) -> Link:
+        """A link whose events are delivered in `until`."""
+
+    def until(self, holds: Callable[[], T | None]) -> T:
+        """Let things happen until something holds."""
+
+
+class MqttStage:
+    """A broker that runs elsewhere."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._events: SimpleQueue[tuple[Deliver, LinkEvent]] = SimpleQueue()
+
+    def open_peer(self, *, name: str, deliver: Deliver) -> Link:
+        return open_link(
+            self._settings, name=name, deliver=lambda event: self._events.put((deliver, event))
+        )
+
+    def until(self, holds: Callable[[], T | None]) -> T:
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if found := holds():
+                return found
+            try:
+                deliver, event = self._events.get(timeout=0.01)
+            except Empty:
+                continue
+            deliver(event)
+        raise AssertionError("it never happened")
+
+
+class Stage:
+    """The in-memory broker, and whatever runs on it."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.lock = Lock()
+        self.device_links: list[BrokeredLink] = []
+
+    def open_link(self, *, name: str, deliver: Deliver, will: Will | None = None) -> BrokeredLink:
+        with self.lock:
+            link = self.broker.open_link(name=name, deliver=deliver, will=will)
+        link.__class__ = LockedLink
+        link.lock = self.lock  # type: ignore[attr-defined]
+        self.device_links.append(link)
+        return link
+
+    def open_peer(self, *, name: str, deliver: Deliver) -> Link:
+        return self.broker.open_link(name=name, deliver=deliver)
+
+    def until(self, holds: Callable[[], T | None]) -> T:
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            if found := holds():
+                return found
+            with self.lock:
+                busy = self.broker.step()
+            if not busy:
+                time.sleep(0.001)
+        raise AssertionError("it never happened")
+
+
+class Coordinator:
+    """The other side: says what it is told to, answers offers and wants, and remembers."""
+
+    def __init__(self, stage: Place, seed: int = 5) -> None:
+        self.stage = stage
+        self.topics = Topics(TASK)
+        self.heard: list[ControlMessage] = []
+        self.movements: list[tuple[Offer, Movement]] = []
+        self.chunks: dict[bytes, bytes] = {}
+        self.answers_offers = True
+        self.retains_chunks = True
+        self.refuses = ""
+        self.uploaded_chunks = 0
+        self.plan, self.manifest, self.files = bundle(Handmade())
+        random = np.random.default_rng(seed)
+        self.theta = random.normal(size=self.plan.parameters).astype(np.float32)
+        self.run = secrets.token_hex(8)
+        self._uploads = Uploads()
+        self._link = stage.open_peer(name="coordinator", deliver=self._deliver)
+        self._link.subscribe(self.topics.up_controls)
+        self._link.subscribe(self.topics.up_chunks, bulk=True)
+        self._link.subscribe(self.topics.presences)
+
+    # -- saying ---------------------------------------------------------------------------------
+
+    def present(self, session: int = 1) -> None:
+        self._say(
+            self.topics.coordinator,
+            Presence(name="coordinator", session=session, online=True),
+            retain=True,
+        )
+
+    def announce(self) -> None:
+        notice = TaskNotice(
+            task=TASK,
+            run=self.run,
+            plan=self._publish(self.plan.encoded),
+            manifest=self._publish(self.manifest.encoded),
+            graphs={name: self._publish(data) for name, data in self.files.items()},
+            chunk_bytes=CHUNK_BYTES,
+        )
+        self._say(self.topics.task, notice, retain=True)
+
+    def opening(self, round: int, *, steps: int = 3, **more: Any) -> RoundOpen:
+        encoded = encode_model(
+            self.plan, self.theta, Encoding.parse("fp32"), np.random.default_rng(0)
+        )
+        index, chunks = pack_model(self.plan, encoded, {}, CHUNK_BYTES)
+        self._retain(chunks)
+        return RoundOpen(
+            round=round,
+            plan_hash=self.plan.hash,
+            rule=RULE,
+            steps=steps,
+            batch_size=4,
+            bid_s=60,
+            train_s=60,
+            run=self.run,
+            model=self._publish(encode_index(self.plan, index)),
+            **more,
+        )
+
+    def open(self, round: int, **more: Any) -> None:
+        self._say(self.topics.round, self.opening(round, **more), retain=True)
+
+    def assign(self, round: int, groups: tuple[int, ...] = (0, 2)) -> None:
+        self.tell(Assignment(device=DEVICE, round=round, groups={"hidden": groups}, run=self.run))
+
+    def receipt(self, round: int, outcome: Outcome = Outcome.COUNTED) -> None:
+        self.tell(Receipt(device=DEVICE, round=round, outcome=outcome, run=self.run))
+
+    def finish(self, round: int) -> None:
+        self._say(self.topics.round, RoundClosed(round=round, run=self.run), retain=True)
+
+    def tell(self, message: ControlMessage) -> None:
+        self._say(self.topics.down_control(DEVICE), message)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _say(self, topic: str, message: ControlMessage, *, retain: bool = False) -> None:
+        self._link.publish(topic, encode_message(message), retain=retain)
+
+    def _publish(self, data: bytes) -> Blob:
+        blob, chunks = split_blob(data, CHUNK_BYTES)
+        self._retain(chunks)
+        return blob
+
+    def _retain(self, chunks: dict[bytes, bytes]) -> None:
+        self.chunks |= chunks
+        if self.retains_chunks:
+            for hash, chunk in chunks.items():
+                self._link.publish(self.topics.chunk(hash), chunk, retain=True, bulk=True)
+
+    # -- hearing --------------------------------------------------------------------------------
+
+    def all(self, kind: type[T]) -> list[T]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    def last(self, kind: type[T], holds: Callable[[T], bool] = lambda _: True) -> T | None:
+        return next((each for each in reversed(self.all(kind)) if holds(each)), None)
+
+    def _deliver(self, event: LinkEvent) -> None:
+        if not isinstance(event, Received):
+            return
+        topic = parse_topic(event.topic)
+        if topic.kind is TopicKind.UP_CHUNK:
+            self.uploaded_chunks += 1
+            progress = self._uploads.received(DEVICE, event.payload, 0.0)
+            if progress.credit is not None:
+                self.tell(progress.credit)
+            if progress.upload is not None:
+                movement = decode_movement(bytes(progress.upload.data))
+                self.movements.append((progress.upload.offer, movement))
+            return
+        message = decode_received(topic, event.payload)
+        self.heard.append(message)
+        match message:
+            case Offer() if self.refuses:
+                self.tell(
+                    Credit(
+                        device=DEVICE,
+                        upload=message.upload,
+                        missing=(),
+                        window=0,
+                        refused=True,
+                        reason=self.refuses,
+                    )
+                )
+            case Offer() if self.answers_offers:
+                self.tell(self._uploads.offered(DEVICE, message, 0.0))
+            case Want():
+                for hash in message.chunks:
+                    if hash in self.chunks:
+                        where = self.topics.down_chunk(DEVICE, hash)
+                        self._link.publish(where, self.chunks[hash], bulk=True)
+
+
+class Running:
+    """A device service in a thread."""
+
+    def __init__(self, stage: Stage, config: DeviceConfig, data: ArrayData | None = None) -> None:
+        self.stage = stage
+        self.service = DeviceService(config, data or make_data(), open_link=stage.open_link)
+        self.error: Exception | None = None
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except Exception as error:
+            self.error = error
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self) -> Exception | None:
+        """Until it has ended; the error it ended with."""
+        self.stage.until(lambda: self.ended)
+        return self.error
+
+    def stop(self) -> None:
+        self.service.stop()
+        assert self.wait() is None
+
+
+def make_data(samples: int = 20, seed: int = 3) -> ArrayData:
+    random = np.random.default_rng(seed)
+    x: Array = random.normal(size=(samples, INPUTS)).astype(np.float32)
+    return ArrayData((x,), random.integers(0, CLASSES, samples))
+
+
+def make_config(folder: Path, **changes: Any) -> DeviceConfig:
+    return replace(DeviceConfig(task=TASK, name=DEVICE, state_dir=folder, seed=7), **changes)

@@ -1,0 +1,513 @@
+"""The device as a program, against a coordinator that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_sdk.config import ConfigError
+from edge_sdk.datafolder import DataError
+from edge_sdk.decide import Policy
+from edge_sdk.protocol.block_codec import decode_blocks
+from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.layout import Array
+from edge_sdk.protocol.messages import Bid, Movement, Outcome
+from edge_sdk.protocol.transfer import Evaluation, Offer, Presence, Want
+from edge_sdk.protocol.wire import decode_message
+from edge_sdk.service import BrokerError, Device, DeviceService, run_device
+from edge_sdk.streams import stream
+from edge_sdk.train.backend import Job
+from edge_sdk.train.data import ArrayData
+from edge_sdk.train.onnx import OnnxBackend
+from edge_sdk.transport.link import Deliver, Link, Refused, Will
+from tests.unit.edge_sdk.scripted import (
+    DEVICE,
+    RULE,
+    Coordinator,
+    Running,
+    Stage,
+    make_config,
+    make_data,
+)
+from tests.unit.edge_sdk.train.handmade import Reference
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+def coordinator(stage: Stage) -> Coordinator:
+    return Coordinator(stage)
+
+
+@pytest.fixture
+def started(stage: Stage, coordinator: Coordinator, tmp_path: Path) -> Iterator[Running]:
+    """A device, and a coordinator that has announced the task."""
+    coordinator.present()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    yield running
+    running.service.stop()
+    running.wait()
+
+
+def bid_of(coordinator: Coordinator, round: int) -> Bid:
+    return coordinator.stage.until(lambda: coordinator.last(Bid, lambda bid: bid.round == round))
+
+
+def movement_of(coordinator: Coordinator, round: int) -> Movement:
+    def found() -> Movement | None:
+        return next((m for offer, m in coordinator.movements if m.round == round), None)
+
+    return coordinator.stage.until(found)
+
+
+def replay_for(coordinator: Coordinator, round: int) -> Movement:
+    def found() -> Movement | None:
+        return next((m for offer, m in coordinator.movements if offer.answers == round), None)
+
+    return coordinator.stage.until(found)
+
+
+def play(coordinator: Coordinator, round: int, outcome: Outcome = Outcome.COUNTED) -> Movement:
+    """A whole round: open, bid, assignment, movement, receipt."""
+    coordinator.open(round)
+    bid_of(coordinator, round)
+    coordinator.assign(round)
+    movement = movement_of(coordinator, round)
+    coordinator.receipt(round, outcome)
+    return movement
+
+
+def trained_here(coordinator: Coordinator, round: int) -> Array:
+    """The movement's values, made by the backend without any of the device program."""
+    groups = {"hidden": (0, 2)}
+    plan, weights = coordinator.plan, coordinator.plan.unflatten(coordinator.theta)
+    backend = OnnxBackend(plan, coordinator.manifest, coordinator.files)
+    job = Job(
+        groups=groups,
+        weights=plan.cut(weights, groups),
+        buffers={},
+        rule=RULE,
+        mask_stream=stream(7, DEVICE, round, "dropout"),
+    )
+    batches = make_data().batches(3, 4, stream(7, DEVICE, round, "batches"))
+    return plan.scatter(backend.train(job, batches).movement, groups).values
+
+
+def test_device_takes_part_until_the_run_is_finished(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    for round in (1, 2):
+        movement = play(coordinator, round)
+        groups, blocks = decode_blocks(coordinator.plan, movement.payload)
+        assert groups == {"hidden": (0, 2)}
+        np.testing.assert_array_equal(blocks.values, trained_here(coordinator, round))
+        coordinator.theta = coordinator.theta + np.float32(0.25)
+    bid = coordinator.last(Bid)
+    assert bid is not None
+    assert (bid.run, bid.samples) == (coordinator.run, 20)
+    coordinator.finish(2)
+    assert started.wait() is None
+    presence = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
+    assert presence == Presence(name=DEVICE, session=1, online=False)
+
+
+def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, tmp_path: Path) -> None:
+    running = Running(stage, make_config(tmp_path))
+    for _ in range(50):
+        with stage.lock:
+            stage.broker.step()
+    coordinator = Coordinator(stage)
+    # The round may be heard of before the task it belongs to.
+    coordinator.open(4)
+    coordinator.announce()
+    bid_of(coordinator, 4)
+    running.stop()
+
+
+def test_movement_without_receipt_is_offered_again_after_a_restart(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    first = stage.until(lambda: coordinator.last(Offer))
+    started.stop()
+    assert coordinator.movements == []
+    coordinator.answers_offers = True
+    again = Running(stage, make_config(tmp_path))
+    movement = movement_of(coordinator, 1)
+    assert coordinator.movements[0][0] == first
+    values = decode_blocks(coordinator.plan, movement.payload)[1].values
+    np.testing.assert_array_equal(values, trained_here(coordinator, 1))
+    coordinator.receipt(1)
+    coordinator.finish(1)
+    assert again.wait() is None
+    assert not list(tmp_path.rglob("*.movement"))
+    sessions = {each.session for each in coordinator.all(Presence) if each.name == DEVICE}
+    assert sessions == {1, 2}
+
+
+def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    lost: list[object] = []
+
+    def lose_the_first(name: str, event: object) -> list[int]:
+        chunk = name == "coordinator" and getattr(event, "topic", "").endswith("/up/pi/chunk")
+        if chunk and not lost:
+            lost.append(event)
+            return []
+        return [0]
+
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    stage.broker.tamper = lose_the_first
+    coordinator.assign(1)
+    stage.until(lambda: bool(lost))
+    link = stage.device_links[-1]
+    with stage.lock:
+        stage.broker.cut(link)
+        stage.broker.restore(link)
+    movement_of(coordinator, 1)
+    assert len(coordinator.all(Offer)) == 2
+    running.stop()
+
+
+def test_broker_that_comes_back_empty_is_no_end(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    with stage.lock:
+        stage.broker.stop()
+        stage.broker.start(keep_retained=False)
+    coordinator.announce()
+    # A bid that nobody answered is said again.
+    stage.until(lambda: len([b for b in coordinator.all(Bid) if b.round == 2]) > 1)
+    coordinator.open(2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    retained = stage.broker.retained[coordinator.topics.presence(DEVICE)]
+    assert decode_message(retained) == Presence(name=DEVICE, session=1, online=True)
+
+
+def test_new_run_starts_the_device_anew(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(3)
+    bid_of(coordinator, 3)
+    coordinator.assign(3)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.answers_offers = True
+    old, coordinator.run = coordinator.run, "00000000000000ff"
+    coordinator.announce()
+    play(coordinator, 1)
+    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
+    assert not list(tmp_path.rglob(f"runs/{old}"))
+    assert coordinator.last(Bid, lambda bid: bid.run == old and bid.round == 1) is None
+
+
+def test_messages_of_another_run_are_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.tell(replace(coordinator.opening(2), run="00000000000000ff"))
+    coordinator.open(3)
+    bid_of(coordinator, 3)
+    assert coordinator.last(Bid, lambda bid: bid.round == 2) is None
+
+
+def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    first = movement_of(coordinator, 2)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    coordinator.present(session=2)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    coordinator.receipt(2)
+    coordinator.finish(2)
+    assert started.wait() is None
+    assert first.round == 2
+
+
+@pytest.mark.parametrize("presence_first", [True, False])
+def test_coordinator_that_goes_back_is_followed(
+    stage: Stage, coordinator: Coordinator, started: Running, presence_first: bool
+) -> None:
+    for round in (1, 2, 3):
+        play(coordinator, round)
+    coordinator.open(4)
+    bid_of(coordinator, 4)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    if presence_first:
+        coordinator.present(session=2)
+        bid_of(coordinator, 4)
+        coordinator.open(2)
+    else:
+        coordinator.open(2)
+        coordinator.present(session=2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    coordinator.receipt(2)
+    play(coordinator, 3)
+
+
+def test_device_that_stays_takes_part_in_the_next_run(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    play(coordinator, 1)
+    coordinator.finish(1)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    coordinator.run = "00000000000000ff"
+    coordinator.announce()
+    play(coordinator, 1)
+    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
+    running.stop()
+
+
+def test_run_that_goes_on_after_its_end_is_taken_up_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    play(coordinator, 1)
+    coordinator.finish(1)
+    play(coordinator, 2)
+    running.stop()
+
+
+def test_finished_device_does_not_wait_for_ever_for_a_receipt(
+    stage: Stage,
+    coordinator: Coordinator,
+    started: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_sdk.service.LINGER_S", 0.05)
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert list(tmp_path.rglob("1.movement"))
+
+
+def test_end_of_the_run_stops_a_training(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.open(1, steps=10**7)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert coordinator.movements == []
+
+
+def test_broker_that_does_not_give_us_the_task_ends_the_device(
+    stage: Stage, tmp_path: Path
+) -> None:
+    def strict(*, name: str, deliver: Deliver, will: Will | None = None) -> Link:
+        link = stage.open_link(name=name, deliver=deliver, will=will)
+        deliver(Refused("tessera/v1/toy/up/pi/chunk", "too large"))
+        deliver(Refused("tessera/v1/toy/pub/task", "not allowed"))
+        return link
+
+    with pytest.raises(BrokerError, match="pub/task: not allowed"):
+        DeviceService(make_config(tmp_path), make_data(), open_link=strict).run()
+
+
+def test_nonsense_from_the_broker_is_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    topics = coordinator.topics
+    for topic in (topics.task, topics.round, topics.down_control(DEVICE)):
+        for payload in (b"", b"\xff" * 40, b"\x81\xa1v\x07"):
+            stage.broker.open_link(name="mischief", deliver=lambda _: None).publish(topic, payload)
+    play(coordinator, 1)
+
+
+def test_chunks_that_the_broker_does_not_keep_are_asked_for_directly(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.fetching.RETRY_S", 0.05)
+    coordinator = Coordinator(stage)
+    coordinator.retains_chunks = False
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    movement = play(coordinator, 1)
+    assert coordinator.all(Want)
+    values = decode_blocks(coordinator.plan, movement.payload)[1].values
+    np.testing.assert_array_equal(values, trained_here(coordinator, 1))
+    running.stop()
+
+
+def test_device_that_cannot_get_the_weights_withdraws_its_bid(
+    stage: Stage,
+    coordinator: Coordinator,
+    started: Running,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play(coordinator, 1)
+    monkeypatch.setattr("edge_sdk.fetching.Fetcher.fetch.__kwdefaults__", {"idle_s": 0.05})
+    coordinator.retains_chunks = False
+    coordinator.theta = coordinator.theta * 2
+    coordinator.open(2)
+    coordinator.chunks.clear()
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    skip = stage.until(
+        lambda: coordinator.last(Bid, lambda bid: bid.round == 2 and bid.level is None)
+    )
+    assert "chunks did not come" in skip.reason
+
+
+def test_refused_upload_is_not_offered_for_ever(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.refuses = "too large"
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert not list(tmp_path.rglob("*.movement"))
+
+
+def test_skip_is_spoken_for_by_the_last_movement(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    policy = Policy(participation=0.5)
+    running = Running(stage, make_config(tmp_path, policy=policy))
+    for round in range(1, 5):
+        coordinator.open(round, replay_within=5)
+        bid = bid_of(coordinator, round)
+        if bid.level is not None:
+            coordinator.assign(round)
+            movement_of(coordinator, round)
+            coordinator.receipt(round)
+        elif bid.replays:
+            replay_for(coordinator, round)
+            coordinator.receipt(round)
+    answers = [offer.answers for offer, _ in coordinator.movements]
+    assert any(answers)
+    assert None in answers
+    running.stop()
+
+
+def test_evaluation_is_the_whole_models_on_the_devices_data(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, evaluate_every=2))
+    play(coordinator, 1)
+    play(coordinator, 2)
+    said = stage.until(lambda: coordinator.last(Evaluation))
+    data, weights = make_data(), coordinator.plan.unflatten(coordinator.theta)
+    exact = {name: array.astype(np.float64) for name, array in weights.items()}
+    x, reference = data.inputs[0].astype(np.float64), Reference()
+    assert said.loss == pytest.approx(reference.loss(exact, x, data.targets), rel=1e-5)
+    right = np.mean(reference.logits(exact, x).argmax(1) == data.targets)
+    assert said.accuracy == pytest.approx(right)
+    assert (said.round, said.samples, said.run) == (2, 20, coordinator.run)
+    running.stop()
+    assert len(coordinator.all(Evaluation)) == 1
+
+
+def test_data_of_another_kind_ends_the_device(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
+    running = Running(stage, make_config(tmp_path), wrong)
+    error = running.wait()
+    assert isinstance(error, DataError)
+    assert "float32 4" in str(error)
+    assert "float32 9" in str(error)
+
+
+def test_device_that_stays_says_in_every_round_why_its_data_does_not_fit(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    coordinator.open(1)
+    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
+    running = Running(stage, make_config(tmp_path, stay=True), wrong)
+    bid = bid_of(coordinator, 1)
+    assert bid.level is None
+    assert "float32 9" in bid.reason
+    running.stop()
+
+
+def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, tmp_path: Path) -> None:
+    coordinator = Coordinator(stage)
+    coordinator.manifest = replace(coordinator.manifest, min_onnxruntime="99.0.0")
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    assert isinstance(running.wait(), GraphError)
+
+
+def test_device_in_an_asyncio_program_stops_with_its_block(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+
+    async def program() -> None:
+        config = make_config(tmp_path)
+        async with Device(config, make_data(), open_link=stage.open_link) as device:
+            task = asyncio.ensure_future(device.run())
+            while coordinator.last(Presence, lambda each: each.online) is None:
+                with stage.lock:
+                    stage.broker.step()
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(program())
+    with stage.lock:
+        stage.broker.run()
+    last = coordinator.last(Presence)
+    assert last == Presence(name=DEVICE, session=1, online=False)
+
+
+def test_package_has_what_it_lists() -> None:
+    import edge_sdk
+
+    assert edge_sdk.Device is Device
+    for name in edge_sdk.__all__:
+        assert getattr(edge_sdk, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Devise'"):
+        _ = edge_sdk.Devise
+
+
+def test_device_without_data_is_told_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="data is missing"):
+        run_device(make_config(tmp_path))
