@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -21,8 +22,10 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def test_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = blocks("README.md", "python")
+    device, example = blocks("README.md", "python")
     names: dict[str, object] = {}
+    exec(compile(device, "README.md", "exec"), names)
+    assert inspect.iscoroutinefunction(names["take_part"])
     exec(compile(example, "README.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == ["100%", "75%", "50%", "25%"]
