@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 
 import numpy as np
 import onnxruntime
@@ -16,9 +15,18 @@ from coordinator.tasks import Task, make_task
 from edge_sdk.protocol.graphs import GraphEntry, Kind
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.plan import Groups
+from tests.unit.coordinator.tracing.zoo import MODELS
 
-# Beside this package, and on the path because it is.
-MODELS: dict[str, Family] = import_module("tracing.zoo").MODELS
+__all__ = [
+    "LEVELS",
+    "MODELS",
+    "Compiled",
+    "assert_close",
+    "autograd",
+    "compile_family",
+    "compiled",
+    "feeds_of",
+]
 
 LEVELS = (1.0, 0.5)
 
