@@ -142,10 +142,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--save", type=Path, metavar="DIR", help="save the trained model in a new folder"
     )
-    demo.add_argument(
+    where = demo.add_mutually_exclusive_group()
+    where.add_argument(
         "--in-process",
         action="store_true",
-        help="all in one process, over the in-memory link (the only mode so far)",
+        help="all in one process, over the in-memory link (the default)",
+    )
+    where.add_argument(
+        "--processes",
+        action="store_true",
+        help="a broker, a coordinator and devices as programs of their own, over MQTT",
     )
     demo.set_defaults(run=_demo)
     export = commands.add_parser(
@@ -379,8 +385,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _run_demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from coordinator.demo.run import DemoConfig, make_demo
+    from coordinator.demo.processes import ProcessDemo
+    from coordinator.demo.run import AnyDemo, DemoConfig, as_json, make_demo
     from coordinator.demo.view import save_plot, summarise, watch
+    from coordinator.runs import RunError
     from coordinator.saved import check_folder_free
     from edge_sdk.protocol.encoding import Encoding
 
@@ -410,21 +418,30 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
     console = Console()
     code = 0
-    with console.status("tracing the model, compiling its graphs, dealing out data …"):
-        demo = make_demo(config)
+    demo: AnyDemo
+    if arguments.processes:
+        demo = ProcessDemo(config)
+        # Programs that were started are stopped on the way out; the default would leave them.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
+    else:
+        with console.status("tracing the model, compiling its graphs, dealing out data …"):
+            demo = make_demo(config)
     try:
         watch(demo, console)
     except KeyboardInterrupt:
         console.print(f"stopped after {len(demo.rounds)} of {config.rounds} rounds")
         code = EXIT_INTERRUPTED
+    except RunError as error:
+        print(f"tessera-coordinator: {error}", file=sys.stderr)
+        return 1
     if demo.rounds:
         save_plot(demo, arguments.plot)
         summarise(demo, console, plot=arguments.plot)
         if arguments.save is not None:
             demo.save(arguments.save)
             console.print(f"model           {arguments.save}", markup=False, highlight=False)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(demo.as_json(), indent=1) + "\n")
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(as_json(demo), indent=1) + "\n")
     return code
 
 

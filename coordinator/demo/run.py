@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from coordinator.memory import Dtype
 from coordinator.model import GlobalModel
 from coordinator.pairings import fitting_masks
 from coordinator.rounds import RoundsConfig
-from coordinator.rules import FedRaa, make_rule
+from coordinator.rules import FedRaa, Rule, make_rule
 from coordinator.saved import SavedModel, load_weights, save_model
 from coordinator.tasks import Task, make_task
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.torch import TorchBackend
@@ -98,9 +99,46 @@ class DemoRound:
         return sum(device.train_s for device in self.report.devices)
 
 
+class AnyDemo(Protocol):
+    """A run in progress, in one process or several: iterate over `run()`, and close it.
+
+    All but `config` and `rounds` is known once a round is done.
+    """
+
+    @property
+    def config(self) -> DemoConfig:
+        """What was asked for, with a mask policy."""
+
+    @property
+    def rounds(self) -> Sequence[DemoRound]:
+        """What is done."""
+
+    @property
+    def plan(self) -> ModelPlan:
+        """Of the model that is trained."""
+
+    @property
+    def test_samples(self) -> int:
+        """How many digits the accuracy is of."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the global model (`GlobalModel.digest`)."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same seed gives the same bits."""
+
+    def run(self) -> Generator[DemoRound]:
+        """Train, yielding every round as it closes."""
+
+    def save(self, path: Path) -> None:
+        """Save the global model in a new folder, as `coordinator.saved` describes it."""
+
+
 @dataclass(slots=True)
 class Demo:
-    """A run in progress. Iterate over `run()`; `rounds` holds what is done."""
+    """The run in this process alone, over the in-memory link."""
 
     config: DemoConfig
     task: Task
@@ -110,21 +148,32 @@ class Demo:
     """What the onnx backend trains with; None on torch."""
     rounds: list[DemoRound] = field(default_factory=list)
 
-    def run(self) -> Iterator[DemoRound]:
+    @property
+    def plan(self) -> ModelPlan:
+        """Of the model that is trained."""
+        return self.task.plan
+
+    @property
+    def test_samples(self) -> int:
+        """How many digits the accuracy is of."""
+        return len(self.test)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the present global model."""
+        return self.federation.model.digest
+
+    @property
+    def repeatable(self) -> bool:
+        """Always: devices take turns in the same order."""
+        return True
+
+    def run(self) -> Generator[DemoRound]:
         """Train, yielding every round as it closes."""
-        full_bytes = 2 * 4 * self.task.plan.parameters * self.config.devices
         for report in self.federation.run():
-            full_train_s = self._full_train_s(report) * self.config.devices
-            done = DemoRound(report, self.accuracy(), full_bytes, full_train_s)
+            done = compared(report, self.accuracy(), self.plan, self.config.devices, self.rounds)
             self.rounds.append(done)
             yield done
-
-    def _full_train_s(self, report: RoundReport) -> float:
-        """What the full model took in this very round, so that noise hits both sides alike."""
-        taken = [device.train_s for device in report.devices if device.level == 1]
-        if not taken:
-            return self.rounds[-1].full_train_s / self.config.devices if self.rounds else 0.0
-        return float(np.mean(taken))
 
     def accuracy(self) -> float:
         """Share of test digits that the present global model gets right."""
@@ -141,48 +190,85 @@ class Demo:
         )
         save_model(saved, path)
 
-    def as_json(self) -> dict[str, Any]:
-        """Everything, as plain data. `rounds` depends on nothing but config and versions."""
-        plan = self.task.plan
-        return {
-            "schema": SCHEMA,
-            "seed": self.config.seed,
-            "rule": self.config.rule,
-            "rule_options": dict(self.config.rule_options),
-            "mask": self.config.mask,
-            "mask_options": dict(self.config.mask_options),
-            "encoding_up": str(self.config.up),
-            "encoding_down": str(self.config.down),
-            "backend": self.config.backend,
-            "plan_hash": plan.hash,
-            "parameters": plan.parameters,
-            "rounds": [_round_json(done) for done in self.rounds],
-            "model_sha256": self.federation.model.digest,
-            "bytes": sum(done.bytes_moved for done in self.rounds),
-            "bytes_full_training": sum(done.full_bytes for done in self.rounds),
-            "timings": {
-                "torch": torch.__version__,
-                "train_s": [round(done.train_s, 6) for done in self.rounds],
-                "train_s_full_training": [round(done.full_train_s, 6) for done in self.rounds],
-                "wall_s": [round(done.report.seconds, 6) for done in self.rounds],
-            },
-        }
+
+def as_json(demo: AnyDemo) -> dict[str, Any]:
+    """Everything, as plain data. `rounds` depends on nothing but config and versions."""
+    config, plan, rounds = demo.config, demo.plan, demo.rounds
+    return {
+        "schema": SCHEMA,
+        "seed": config.seed,
+        "rule": config.rule,
+        "rule_options": dict(config.rule_options),
+        "mask": config.mask,
+        "mask_options": dict(config.mask_options),
+        "encoding_up": str(config.up),
+        "encoding_down": str(config.down),
+        "backend": config.backend,
+        "plan_hash": plan.hash,
+        "parameters": plan.parameters,
+        "rounds": [_round_json(done) for done in rounds],
+        "model_sha256": demo.digest,
+        "bytes": sum(done.bytes_moved for done in rounds),
+        "bytes_full_training": sum(done.full_bytes for done in rounds),
+        "timings": {
+            "torch": torch.__version__,
+            "train_s": [round(done.train_s, 6) for done in rounds],
+            "train_s_full_training": [round(done.full_train_s, 6) for done in rounds],
+            "wall_s": [round(done.report.seconds, 6) for done in rounds],
+        },
+    }
+
+
+def compared(
+    report: RoundReport,
+    accuracy: float,
+    plan: ModelPlan,
+    devices: int,
+    earlier: Sequence[DemoRound],
+) -> DemoRound:
+    """A round beside what it would have cost had all devices trained the full model.
+
+    Its time is that of the full model in this very round, so that noise hits both sides alike; of
+    the round before if no device trained it.
+    """
+    taken = [device.train_s for device in report.devices if device.level == 1]
+    if taken:
+        full_train_s = float(np.mean(taken)) * devices
+    else:
+        full_train_s = earlier[-1].full_train_s if earlier else 0.0
+    return DemoRound(report, accuracy, 2 * 4 * plan.parameters * devices, full_train_s)
+
+
+def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
+    """The rule, and the configuration with the mask policy that fits it. Raises `ConfigError`."""
+    rule = make_rule(config.rule, **config.rule_options)
+    return rule, replace(config, mask=config.mask or fitting_masks(rule))
+
+
+def demo_task(seed: int, init: Path | None) -> Task:
+    """What is trained, from the weights in `init` if it is given. Raises `TesseraError`."""
+    task = make_task(make_model(seed), torch.zeros(2, 1, 8, 8), groups=GROUPS)
+    if init is None:
+        return task
+    weights, buffers = load_weights(init, task.plan, buffers=task.buffers)
+    return replace(task, weights=weights, buffers=buffers)
+
+
+def local_rule(config: DemoConfig) -> LocalRule:
+    """How devices train."""
+    return replace(LOCAL_RULE, sam_radius=SAM_RADIUS if config.rule == "subdismo" else 0.0)
 
 
 def make_demo(config: DemoConfig) -> Demo:
     """Load the data, trace the model, deal both out."""
-    rule = make_rule(config.rule, **config.rule_options)
-    config = replace(config, mask=config.mask or fitting_masks(rule))
+    rule, config = choose_masks(config)
     masks = make_masks(str(config.mask), **config.mask_options)
     digits = load_digits(config.seed)
-    task = make_task(
-        make_model(config.seed), torch.from_numpy(digits.train.inputs[0][:2]), groups=GROUPS
-    )
-    sam = SAM_RADIUS if config.rule == "subdismo" else 0.0
+    task = demo_task(config.seed, config.init)
     common: dict[str, Any] = {
         "plan": task.plan,
         "masks": masks,
-        "local_rule": replace(LOCAL_RULE, sam_radius=sam),
+        "local_rule": local_rule(config),
         "steps": STEPS,
         "batch_size": BATCH_SIZE,
         "min_devices": config.devices,
@@ -194,11 +280,10 @@ def make_demo(config: DemoConfig) -> Demo:
         if isinstance(rule, FedRaa)
         else RoundsConfig(rule=rule, rounds=config.rounds, **common)
     )
-    weights, buffers = task.weights, task.buffers
-    if config.init is not None:
-        weights, buffers = load_weights(config.init, task.plan, buffers=buffers)
     graphs = _compile(task) if config.backend == "onnx" else None
-    model = GlobalModel(task.plan, weights, buffers, encoding=config.down, seed=config.seed)
+    model = GlobalModel(
+        task.plan, task.weights, task.buffers, encoding=config.down, seed=config.seed
+    )
     federation = Federation(
         run,
         model,

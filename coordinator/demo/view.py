@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -10,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.demo.run import Demo, DemoRound
+from coordinator.demo.run import AnyDemo, DemoRound
 from coordinator.federation import DeviceRound
 
 RECENT_ROUNDS = 8
@@ -20,19 +21,21 @@ ROUND_COLUMNS = 74
 """Columns a round takes without its devices."""
 
 
-def watch(demo: Demo, console: Console) -> None:
+def watch(demo: AnyDemo, console: Console) -> None:
     """Run to the end, showing each round: live on a terminal, a line a round elsewhere."""
-    if not console.is_terminal:
-        for done in demo.run():
-            line = _line(done, demo.config.rounds)
-            console.print(line, soft_wrap=True, markup=False, highlight=False)
-        return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        for _ in demo.run():
-            live.update(_screen(demo, console.width, console.height), refresh=True)
+    with closing(demo.run()) as rounds:
+        if not console.is_terminal:
+            for done in rounds:
+                line = _line(done, demo.config.rounds)
+                console.print(line, soft_wrap=True, markup=False, highlight=False)
+            return
+        first = Text(f"waiting for the first round of {demo.config.devices} devices …")
+        with Live(first, console=console, auto_refresh=False, transient=True) as live:
+            for _ in rounds:
+                live.update(_screen(demo, console.width, console.height), refresh=True)
 
 
-def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
+def summarise(demo: AnyDemo, console: Console, *, plot: Path | None) -> None:
     """The outcome on one screen."""
     if not demo.rounds:
         return
@@ -40,19 +43,20 @@ def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
     moved, full = sum(r.bytes_moved for r in rounds), sum(r.full_bytes for r in rounds)
     spent, full_s = sum(r.train_s for r in rounds), sum(r.full_train_s for r in rounds)
     best = max(rounds, key=lambda done: done.accuracy)
-    plan = demo.task.plan
+    plan = demo.plan
     lines = [
         f"{demo.config.rule} with {demo.config.mask} masks on {demo.config.backend}, "
         f"{len(rounds)} rounds, {demo.config.devices} devices, "
         f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
-        f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {len(demo.test)} unseen digits "
+        f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {demo.test_samples} unseen digits "
         f"(best {best.accuracy:.1%} in round {best.report.round})",
         f"bytes moved     {_mega(moved)} instead of {_mega(full)}: "
         f"[green]{_saved(moved, full)} saved[/]",
         _training_time(spent, full_s),
         f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
         "trained any block in any round",
-        f"model sha256    {demo.federation.model.digest[:16]}… (same seed, same bits)",
+        f"model sha256    {demo.digest[:16]}…"
+        + (" (same seed, same bits)" if demo.repeatable else ""),
     ]
     if plot is not None:
         lines.append(f"plot            {plot}")
@@ -60,7 +64,7 @@ def summarise(demo: Demo, console: Console, *, plot: Path | None) -> None:
     console.print(_totals(demo))
 
 
-def save_plot(demo: Demo, path: Path) -> None:
+def save_plot(demo: AnyDemo, path: Path) -> None:
     """Accuracy by round, with the fewest devices that trained any block below it."""
     import matplotlib
 
@@ -87,7 +91,7 @@ def save_plot(demo: Demo, path: Path) -> None:
     plt.close(figure)
 
 
-def _screen(demo: Demo, width: int, height: int) -> Group:
+def _screen(demo: AnyDemo, width: int, height: int) -> Group:
     """The newest rounds, and why each device did what it did; both fit the terminal."""
     last = demo.rounds[-1]
     devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]
@@ -116,7 +120,7 @@ def _screen(demo: Demo, width: int, height: int) -> Group:
     return Group(table, now)
 
 
-def _totals(demo: Demo) -> Table:
+def _totals(demo: AnyDemo) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("device")
     for heading in ("level", "trained", "skipped", "MB moved", "seconds"):

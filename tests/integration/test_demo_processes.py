@@ -1,0 +1,189 @@
+"""The demo as a broker, a coordinator and devices of their own, over MQTT."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from coordinator.broker import available
+from coordinator.cli import main
+from coordinator.demo.run import DemoConfig, as_json, make_demo
+from coordinator.saved import read_model
+
+pytestmark = pytest.mark.skipif(
+    not available(), reason="needs a broker: neither mosquitto nor amqtt is installed"
+)
+
+PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
+DEVICES = 4
+WAIT_S = 60.0
+
+
+class Watched:
+    """The demo as a user runs it, and every process it was ever seen to start."""
+
+    def __init__(self, folder: Path, devices: int, *arguments: str) -> None:
+        self.output = folder / "output"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [PROGRAM, "demo", "--processes", "--devices", str(devices), *arguments],
+                cwd=folder,
+                env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=output,
+            )
+        self.demo = psutil.Process(self.process.pid)
+        self.seen: dict[psutil.Process, str] = {}
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        by = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < by, self.text
+            self.look()
+            time.sleep(0.05)
+
+    def look(self) -> None:
+        try:
+            for child in self.demo.children(recursive=True):
+                self.seen[child] = " ".join(child.cmdline()) or self.seen.get(child, "")
+        except psutil.NoSuchProcess:
+            return  # one of them ended as we looked
+
+    def find(self, word: str) -> list[psutil.Process]:
+        return [process for process, command in self.seen.items() if word in command]
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def left(self) -> list[psutil.Process]:
+        """What still runs of all that was started."""
+        return [process for process in self.seen if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def watched(folder: Path, *arguments: str, devices: int = 2) -> Iterator[Watched]:
+    demo = Watched(folder, devices, *arguments)
+    try:
+        yield demo
+    finally:
+        for process in demo.left():
+            process.kill()
+        demo.process.kill()
+        demo.process.wait()
+
+
+def in_process(seed: int, rounds: int) -> dict[str, Any]:
+    demo = make_demo(DemoConfig(rounds=rounds, devices=DEVICES, seed=seed))
+    for _ in demo.run():
+        pass
+    return as_json(demo)
+
+
+def decided(run: dict[str, Any]) -> list[Any]:
+    """What devices and coordinator did, without the bytes that packing adds."""
+    return [
+        {**each, "devices": [(d["device"], d["level"], d["loss"]) for d in each["devices"]]}
+        for each in run["rounds"]
+    ]
+
+
+def test_demo_of_programs_ends_with_the_bits_of_one_process_and_leaves_none(
+    tmp_path: Path,
+) -> None:
+    arguments = ("--rounds", "3", "--seed", "1", "--json", "run.json")
+    with watched(tmp_path, *arguments, devices=DEVICES) as demo:
+        demo.until(lambda: len(demo.find("edge_sdk.cli run")) == DEVICES)
+        expected = in_process(1, 3)
+        demo.until(lambda: demo.ended)
+        assert demo.process.returncode == 0, demo.text
+        assert len(demo.find("edge_sdk.cli run")) == DEVICES
+        assert len(demo.find("coordinator.cli serve")) == 1
+        assert demo.left() == []
+    assert list(tmp_path.glob("tessera-*")) == [tmp_path / "tessera-demo.png"]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["model_sha256"] == expected["model_sha256"]
+    assert decided(run) == decided(expected)
+    assert "round   3/3" in demo.text
+    assert run["model_sha256"][:16] in demo.text
+
+
+def test_demo_of_programs_interrupted_keeps_the_model_and_leaves_none(tmp_path: Path) -> None:
+    with watched(tmp_path, "--rounds", "100000", "--save", "model") as demo:
+        demo.until(lambda: "round   2/" in demo.text)
+        demo.process.send_signal(signal.SIGINT)
+        demo.until(lambda: demo.ended)
+        assert demo.process.returncode == 130, demo.text
+        assert demo.left() == []
+    assert "stopped after" in demo.text
+    assert "Traceback" not in demo.text
+    assert read_model(tmp_path / "model").plan.parameters > 0
+    assert not list(tmp_path.glob("tessera-demo-*"))
+
+
+def test_demo_of_programs_terminated_while_it_compiles_leaves_none(tmp_path: Path) -> None:
+    with watched(tmp_path) as demo:
+        demo.until(lambda: bool(demo.find("coordinator.graphs.child")))
+        demo.process.send_signal(signal.SIGTERM)
+        demo.until(lambda: demo.ended)
+        assert demo.process.returncode == 143, demo.text
+        assert demo.left() == []
+    assert "Traceback" not in demo.text
+    assert not list(tmp_path.glob("tessera-*"))
+
+
+def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None:
+    with watched(tmp_path) as demo:
+        demo.until(lambda: bool(demo.find("coordinator.graphs.child")))
+        demo.find("coordinator.graphs.child")[0].kill()
+        demo.until(lambda: demo.ended)
+        assert demo.process.returncode == 1, demo.text
+        assert demo.left() == []
+    assert "coordinator ended with code 2" in demo.text
+    assert "was not compiled: the process ended with code -9" in demo.text
+
+
+def test_demo_of_programs_does_not_wait_for_a_device_that_died(tmp_path: Path) -> None:
+    with watched(tmp_path) as demo:
+        demo.until(lambda: len(demo.find("edge_sdk.cli run")) == 2)
+        demo.find("device-2")[0].kill()
+        demo.until(lambda: demo.ended)
+        assert demo.process.returncode == 1, demo.text
+        assert demo.left() == []
+    assert "device-2 ended with code -9" in demo.text
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--backend", "torch"), ("--memory", "memory"), ("--threads", "2")]
+)
+def test_demo_of_programs_refuses_what_is_for_one_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--processes", *arguments]) == 2
+    assert f"leave out {arguments[0]}" in capsys.readouterr().err
