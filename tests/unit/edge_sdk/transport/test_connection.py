@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -33,7 +33,8 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
                 except TimeoutError:
                     continue
                 accepted.append(connection)
-                serve(connection)
+                with suppress(OSError):  # the other side may hang up first
+                    serve(connection)
 
         thread = threading.Thread(target=accept)
         thread.start()
