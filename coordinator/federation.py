@@ -23,13 +23,8 @@ from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.memory import Dtype, Memory
 from coordinator.model import GlobalModel
-from coordinator.report import (
-    DeviceRound,
-    RoundReport,
-    device_round,
-    longest_skip,
-    theorem_terms,
-)
+from coordinator.report import DeviceRound, RoundReport
+from coordinator.round_report import report_round, report_updates
 from coordinator.rounds import Phase, RoundsConfig, RoundsState
 from edge_sdk.app import DeviceApp
 from edge_sdk.decide import Policy
@@ -268,36 +263,17 @@ class _Rounds:
         self._model.fetched.clear()
 
     def _report(self, commit: rounds.Commit, noise: float) -> RoundReport:
-        state, plan, round = self._state, self._config.plan, commit.round
-        counted = {device: self._arrivals[device, round].groups for device in commit.fresh}
-        terms = theorem_terms(plan, state.fleet, round, counted)
-        levels = [self._arrivals[device, round].contribution.level for device in commit.fresh]
-        oldest = None if self._memory is None else self._memory.oldest()
-        heard = {*commit.fresh, *commit.replayed}
         now = time.perf_counter()
         took, self._started = now - self._started, now
-        return RoundReport(
-            round=round,
-            devices=tuple(
-                device_round(
-                    plan,
-                    bid,
-                    self._arrivals.get((name, round)) if name in heard else None,
-                    norms=self._norms,
-                    bytes_down=self._model.fetched.get((name, round), 0),
-                )
-                for name, bid in sorted(state.bids.items())
-            ),
-            coverage_min=terms.coverage_min,
-            coverage_mean=terms.coverage_mean,
-            trained_coverage_min=terms.trained_coverage_min,
-            trained_blocks=terms.trained_blocks,
-            oldest_uncovered=terms.oldest_uncovered,
-            gap_bound=self._config.masks.longest_gap(plan, levels) if levels else None,
-            oldest_memory=None if oldest is None else round - oldest,
-            compression_noise=noise,
-            skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),
-            longest_skip=longest_skip(state.fleet, round, state.selected),
+        return report_round(
+            self._config,
+            self._state,
+            commit,
+            self._arrivals,
+            self._memory,
+            norms=self._norms,
+            noise=noise,
+            fetched={device: size for (device, _), size in self._model.fetched.items()},
             seconds=took,
         )
 
@@ -386,38 +362,17 @@ class _Fragments:
         return []
 
     def _report(self) -> RoundReport:
-        state, plan = self._state, self._config.plan
-        counted = {
-            f"{number}": arrival.groups for number, (_, arrival, _) in enumerate(self._window)
-        }
-        terms = theorem_terms(plan, state.fleet, state.version, counted)
-        norms, now = self._model.norms, time.perf_counter()
+        now = time.perf_counter()
         took, self._started = now - self._started, now
-        lines = [
-            device_round(plan, bid, arrival, norms=norms, bytes_down=fetched)
-            for bid, arrival, fetched in self._window
-        ]
-        trained = {line.device for line in lines}
-        lines += [
-            device_round(plan, bid, None, norms=norms, bytes_down=0)
-            for name, bid in self._skips.items()
-            if name not in trained
-        ]
+        updates, skips = self._window, self._skips
         self._window, self._skips = [], {}
-        return RoundReport(
-            round=-(-state.version // self._report_every),
-            devices=tuple(sorted(lines, key=lambda line: line.device)),
-            coverage_min=terms.coverage_min,
-            coverage_mean=terms.coverage_mean,
-            trained_coverage_min=terms.trained_coverage_min,
-            trained_blocks=terms.trained_blocks,
-            oldest_uncovered=-(-terms.oldest_uncovered // self._report_every),
-            gap_bound=None,  # nothing limits how long a device takes over its fragment
-            oldest_memory=None,
-            compression_noise=self._model.noise,
-            skip_share=1 - len(trained) / max(1, len(state.devices)),
-            longest_skip=-(
-                -longest_skip(state.fleet, state.version, state.devices) // self._report_every
-            ),
+        return report_updates(
+            self._config,
+            self._state,
+            updates,
+            skips,
+            norms=self._model.norms,
+            noise=self._model.noise,
             seconds=took,
+            every=self._report_every,
         )

@@ -78,8 +78,9 @@ def report_updates(
     norms: Norms,
     noise: float,
     seconds: float,
+    every: int = 1,
 ) -> RoundReport:
-    """What some updates of an asynchronous run report; the round is the number of all so far.
+    """What some updates of an asynchronous run report; `every` so many of them are a round.
 
     An update is its bid, with the level that was assigned, its arrival and the bytes fetched.
     """
@@ -96,19 +97,19 @@ def report_updates(
         for name, bid in skips.items()
         if name not in trained
     ]
-    levels = [bid.level for bid, _, _ in updates if bid.level is not None]
+    longest = longest_skip(state.fleet, state.version, state.devices)
     return RoundReport(
-        round=state.version,
+        round=-(-state.version // every),
         devices=tuple(sorted(lines, key=lambda line: line.device)),
         coverage_min=terms.coverage_min,
         coverage_mean=terms.coverage_mean,
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
-        oldest_uncovered=terms.oldest_uncovered,
-        gap_bound=config.masks.longest_gap(plan, levels),
+        oldest_uncovered=-(-terms.oldest_uncovered // every),
+        gap_bound=None,  # nothing limits how long a device takes over its fragment
         oldest_memory=None,
         compression_noise=noise,
         skip_share=1 - len(trained) / max(1, len(state.devices)),
-        longest_skip=longest_skip(state.fleet, state.version, state.devices),
+        longest_skip=-(-longest // every),
         seconds=seconds,
     )
