@@ -139,8 +139,8 @@ def measure_throughput(
     received = sum(array.nbytes for array in copies)
     rows = []
     for name, dtype in CASES:
-        tick = begin(f"{name} {dtype}" if dtype else name)
         with TemporaryDirectory(prefix="tessera-bench-") as folder:
+            tick = begin(f"{name} {dtype}" if dtype else name)
             if dtype is None:
                 turns = _turns(config, RaFed(), None, movements, copies, draws, tick)
             else:

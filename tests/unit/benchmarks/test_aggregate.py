@@ -379,7 +379,7 @@ def test_interrupted_aggregate_ends_with_130_and_leaves_no_files(tmp_path: Path)
         env={**os.environ, "TMPDIR": str(tmp_path)},
     ) as process:
         assert process.stderr is not None
-        while "ram-fed fp32" not in process.stderr.readline():  # it has a memory now, or soon
+        while "ram-fed fp32" not in process.stderr.readline():  # its folder is there now
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         try:
