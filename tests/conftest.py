@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 
 NO_SKIPS = "TESSERA_NO_SKIPS"
 """Set by CI: a skipped test then fails. No machine of ours has a CUDA device."""
+
+
+def pytest_configure() -> None:
+    # A shell starts what it puts in the background with Ctrl-C ignored, and so would the programs
+    # that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
