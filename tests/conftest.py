@@ -9,7 +9,9 @@ from collections.abc import Generator
 import pytest
 
 NO_SKIPS = "TESSERA_NO_SKIPS"
-"""Set by CI: a skipped test then fails. No machine of ours has a CUDA device."""
+"""Set by CI: a skipped test then fails."""
+EXCUSED = ("CUDA", "control group", "mount a disk")
+"""What no package brings: a graphics card, rights that a container may not have."""
 
 
 def pytest_configure() -> None:
@@ -22,8 +24,9 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    excused = hasattr(report, "wasxfail") or "CUDA" in str(report.longrepr)
+    reason = str(report.longrepr)
+    excused = hasattr(report, "wasxfail") or any(lack in reason for lack in EXCUSED)
     if report.skipped and not excused and os.environ.get(NO_SKIPS):
         report.outcome = "failed"
-        report.longrepr = f"{NO_SKIPS} is set, and this test was skipped: {report.longrepr}"
+        report.longrepr = f"{NO_SKIPS} is set, and this test was skipped: {reason}"
     return report

@@ -1,0 +1,1 @@
+"""Fleets: which devices are emulated together, and in what state they start."""

@@ -1,0 +1,108 @@
+"""The tables of docs/devices.md, from the profiles: `python -m devices.table`.
+
+It reads the files as they are; that they are sound is what `edge_sdk.profile.board` sees to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+
+MARKS = {"measured": "m", "datasheet": "s", "derived": "d", "assumed": "a"}
+"""What stands behind a number, for its provenance."""
+
+NUMBERS = {
+    "RAM, MB": "memory.memory_mb",
+    "for one process": "memory.app_mb",
+    "speed, all cores": "speed.speed_ratio",
+    "one core": "speed.one_core_ratio",
+    "idle, W": "power.idle_w",
+    "training, W": "power.train_w",
+    "battery, Wh": "battery.battery_wh",
+    "up, Mbit/s": "network.up_mbit_s",
+    "down": "network.down_mbit_s",
+    "throttles, °C": "heat.throttle_c",
+}
+"""The columns behind device and cores, each with its key."""
+
+
+def read_profiles(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """What is in the profiles of a folder, by name, in alphabetical order."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return {
+        path.stem: toml.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.toml"))
+    }
+
+
+def device_table(profiles: dict[str, dict[str, Any]]) -> str:
+    """One row per device; a number is followed by its mark, one that is missing is a dash."""
+    rows = [["device", "cores", *NUMBERS], ["---", "---", *("--:" for _ in NUMBERS)]]
+    for name, profile in profiles.items():
+        numbers = [_number(profile, key) for key in NUMBERS.values()]
+        rows.append([f"{profile['title']} (`{name}`)", _cores(profile), *numbers])
+    return _render(rows)
+
+
+def provenance_table(profiles: dict[str, dict[str, Any]]) -> str:
+    """For every key, how many profiles measured, cited, derived and assumed it."""
+    counts: dict[str, Counter[str]] = {}
+    for profile in profiles.values():
+        for key, provenance in _provenances(profile):
+            counts.setdefault(key, Counter())[provenance] += 1
+    rows = [["key", *MARKS], ["---", *("--:" for _ in MARKS)]]
+    rows += [
+        [f"`{key}`", *(str(counts[key][each] or "–") for each in MARKS)]
+        for key in sorted(counts, key=lambda key: (-counts[key]["assumed"], key))
+    ]
+    return _render(rows)
+
+
+def tables() -> str:
+    """What stands between the markers of docs/devices.md."""
+    profiles = read_profiles()
+    return f"{device_table(profiles)}\n\n{provenance_table(profiles)}"
+
+
+def _number(profile: dict[str, Any], key: str) -> str:
+    section, _, name = key.partition(".")
+    quantity = profile.get(section, {}).get(name)
+    if quantity is None:
+        return "–"
+    return f"{quantity['value']:g} {MARKS[quantity['provenance']]}"
+
+
+def _cores(profile: dict[str, Any]) -> str:
+    return " + ".join(
+        f"{each['count']['value']} × {each['ghz']['value']:g} GHz"
+        if "ghz" in each
+        else f"{each['count']['value']}"
+        for each in profile["cores"]
+    )
+
+
+def _provenances(table: Any, key: str = "") -> list[tuple[str, str]]:
+    if isinstance(table, list):
+        return [found for each in table for found in _provenances(each, key)]
+    if not isinstance(table, dict):
+        return []
+    if "provenance" in table:
+        return [(key, table["provenance"])]
+    return [
+        found
+        for name, inner in table.items()
+        for found in _provenances(inner, f"{key}.{name}" if key else name)
+    ]
+
+
+def _render(rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+if __name__ == "__main__":
+    print(tables())
