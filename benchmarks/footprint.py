@@ -6,9 +6,7 @@ How each is measured is said in `MEMORY_METHOD` and `DISK_METHOD`, which are wri
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -19,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.children import run_child
 from benchmarks.figures import Figure, FigureError
 from benchmarks.imports import child_environment
 from benchmarks.models import FAMILIES
 from benchmarks.training_process import BACKENDS
 from coordinator.graphs import compile_graphs
+from coordinator.saved import SavedModel
 from coordinator.tasks import make_task
 from edge_sdk.protocol.graph_codec import encode_manifest
 from edge_sdk.protocol.plan_codec import encode_plan
 from edge_sdk.streams import stream
+from edge_sdk.train.data import ArrayData
 
 RSS_TARGETS_MB = {"mlp": 65.0, "cnn": 100.0, "vit-small": 190.0}
 DISK_TARGET_MB = 165.0
@@ -107,12 +108,12 @@ def _memory_rows(
         write_files(family, config.batch, Path(files))
         # To compile bytecode takes memory of its own: one process does so for those that count.
         # torch has too much of it to do that again, and no target to be held to.
-        _train("onnx", family, config.steps, files, bytecode)
+        train_in_child("onnx", family, config.steps, files, bytecode)
         tick()
         for _ in range(config.reps):
             for backend in BACKENDS:
                 own = bytecode if backend == "onnx" else None
-                runs[backend].append(_train(backend, family, config.steps, files, own))
+                runs[backend].append(train_in_child(backend, family, config.steps, files, own))
             tick()
     return [
         MemoryRow(
@@ -132,29 +133,35 @@ def write_files(family: str, batch: int, folder: Path) -> None:
     model = FAMILIES[family]
     task = make_task(model.model(), model.inputs(2), groups=GROUPS)
     compiled = compile_graphs(task, levels=(1.0,), batch_sizes=(batch,))
-    (folder / "plan").write_bytes(encode_plan(task.plan))
-    (folder / "manifest").write_bytes(encode_manifest(compiled.manifest))
-    for digest, data in compiled.files.items():
-        (folder / f"{digest}.onnx").write_bytes(data)
     labels = stream(0, "footprint", "labels").integers(model.classes, size=batch)
-    arrays: dict[str, dict[str, Any]] = {
-        "weights": task.weights,
-        "buffers": task.buffers,
-        "batch": {"x0": model.inputs(batch).numpy(), "targets": labels},
+    saved = SavedModel(task.plan, task.weights, task.buffers, compiled.manifest, compiled.files)
+    write_task(saved, ArrayData((model.inputs(batch).numpy(),), labels), folder)
+
+
+def write_task(model: SavedModel, batch: ArrayData, folder: Path) -> None:
+    """The same of a model that is compiled already."""
+    (folder / "plan").write_bytes(encode_plan(model.plan))
+    (folder / "manifest").write_bytes(encode_manifest(model.manifest))
+    for digest, data in model.files.items():
+        (folder / f"{digest}.onnx").write_bytes(data)
+    arrays: dict[str, Mapping[str, Any]] = {
+        "weights": model.weights,
+        "buffers": model.buffers,
+        "batch": {"x0": batch.inputs[0], "targets": batch.targets},
     }
     for name, content in arrays.items():
         np.savez(folder / f"{name}.npz", **content)
 
 
-def _train(
+def train_in_child(
     backend: str, family: str, steps: int, files: str, bytecode: str | None
 ) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, backend, files, family, str(steps)],
-        env=child_environment(bytecode),
-        capture_output=True,
-        text=True,
-        check=False,
+    """What a fresh process says of its training on the files of `write_files`.
+
+    `bytecode`: where it caches bytecode; None: where this process has it. Raises `FigureError`.
+    """
+    done = run_child(
+        ["-c", _CHILD, backend, files, family, str(steps)], child_environment(bytecode)
     )
     if done.returncode:
         raise FigureError(f"{family} did not train on {backend} in a new process:\n{done.stderr}")

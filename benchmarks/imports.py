@@ -14,8 +14,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import edge_sdk
+from benchmarks.children import run_child
 from benchmarks.figures import Figure, FigureError
 
 STATEMENTS = {
@@ -110,13 +109,7 @@ def child_environment(bytecode: str | None) -> dict[str, str]:
 
 def _import(statement: str, bytecode: str) -> tuple[float, float]:
     """(CPU seconds, peak MB) of a child that runs the statement."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD.format(statement=statement)],
-        env=child_environment(bytecode),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_child(["-c", _CHILD.format(statement=statement)], child_environment(bytecode))
     if done.returncode:
         raise FigureError(f"{statement!r} failed in a fresh interpreter:\n{done.stderr}")
     cpu_s, peak_kib = done.stdout.split()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
+from coordinator.orphans import without_orphans
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, open_link
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -29,7 +30,7 @@ Kind = Literal["mosquitto", "amqtt"]
 
 HOST = "127.0.0.1"
 USER = "tessera"
-START_S = 10.0
+START_S = 30.0
 STOP_S = 5.0
 PORT_TRIES = 5
 MAX_PACKET_BYTES = 327_680
@@ -68,7 +69,8 @@ def embedded_broker(
     """Run a broker for the time of the context; yields how to reach it, once it can be reached.
 
     `folder` gets Mosquitto's configuration and log. None means: the best kind there is, a free
-    port, a random password. The user is `tessera`. Raises BrokerError.
+    port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
+    Raises BrokerError.
     """
     kinds = available()
     if kind is None and not kinds:
@@ -115,7 +117,7 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
     config.write_text(mosquitto_config(settings, users))
     with log.open("ab") as output:
         process = subprocess.Popen(  # noqa: S603 - the program is Mosquitto, from PATH
-            [program, "-c", str(config)],
+            without_orphans([program, "-c", str(config)]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +55,31 @@ class ChunkStore:
     def __len__(self) -> int:
         return len(self._places)
 
-    def add(self, name: str, chunks: Mapping[bytes, bytes]) -> list[bytes]:
-        """Hold a set of chunks. Returns the hashes of those that were not here before."""
-        new = [hash for hash in chunks if hash not in self._places]
+    def add(
+        self, name: str, chunks: Iterable[tuple[bytes, bytes]], here: Iterable[bytes] = ()
+    ) -> list[bytes]:
+        """Hold a set of chunks, by hash, and some that are `here` already. Each is written as it
+        comes. Returns the hashes of those that were not here before.
+        """
+        number, self._next = self._next, self._next + 1
+        path, offset = self._path(number), 0
+        members, new = set(here), []
+        with path.open("wb") as file:
+            for hash, chunk in chunks:
+                members.add(hash)
+                if hash in self._places:
+                    continue
+                file.write(chunk)
+                self._places[hash] = _Place(number, offset, len(chunk))
+                offset += len(chunk)
+                new.append(hash)
         if new:
-            self._write(new, chunks)
-        self._users.update(chunks.keys())
-        self._sets[name] = frozenset(chunks)
+            self._files[number] = os.open(path, os.O_RDONLY)
+            self._held[number] = len(new)
+        else:
+            path.unlink()
+        self._users.update(members)
+        self._sets[name] = frozenset(members)
         return new
 
     def names(self) -> Iterable[str]:
@@ -85,17 +103,6 @@ class ChunkStore:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
-
-    def _write(self, new: list[bytes], chunks: Mapping[bytes, bytes]) -> None:
-        number, self._next = self._next, self._next + 1
-        path, offset = self._path(number), 0
-        with path.open("wb") as file:
-            for hash in new:
-                file.write(chunks[hash])
-                self._places[hash] = _Place(number, offset, len(chunks[hash]))
-                offset += len(chunks[hash])
-        self._files[number] = os.open(path, os.O_RDONLY)
-        self._held[number] = len(new)
 
     def _release(self, number: int) -> None:
         self._held[number] -= 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import ConfigError
+from coordinator.identity.commands import add_commands as add_identity_commands
 from edge_sdk import TesseraError, __version__
 
 EXIT_INTERRUPTED = 130
@@ -57,13 +58,15 @@ def _parser() -> argparse.ArgumentParser:
             "Devices of different means train a small CNN on scikit-learn's handwritten digits. "
             "Each round every device says how much of the model it can afford, or skips and says "
             "why; the mask policy picks the groups and the rule puts the pieces together, block "
-            "by block."
+            "by block. Starts a broker, a coordinator and the devices as programs on this machine, "
+            "and ends them all; --in-process does without."
         ),
         epilog=(
             "examples: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
             "tessera-coordinator demo --rule ram-fed --rule-option damping=0.5 --mask rolling; "
             "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16. "
-            "`--rule list` and `--mask list` name all there are. The same seed gives the same bits."
+            "`--rule list` and `--mask list` name all there are. The same seed gives the same "
+            "bits, with and without --in-process; asynchronous rules repeat with it only."
         ),
     )
     demo.add_argument(
@@ -98,7 +101,10 @@ def _parser() -> argparse.ArgumentParser:
         "--down", default="fp32", metavar="ENCODING", help="how the model travels (default fp32)"
     )
     demo.add_argument(
-        "--memory", type=Path, metavar="DIR", help="keep the rule's memory on disk, in this folder"
+        "--memory",
+        type=Path,
+        metavar="DIR",
+        help="keep the rule's memory on disk, in this folder (with --in-process)",
     )
     demo.add_argument(
         "--memory-type",
@@ -110,7 +116,10 @@ def _parser() -> argparse.ArgumentParser:
         "--threads",
         type=int,
         default=1,
-        help="devices that train at a time; the result is the same (default %(default)s)",
+        help=(
+            "devices that train at a time, with --in-process; the result is the same "
+            "(default %(default)s)"
+        ),
     )
     demo.add_argument(
         "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
@@ -131,7 +140,10 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         choices=("onnx", "torch"),
         default="onnx",
-        help="how devices train: onnxruntime on the compiled graph, or torch (default %(default)s)",
+        help=(
+            "how devices train: onnxruntime on the compiled graph, or, with --in-process, torch "
+            "(default %(default)s)"
+        ),
     )
     demo.add_argument(
         "--init",
@@ -142,16 +154,10 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--save", type=Path, metavar="DIR", help="save the trained model in a new folder"
     )
-    where = demo.add_mutually_exclusive_group()
-    where.add_argument(
+    demo.add_argument(
         "--in-process",
         action="store_true",
-        help="all in one process, over the in-memory link (the default)",
-    )
-    where.add_argument(
-        "--processes",
-        action="store_true",
-        help="a broker, a coordinator and devices as programs of their own, over MQTT",
+        help="all in this process, over a link in memory; no broker is needed",
     )
     demo.set_defaults(run=_demo)
     export = commands.add_parser(
@@ -174,6 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(run=_export)
     _add_serve(commands)
     _add_run_commands(commands)
+    add_identity_commands(commands)
     return parser
 
 
@@ -258,12 +265,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.runs import RunError
     from coordinator.serving import serve
     from edge_sdk.logs import configure_logging
+    from edge_sdk.watchdog import Watchdog
 
     configure_logging(arguments.log_format, "info")
     config = read_config(arguments.config)
     stop, codes = _stop_on_signals()
     try:
-        complete = serve(config, stop, lambda line: print(line, flush=True))
+        watchdog = Watchdog.from_environment()
+        complete = serve(config, stop, lambda line: print(line, flush=True), watchdog)
     except RunError as error:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         print(f"tessera-coordinator: {error}{cause}", file=sys.stderr)
@@ -419,13 +428,11 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     console = Console()
     code = 0
     demo: AnyDemo
-    if arguments.processes:
-        demo = ProcessDemo(config)
-        # Programs that were started are stopped on the way out; the default would leave them.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
-    else:
+    if arguments.in_process:
         with console.status("tracing the model, compiling its graphs, dealing out data …"):
             demo = make_demo(config)
+    else:
+        demo = ProcessDemo(config)
     try:
         watch(demo, console)
     except KeyboardInterrupt:

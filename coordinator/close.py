@@ -52,10 +52,12 @@ def close_round(
     arrivals: Arrivals,
     *,
     threads: int = 1,
+    commit_memory: bool = True,
 ) -> None:
     """Apply the rule to a round's arrivals. The result does not depend on the order they came in.
 
-    `state` is that of the machine as it asked for the commit.
+    `state` is that of the machine as it asked for the commit. `commit_memory`: False if the caller
+    commits the memory, when it has made the model durable.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -77,5 +79,5 @@ def close_round(
         if late:
             memory.write(sorted(late, key=lambda part: (part.device, part.made)))
     model.commit(movement, fresh)
-    if memory is not None:
+    if memory is not None and commit_memory:
         memory.commit()

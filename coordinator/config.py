@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from coordinator.courses import Keeping
 from coordinator.errors import ConfigError
 from coordinator.fragments import FragmentsConfig
+from coordinator.limits import MAX_DEVICES
 from coordinator.masks import make_masks
 from coordinator.memory import Dtype
 from coordinator.pairings import fitting_masks
@@ -100,6 +101,8 @@ class RoundTable:
     min_participants: int = 1
     target_accuracy: float | None = None
     patience: int | None = None
+    away_s: float = 10.0
+    max_devices: int = MAX_DEVICES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,8 @@ class BrokerTable:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    bulk_certificate: Path | None = None
+    bulk_key: Path | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     chunk_bytes: int = MAX_CHUNK_BYTES
@@ -147,6 +152,11 @@ class ServeConfig:
         for name in ("keep_last", "keep_every", "threads"):
             if getattr(run, name) < 1:
                 raise ConfigError(f"[run] {name} must be at least 1, not {getattr(run, name)}")
+        if self.round.max_devices < self.round.min_devices:
+            raise ConfigError(
+                f"[round] max_devices ({self.round.max_devices}) is below min_devices "
+                f"({self.round.min_devices}): no round would ever begin"
+            )
         for name in ("up", "down"):
             _encoding(name, getattr(run, name))
         asynchronous = isinstance(self.make_rule(), FedRaa)
@@ -200,6 +210,7 @@ class ServeConfig:
             min_participants=round.min_participants,
             target_accuracy=round.target_accuracy,
             patience=round.patience,
+            away_s=round.away_s,
         )
 
     @property
@@ -229,6 +240,8 @@ class ServeConfig:
             ca=broker.ca,
             certificate=broker.certificate,
             key=broker.key,
+            bulk_certificate=broker.bulk_certificate,
+            bulk_key=broker.bulk_key,
             username=broker.username,
             password=broker.password or os.environ.get(PASSWORD),
             chunk_bytes=broker.chunk_bytes,
@@ -376,6 +389,8 @@ min_devices = 2
 # How long bids and movements are waited for, in seconds.
 bid_s = 10.0
 train_s = 600.0
+# away_s = 10.0           # likewise, for devices that left when all others have answered
+# max_devices = 10000     # names that are listened to
 # participants = 10       # movements wanted per round; default: everybody's
 # over_selection = 1.0    # pick this many more
 # quorum = 1.0            # close when this share of the movements wanted is there
@@ -392,8 +407,12 @@ embedded = true
 # ca = "ca.pem"           # default: what this machine trusts
 # certificate = "coordinator.pem"
 # key = "coordinator.key"
+# bulk_certificate = "coordinator-bulk.pem"  # default: the same for both connections
+# bulk_key = "coordinator-bulk.key"
 # username = "coordinator"
 # password = "…"          # or the environment variable TESSERA_BROKER_PASSWORD
+# allow_plaintext = false # true: no TLS to another machine: everybody on the way can read the
+                          # password, the model and movements, and change them
 # chunk_bytes = 262144    # 98304 suits AWS IoT Core
 """
 """What `init` writes; `name` and `source` are filled in."""

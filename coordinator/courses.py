@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,8 +23,10 @@ from coordinator.report import RoundReport
 from coordinator.runs import Checkpoint, Run
 from edge_sdk.protocol.block_codec import encode_blocks
 from edge_sdk.protocol.chunks import Chunks
+from edge_sdk.protocol.encoded_model import EncodedModel
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import Outcome, Receipt
 from edge_sdk.protocol.model_index import unpack_model
 from edge_sdk.protocol.plan import Groups, ModelPlan
@@ -33,7 +36,11 @@ from edge_sdk.transport.uploads import Upload
 
 log = logging.getLogger(__name__)
 
+MAX_REFUSALS = 20
+"""Movements that did not count of which a report says why."""
+
 Said = events.Broadcast | events.Send
+Clock = Callable[[], float]
 Evaluate = Callable[[GlobalModel], float | None]
 """How good a model is, as a share; None: it cannot be said."""
 
@@ -63,6 +70,10 @@ class Parts:
     """What a movement came in, while the machine looks at it."""
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """What devices said of the model that they have now."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """What became of the movements that came since the last report."""
+    refusals: list[dict[str, Any]] = field(default_factory=list)
+    """Which of them did not count, and why: the first few."""
 
     def keep(self, round: int, arrival: Arrival) -> None:
         """Make what is being looked at durable."""
@@ -70,25 +81,63 @@ class Parts:
             raise StateError(f"a movement of {arrival.contribution.device!r} came in no upload")
         self.receiving.keep(self.upload, arrival.contribution.device, round)
 
-    def publish(self, versions: Iterable[int]) -> Published:
-        """Publish the present model, and clear all but these versions and the last two."""
+    def note(self, receipt: Receipt) -> None:
+        """What became of a movement, for the log and the next report."""
+        outcome, reason = receipt.outcome.value, receipt.reason
+        self.outcomes[outcome] += 1
+        if receipt.outcome is not Outcome.COUNTED and len(self.refusals) < MAX_REFUSALS:
+            why = {"device": receipt.device, "round": receipt.round, "outcome": outcome}
+            self.refusals.append({**why, "reason": reason})
+        self.log(receipt)
+
+    def log(self, receipt: Receipt) -> None:
+        """Log what became of a movement."""
+        outcome, reason = receipt.outcome.value, receipt.reason
+        facts = {"event": "movement", "device": receipt.device, "round": receipt.round}
+        log.info(
+            "movement of %s for round %d: %s%s",
+            receipt.device,
+            receipt.round,
+            outcome,
+            f" ({reason})" if reason else "",
+            extra={"facts": {**facts, "outcome": outcome}},
+        )
+
+    def publish(
+        self,
+        versions: Iterable[int] = (),
+        *,
+        since: Published | None = None,
+        changed: Collection[int] = (),
+    ) -> Published:
+        """Publish the present model, and clear all but these versions and the last two.
+
+        `since` and `changed` as `Publisher.publish_model` has them.
+        """
         model = self.model
-        made = self.publisher.publish_model(model.plan, model.version, model.serve(), model.buffers)
+        made = self.publisher.publish_model(
+            model.plan, model.version, model.serve(), model.buffers, since=since, changed=changed
+        )
         self.publisher.keep_models({model.version, model.version - 1, *versions})
         return made
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint."""
+    def prune(self) -> None:
+        """Remove checkpoints that are not to be kept."""
         keeping = self.keeping
-        self.run.save(checkpoint, keep_last=keeping.keep_last, keep_every=keeping.keep_every)
+        self.run.prune(keep_last=keeping.keep_last, keep_every=keeping.keep_every)
 
     def record(self, report: RoundReport, accuracy: float | None) -> None:
         """Write a report to the history, and log it."""
         heard = _summary(self.evaluations.values())
         self.evaluations.clear()
+        outcomes = {each.value: self.outcomes[each.value] for each in Outcome}
+        refusals, self.refusals = self.refusals, []
+        self.outcomes.clear()
         line = {
             **asdict(report),
             "accuracy": accuracy,
+            "movements": outcomes,
+            "refusals": refusals,
             "evaluations": heard,
             "digest": self.model.digest,
             "time": round(time.time(), 3),
@@ -96,6 +145,9 @@ class Parts:
         self.run.record(line)
         trained = sum(device.level is not None for device in report.devices)
         said = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+        for name in (Outcome.MEMORY, Outcome.LATE, Outcome.REJECTED):
+            if outcomes[name.value]:
+                said += f", {outcomes[name.value]} {name.value}"
         log.info(
             "round %d closed: %d trained of %d, %.1f s%s",
             report.round,
@@ -119,6 +171,18 @@ class ServedModel(GlobalModel):
         message = encode_blocks(self.plan, groups, blocks, PLAIN, stream(0, "reserved"))
         self._reserved[device, round] = (message, buffers)
 
+    def reserve_cut(
+        self,
+        device: str,
+        round: int,
+        groups: Mapping[str, tuple[int, ...]],
+        encoded: EncodedModel,
+        buffers: Mapping[str, Array],
+    ) -> None:
+        """As `reserve`, of a version that is still in memory."""
+        cut = encoded.cut(groups), self.plan.cut_buffers(buffers, groups)
+        self._reserved[device, round] = cut
+
 
 def make_model(
     plan: ModelPlan, checkpoint: Checkpoint, encoding: Encoding, seed: int
@@ -128,6 +192,11 @@ def make_model(
     model = ServedModel(plan, weights, buffers, encoding=encoding, seed=seed)
     model.version = checkpoint.version
     return model
+
+
+def is_news(event: object, receipt: Receipt) -> bool:
+    """Whether a receipt that follows from an event is not one that was given before."""
+    return isinstance(event, events.Kept) or receipt.outcome in (Outcome.LATE, Outcome.REJECTED)
 
 
 def receipt_for(offer: Offer, outcome: Outcome, reason: str = "") -> Receipt:

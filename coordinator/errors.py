@@ -7,7 +7,8 @@ TesseraError
     ├── GraphCompileError  a task could not be compiled (`coordinator.graphs.errors`)
     ├── MemoryStoreError   a memory cannot be used (`coordinator.memory.errors`): busy, damaged
     ├── RunError           a run folder cannot be used (`coordinator.runs`)
-    └── BrokerError        the embedded broker does not start (`coordinator.broker`)
+    ├── BrokerError        the embedded broker does not start (`coordinator.broker`)
+    └── IdentityError      a certificate that cannot be had (`coordinator.identity.errors`)
 """
 
 from __future__ import annotations

@@ -8,24 +8,38 @@ from dataclasses import replace
 
 from coordinator import events, fragments
 from coordinator.arrivals import Arrival
-from coordinator.courses import Parts, Said, receipt_for
+from coordinator.courses import Clock, Parts, Said, is_news, receipt_for
 from coordinator.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.publishing import Published, stamp
 from coordinator.round_report import report_updates
 from coordinator.runs import Checkpoint, RunError
 from edge_sdk.protocol.messages import Assignment, Bid, Outcome, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.packs import find_packs
 from edge_sdk.protocol.transfer import Offer
+
+PUBLISHING_SHARE = 0.2
+"""Of the time, at most, that goes into publishing versions."""
+SAVE_S = 5.0
+"""How long a receipt waits for the checkpoint that has its movement."""
 
 
 class FragmentsCourse:
     """An asynchronous run. A device is served the version that its opening named.
 
-    A checkpoint is written, and a report made, after as many updates as devices are needed.
+    - A version is published when a device is to be told of it, the link has taken the one before,
+      and publishing does not take too much of the time. Else the device is told of the newest one
+      that was; how old its movement is then counts from that.
+    - A checkpoint is written, and a report made, after as many updates as devices are needed.
+    - A movement that counts gets its receipt when a checkpoint has it, after `SAVE_S` at the
+      latest: what comes after the last checkpoint is lost in a crash.
     """
 
-    def __init__(self, config: FragmentsConfig, parts: Parts, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, config: FragmentsConfig, parts: Parts, checkpoint: Checkpoint, clock: Clock
+    ) -> None:
         self._config = config
         self._parts = parts
+        self._clock = clock
         self._state = replace(
             fragments.start(config),
             fleet=checkpoint.fleet,
@@ -42,13 +56,29 @@ class FragmentsCourse:
         self._window: list[tuple[Bid, Arrival, int]] = []
         self._skips: dict[str, Bid] = {}
         self._saved = checkpoint.version
-        self._published = parts.publish(())
+        parts.receiving.clear_kept()
+        self._published = parts.publish()
+        self._newest = (parts.model.serve(), parts.model.buffers)
+        """What was published last, as most devices will ask for it."""
+        self._publish_after = clock()
+        self._changed: set[int] = set()
+        """Packs that differ from the version that was published last."""
+        self._unsaved: set[tuple[str, int]] = set()
+        """(device, round) of movements that no checkpoint has yet."""
+        self._owed: list[events.Send] = []
+        """Their receipts."""
+        self._save_by: float | None = None
         self._started = time.perf_counter()
 
     @property
     def state(self) -> FragmentsState:
         """The machine's state."""
         return self._state
+
+    @property
+    def resumed(self) -> bool:
+        """Never: what devices had to do was for a version that is gone."""
+        return False
 
     @property
     def finished(self) -> bool:
@@ -58,7 +88,8 @@ class FragmentsCourse:
     @property
     def deadline(self) -> float | None:
         """When to send `Tick` at the latest."""
-        return self._state.deadline
+        due = [each for each in (self._state.deadline, self._save_by) if each is not None]
+        return min(due, default=None)
 
     def handle(self, event: fragments.Event, now: float) -> list[Said]:
         """What is to be said after an event."""
@@ -70,13 +101,17 @@ class FragmentsCourse:
                 return self._assignment(event.device)  # it started anew, or missed it
         pending = [event]
         while pending:
-            before = self._state
-            self._state, effects = fragments.handle(self._config, before, pending.pop(0), now)
+            before, happened = self._state, pending.pop(0)
+            self._state, effects = fragments.handle(self._config, before, happened, now)
             for effect in effects:
-                pending += self._perform(effect, before, said)
+                pending += self._perform(effect, before, happened, said)
             if self._state.finished and not before.finished:
                 said.append(events.Broadcast(RoundClosed(round=self._state.openings)))
-        return said
+        if self._unsaved and self._save_by is None:
+            self._save_by = now + SAVE_S
+        if self._save_by is not None and now >= self._save_by:
+            self._save()
+        return [*self._paid(), *said]
 
     def proceed(self, _now: float) -> list[Said]:
         """There is nothing to wait for: versions follow each other as movements come."""
@@ -87,6 +122,8 @@ class FragmentsCourse:
         device, state = offer.device, self._state
         if offer.answers is not None:
             return receipt_for(offer, Outcome.REJECTED, "this run takes no replays")
+        if (device, offer.round) in self._unsaved:
+            return None  # all of it is here; its receipt is to come
         if offer.round == state.counted.get(device):
             return receipt_for(offer, Outcome.COUNTED)
         work = state.work.get(device)
@@ -105,21 +142,32 @@ class FragmentsCourse:
             said += self._assignment(name)
         return said
 
-    def close(self) -> None:
-        """Stop where we are: the model as it is becomes a checkpoint."""
+    def close(self) -> list[Said]:
+        """Stop where we are: the model as it is becomes a checkpoint. What is still to be said."""
         if self._state.version > self._saved:
             self._save()
+        return self._paid()
+
+    def kill(self) -> None:
+        """End as a crash would: nothing is written."""
 
     def _perform(
-        self, effect: fragments.Effect, before: FragmentsState, said: list[Said]
+        self,
+        effect: fragments.Effect,
+        before: FragmentsState,
+        happened: fragments.Event,
+        said: list[Said],
     ) -> list[fragments.Event]:
         parts = self._parts
         match effect:
             case events.Send(device, RoundOpen() as opening):
                 parts.run.note_opened(opening.round)
+                self._publish_if_due()
                 opening = stamp(opening, parts.run.about.run, self._published)
                 self._openings[device] = (opening, self._published)
                 said.append(events.Send(device, opening))
+            case events.Send(device, Receipt() as receipt):
+                self._give(effect, device, receipt, happened, said)
             case events.Send():
                 said.append(effect)
             case events.Keep(round, arrival):
@@ -129,7 +177,10 @@ class FragmentsCourse:
                 return [events.Kept(device, round)]
             case fragments.Reserve(device, round, groups):
                 published = self._openings[device][1]
-                parts.model.reserve_from(device, round, groups, published, parts.chunks)
+                if published is self._published:
+                    parts.model.reserve_cut(device, round, groups, *self._newest)
+                else:
+                    parts.model.reserve_from(device, round, groups, published, parts.chunks)
             case fragments.Release(device, round):
                 parts.model.release(device, round)
             case fragments.Apply(device):
@@ -138,6 +189,26 @@ class FragmentsCourse:
                 except Exception as error:
                     raise RunError(f"a movement of {device!r} could not be applied") from error
         return []
+
+    def _give(
+        self,
+        effect: events.Send,
+        device: str,
+        receipt: Receipt,
+        happened: fragments.Event,
+        said: list[Said],
+    ) -> None:
+        """Give a receipt, now or when a checkpoint has the movement."""
+        if (device, receipt.round) in self._unsaved:
+            if effect not in self._owed:
+                self._owed.append(effect)
+            return
+        said.append(effect)
+        if receipt.outcome is Outcome.COUNTED:
+            if is_news(happened, receipt):
+                self._parts.log(receipt)
+        else:
+            self._parts.note(receipt)
 
     def _apply(self, device: str, before: FragmentsState) -> None:
         parts, plan = self._parts, self._config.plan
@@ -150,10 +221,37 @@ class FragmentsCourse:
         # What the device trained from is as old as its opening, which may be before its bid.
         parts.model.mix(self._config.rule, arrival, before.version - published.version)
         self._earlier[device] = published.version
-        held = {each.version for _, each in self._openings.values()}
-        self._published = parts.publish(held | set(self._earlier.values()))
+        self._changed.update(find_packs(plan).of_submodel(plan, plan.choose(arrival.groups)))
+        self._unsaved.add((device, arrival.contribution.made))
+        parts.outcomes[Outcome.COUNTED.value] += 1
         if self._state.version % self._config.min_devices == 0 or self._state.finished:
             self._report()
+
+    def _publish_if_due(self) -> None:
+        parts, begun, last = self._parts, self._clock(), self._published
+        is_newest = last.version == parts.model.version
+        if is_newest or not parts.publisher.drained or begun < self._publish_after:
+            return
+        held = {each.version for _, each in self._openings.values()}
+        held |= {last.version, *self._earlier.values()}
+        encoded = parts.model.serve()
+        # int8 is rounded at random, so that all of a version is another.
+        since = None if encoded.encoding.kind == "int8" else last
+        self._published = parts.publish(held, since=since, changed=self._changed)
+        self._newest = (encoded, parts.model.buffers)
+        self._changed.clear()
+        now = self._clock()
+        self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+
+    def _paid(self) -> list[Said]:
+        """The receipts that were owed for what a checkpoint has now."""
+        if self._unsaved:
+            return []
+        owed, self._owed = self._owed, []
+        for each in owed:
+            if isinstance(each.message, Receipt):
+                self._parts.log(each.message)
+        return list(owed)
 
     def _report(self) -> None:
         parts, model = self._parts, self._parts.model
@@ -174,7 +272,7 @@ class FragmentsCourse:
 
     def _save(self) -> None:
         state, model = self._state, self._parts.model
-        self._parts.save(
+        self._parts.run.save(
             Checkpoint(
                 round=state.version,
                 committed=state.version,
@@ -187,6 +285,9 @@ class FragmentsCourse:
             )
         )
         self._saved = state.version
+        self._unsaved.clear()
+        self._save_by = None
+        self._parts.prune()
         self._parts.receiving.clear_kept()
 
     def _training(self, device: str) -> fragments.Work | None:

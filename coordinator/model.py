@@ -62,7 +62,7 @@ class GlobalModel:
     @property
     def digest(self) -> str:
         """SHA-256 over weights and buffers: equal models, equal digests."""
-        digest = hashlib.sha256(self.theta.tobytes())
+        digest = hashlib.sha256(self.theta.data)
         for name in sorted(self.buffers):
             digest.update(name.encode())
             digest.update(self.buffers[name].tobytes())

@@ -11,7 +11,7 @@ devices ask (`Want`) for every chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoded_model import EncodedModel
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import RoundClosed, RoundOpen
-from edge_sdk.protocol.model_index import ModelIndex, encode_index, pack_model
+from edge_sdk.protocol.model_index import ModelIndex, encode_index, pack_chunks
 from edge_sdk.protocol.packs import find_packs
 from edge_sdk.protocol.plan import Groups, ModelPlan
 from edge_sdk.protocol.topics import Topics
@@ -31,6 +31,8 @@ from edge_sdk.protocol.transfer import Presence, TaskNotice, Want
 TASK = "task"
 MAX_WAITING = 4096
 """Chunks that wait for the link; beyond that, devices that want some have to ask again."""
+MAX_ASKED = 64
+"""Chunks of one device that asked for them that wait; beyond that, it has to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +101,40 @@ class Publisher:
             },
             chunk_bytes=self._chunk_bytes,
         )
-        self._publish(self._store.add(TASK, chunks))
+        self._publish(self._store.add(TASK, chunks.items()))
         self._notice = notice
         self._sending.say(self._topics.task, notice, retain=True)
 
     def publish_model(
-        self, plan: ModelPlan, version: int, encoded: EncodedModel, buffers: dict[str, Array]
+        self,
+        plan: ModelPlan,
+        version: int,
+        encoded: EncodedModel,
+        buffers: dict[str, Array],
+        *,
+        since: Published | None = None,
+        changed: Collection[int] = (),
     ) -> Published:
-        """Publish a version of the model."""
-        index, chunks = pack_model(plan, encoded, buffers, self._chunk_bytes)
-        blob, pieces = split_blob(encode_index(plan, index), self._chunk_bytes)
-        chunks.update(pieces)
-        self._publish(self._store.add(_name(version), chunks))
-        return Published(version, index, blob)
+        """Publish a version of the model.
+
+        `since`: an earlier version that is still here; only the packs with the numbers `changed`
+        differ from its.
+        """
+        blobs = {} if since is None else dict(enumerate(since.index.packs))
+        here = [n for number, blob in blobs.items() if number not in changed for n in blob.chunks]
+        made: list[Published] = []
+
+        def chunks() -> Iterator[tuple[bytes, bytes]]:
+            numbers = None if since is None else sorted(changed)
+            size = self._chunk_bytes
+            yield from pack_chunks(plan, encoded, buffers, size, blobs, numbers)
+            index = ModelIndex(encoded.encoding, size, tuple(blobs.values()))
+            blob, pieces = split_blob(encode_index(plan, index), size)
+            made.append(Published(version, index, blob))
+            yield from pieces.items()
+
+        self._publish(self._store.add(_name(version), chunks(), here))
+        return made[0]
 
     def keep_models(self, versions: Iterable[int]) -> None:
         """Clear what none of these versions needs."""
@@ -157,8 +180,11 @@ class Publisher:
         if self._sending.waiting > MAX_WAITING:
             return  # it asks again; what is published now may be what it wants
         for hash in want.chunks:
+            if self._sending.waiting_for(want.device) >= MAX_ASKED:
+                break
             if hash in self._store:
-                self._sending.chunk(self._topics.down_chunk(want.device, hash), hash)
+                topic = self._topics.down_chunk(want.device, hash)
+                self._sending.chunk(topic, hash, asked_by=want.device)
         self._sending.pump()
 
     def _publish(self, hashes: Iterable[bytes]) -> None:

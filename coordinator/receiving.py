@@ -1,7 +1,8 @@
 """Uploads of devices: to disk as they come, checked, kept until their round is committed.
 
     uploads/<n>.part               an upload on its way; gone with this process
-    movements/<round>-<device>     what was kept for a round; gone when the round is committed
+    movements/<round>-<device>     what was kept for a round; gone when the round is committed.
+                                   A replay is kept under the round that it answers
 
 A device hears what became of an upload by a receipt; the last few are remembered, because a device
 that missed one offers the same bytes again.
@@ -9,9 +10,11 @@ that missed one offers the same bytes again.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import count
 from math import prod
 from mmap import mmap
@@ -26,6 +29,8 @@ from edge_sdk.protocol.movement_codec import MAX_HEADER_BYTES, decode_movement
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.transfer import Credit, Offer
 from edge_sdk.transport.uploads import Progress, Upload, UploadLimits, Uploads
+
+log = logging.getLogger(__name__)
 
 REMEMBERED = 16
 """Receipts of one device."""
@@ -81,12 +86,12 @@ class UploadFile(mmap):
 
 
 class Receiving:
-    """All that devices upload. What earlier processes left is deleted."""
+    """All that devices upload. Of what earlier processes left, only what was kept remains."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
+        shutil.rmtree(uploads, ignore_errors=True)
         for folder in (uploads, movements):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
         self._folder = uploads
         self._movements = movements
         self._numbers = count(1)
@@ -112,6 +117,11 @@ class Receiving:
                 reason=f"the coordinator cannot store it: {error.strerror or error}",
             )
 
+    def knows(self, offer: Offer) -> bool:
+        """Whether an upload was heard of before: room for it was made, or none is needed."""
+        known = offer.upload in self._receipts.get(offer.device, ())
+        return known or self._uploads.knows(offer)
+
     def received(self, device: str, payload: bytes, now: float) -> Progress:
         """What follows from a chunk. Raises `MessageError`."""
         return self._uploads.received(device, payload, now)
@@ -133,6 +143,21 @@ class Receiving:
         if len(receipts) > REMEMBERED:
             receipts.popitem(last=False)
 
+    def kept(self) -> Iterator[Movement | Replay]:
+        """What is kept, by round and device; what cannot be read any more is left out."""
+        for path in sorted(self._movements.iterdir()):
+            number, _, _ = path.name.partition("-")
+            try:
+                movement = decode_movement(path.read_bytes())
+                answered = int(number)
+            except (MessageError, ValueError) as error:
+                log.error("%s holds no movement: %s", path, error)
+                continue
+            if answered == movement.round:
+                yield movement
+            else:
+                yield Replay(round=answered, movement=movement)
+
     def clear_kept(self) -> None:
         """Delete what was kept: it is in the model, or in memory."""
         for path in self._movements.iterdir():
@@ -144,6 +169,11 @@ class Receiving:
 
     def _allocate(self, size: int) -> UploadFile:
         return UploadFile(self._folder / f"{next(self._numbers)}.part", size)
+
+
+def is_kept(upload: Upload) -> bool:
+    """Whether an upload was made durable."""
+    return isinstance(upload.data, UploadFile) and upload.data.path is None
 
 
 def read_upload(upload: Upload) -> Movement | Replay:

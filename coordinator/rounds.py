@@ -18,6 +18,8 @@
     TRAINING  Bid (skip): withdrawn          TRAINING  –
     TRAINING  Bid (level) of one who has     TRAINING  Send(Assignment) again: it started anew
               groups already
+    TRAINING  Left: all who owe something    TRAINING  –; the deadline is `away_s` from now
+    TRAINING  Joined: one of them is back    TRAINING  –; the deadline is what it was
     TRAINING  enough of them, the deadline   CLOSING   Commit
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
@@ -38,165 +40,67 @@ Rules:
 - With `participants`, that many of the offers are picked, times `over_selection`; the round closes
   when `quorum` of those wanted have sent their movement. Who offered and was not picked was not
   selected: its silence is no skip.
+- A device that left may be back in a moment with its movement, so it is waited for; but for
+  `away_s` only once everybody who is still there has answered.
+- `resume` and `recount` take up a round that was open when the process ended: its devices have
+  their assignments, and what they were given receipts for is on disk.
 - Time comes in with every event; `state.deadline` says when to send `Tick` at the latest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.arrivals import Arrival, Expected, GroupsByAxis, Refused, check_arrival
-from coordinator.errors import ConfigError
 from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
-from coordinator.fleet import Fleet, new_fleet
+from coordinator.fleet import new_fleet
 from coordinator.masks import Situation
-from coordinator.rules import Rule
-from coordinator.run_config import RunConfig
+from coordinator.round_arrivals import on_kept, on_movement, on_replay, replay_within, withdraw
+from coordinator.round_state import (
+    Commit,
+    Committed,
+    Effect,
+    Event,
+    OpenRound,
+    PastRound,
+    Phase,
+    RoundsConfig,
+    RoundsState,
+    Step,
+    expected_of,
+)
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages import (
-    MAX_REASON_CHARACTERS,
     Assignment,
     Bid,
     Movement,
     Outcome,
-    Receipt,
     Replay,
     RoundClosed,
     RoundOpen,
 )
 from edge_sdk.streams import stream
 
-
-class Phase(Enum):
-    """What the coordinator is doing."""
-
-    WAITING = "waiting for devices"
-    BIDDING = "collecting bids"
-    TRAINING = "collecting movements"
-    CLOSING = "closing"
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsConfig(RunConfig):
-    """What a run in rounds is."""
-
-    rule: Rule
-    rounds: int
-    max_staleness: int = 50
-    """Rounds after which a late movement, a replay or an entry of memory is too old."""
-    participants: int | None = None
-    """How many movements a round is to have; None: one of everybody who offers."""
-    over_selection: float = 1.0
-    """How many more devices are picked, as a factor: some never finish."""
-    quorum: float = 1.0
-    """The share of the movements wanted at which a round closes without waiting for the rest."""
-    min_participants: int = 0
-    """With fewer offers a round is void: nothing is trained, and it does not count."""
-    target_accuracy: float | None = None
-    """Stop when the model is this good; None: go on."""
-    patience: int | None = None
-    """Stop after this many rounds without a better model; None: go on."""
-
-    def __post_init__(self) -> None:
-        RunConfig.__post_init__(self)
-        self._check_counts("rounds", "max_staleness")
-        for name in ("participants", "patience"):
-            if getattr(self, name) is not None:
-                self._check_counts(name)
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum is a share in (0, 1], not {self.quorum!r}")
-        if not (math.isfinite(self.over_selection) and self.over_selection >= 1):
-            raise ConfigError(f"over_selection is a factor of 1 or more, not {self.over_selection}")
-        if self.over_selection > 1 and self.participants is None:
-            raise ConfigError("over_selection needs participants: how many movements are wanted")
-        if self.min_participants < 0:
-            raise ConfigError(f"min_participants must not be negative: {self.min_participants}")
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Committed:
-    """The round's new model is in place; `norms` per block, where the policy uses them.
-
-    `accuracy`: how good it is, a share; None where nobody evaluates.
-    """
-
-    round: int
-    norms: NDArray[np.float64] | None = None
-    accuracy: float | None = None
-
-
-Event = Joined | Left | Bid | Movement | Replay | Kept | Committed | Tick
-"""Messages of devices, and what happens at the edge."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Apply the rule and answer with `Committed`. All names are sorted.
-
-    `fresh` and `replayed` are devices whose movement, or replay, was kept for this round; `silent`
-    ones were selected and sent neither; `late` are (device, round) of movements that memory takes.
-    """
-
-    round: int
-    fresh: tuple[str, ...]
-    replayed: tuple[str, ...]
-    silent: tuple[str, ...]
-    late: tuple[tuple[str, int], ...]
-
-
-Effect = Broadcast | Send | Keep | Commit
-
-
-@dataclass(frozen=True, slots=True)
-class PastRound:
-    """A closed round: what devices were to do, and what became of the movements that came."""
-
-    expected: Mapping[str, Expected]
-    outcomes: Mapping[str, Outcome]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundsState:
-    """All the coordinator remembers between events. Made by `start`."""
-
-    fleet: Fleet
-    phase: Phase = Phase.WAITING
-    round: int = 0
-    deadline: float | None = None
-    devices: frozenset[str] = frozenset()
-    """All devices that were ever there."""
-    present: frozenset[str] = frozenset()
-    """Those that are there now."""
-    void: int = 0
-    """Rounds that had too few offers."""
-    best: tuple[float, int] = (-math.inf, 0)
-    """The best accuracy so far, and after which round."""
-    selected: frozenset[str] = frozenset()
-    """Devices that were asked to take part in the present round."""
-    bids: Mapping[str, Bid] = field(default_factory=dict)
-    assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
-    keeping: frozenset[str] = frozenset()
-    """Devices whose movement of this round is being stored."""
-    keeping_replays: frozenset[str] = frozenset()
-    keeping_late: frozenset[tuple[str, int]] = frozenset()
-    """(device, round) of movements of closed rounds that are being stored."""
-    counted: frozenset[str] = frozenset()
-    replayed: frozenset[str] = frozenset()
-    late: frozenset[tuple[str, int]] = frozenset()
-    """Movements of closed rounds that are stored and enter memory at the next commit."""
-    past: Mapping[int, PastRound] = field(default_factory=dict)
-
-
-Step = tuple[RoundsState, list[Effect]]
+__all__ = [
+    "Commit",
+    "Committed",
+    "Effect",
+    "Event",
+    "OpenRound",
+    "PastRound",
+    "Phase",
+    "RoundsConfig",
+    "RoundsState",
+    "Step",
+    "handle",
+    "opening_of",
+    "recount",
+    "resume",
+    "start",
+]
 
 
 def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> RoundsState:
@@ -206,6 +110,51 @@ def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> Rou
 
 def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
     """The state after an event at time `now` (seconds, any origin), and what to do about it."""
+    state, effects = _react(config, state, event, now)
+    if state.phase is not Phase.TRAINING:
+        return state, effects
+    if not _is_complete(config, state):
+        return _mind_absent(config, state, now), effects
+    state, closing = _close(config, state)
+    return state, [*effects, *closing]
+
+
+def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: float) -> RoundsState:
+    """A round that was open when the process ended, open again: nothing of it is counted yet.
+
+    `recount` counts what is on disk; a `Tick` behind that closes the round if all is there.
+    """
+    deadline = now + config.train_s
+    return replace(
+        state,
+        phase=Phase.TRAINING,
+        round=opened.round,
+        deadline=deadline,
+        train_by=deadline,
+        fleet=state.fleet.heard(opened.bids.values()),
+        devices=state.devices | opened.selected,
+        selected=opened.selected,
+        bids=opened.bids,
+        assigned=opened.assigned,
+    )
+
+
+def recount(
+    config: RoundsConfig, state: RoundsState, sent: Movement | Replay
+) -> tuple[RoundsState, Keep | None]:
+    """Count again what was kept before the process ended; None: it is of no use any more."""
+    if isinstance(sent, Replay):
+        after, effects = on_replay(config, state, sent)
+    else:
+        after, effects = on_movement(config, state, sent)
+    for effect in effects:
+        if isinstance(effect, Keep):
+            device = effect.arrival.contribution.device
+            return on_kept(config, after, device, effect.round)[0], effect
+    return state, None
+
+
+def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
     match event:
         case Joined(device):
             return _on_joined(config, state, device, now)
@@ -214,11 +163,11 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
         case Bid():
             return _on_bid(config, state, event, now)
         case Movement():
-            return _on_movement(config, state, event)
+            return on_movement(config, state, event)
         case Replay():
-            return _on_replay(config, state, event)
+            return on_replay(config, state, event)
         case Kept(device, round):
-            return _on_kept(config, state, device, round)
+            return on_kept(config, state, device, round)
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
@@ -236,17 +185,22 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
 
 def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
     known = device in state.present
-    state = replace(state, devices=state.devices | {device}, present=state.present | {device})
+    state = replace(
+        state,
+        devices=state.devices | {device},
+        present=state.present | {device},
+        away=state.away - {device},
+    )
     if state.phase is Phase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
     if state.phase is Phase.BIDDING and not known:
         state = replace(state, selected=state.selected | {device})
-        return state, [Send(device, _opening(config, state.round))]
+        return state, [Send(device, opening_of(config, state))]
     return state, []
 
 
 def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
-    state = replace(state, present=state.present - {device})
+    state = replace(state, present=state.present - {device}, away=state.away | {device})
     if state.phase is Phase.BIDDING and device not in state.bids:
         state = replace(state, selected=state.selected - {device})
         return _assign_if_complete(config, state, now)
@@ -265,7 +219,7 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
     if state.phase is not Phase.TRAINING or not owes:
         return state, []
     if bid.level is None:
-        return _withdraw(config, state, bid)
+        return withdraw(state, bid), []
     return state, [_assignment(state, bid.device)]
 
 
@@ -284,7 +238,7 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         late=state.late,
         past=state.past,
     )
-    return opened, [Broadcast(_opening(config, opened.round))]
+    return opened, [Broadcast(opening_of(config, opened))]
 
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
@@ -312,18 +266,18 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         stream=stream(config.seed, "masks", state.round),
     )
     assigned = config.masks(situation) if offers else {}
+    deadline = now + config.train_s
     state = replace(
         state,
         phase=Phase.TRAINING,
-        deadline=now + config.train_s,
+        deadline=deadline,
+        train_by=deadline,
         fleet=fleet,
         bids={name: bid for name, bid in bids.items() if name not in passed_over},
         selected=state.selected - passed_over,
         assigned=assigned,
     )
-    assignments: list[Effect] = [_assignment(state, device) for device in assigned]
-    closing, effects = _close_if_complete(config, state)
-    return closing, [*assignments, *effects]
+    return state, [_assignment(state, device) for device in assigned]
 
 
 def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
@@ -356,185 +310,30 @@ def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
     return replace(bid, level=None, reason=reason)
 
 
-# -- movements arrive ----------------------------------------------------------------------------
-
-
-def _on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) -> Step:
-    device, round = movement.device, movement.round
-    if round > state.round:
-        future = f"round {round} has not begun; this is round {state.round}"
-        return state, [_receipt(device, round, Outcome.REJECTED, future)]
-    if round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING):
-        return _on_current(config, state, movement)
-    past = state.past.get(round)
-    if past is None:
-        old = f"round {round} is more than {config.max_staleness} rounds ago"
-        return state, [_receipt(device, round, Outcome.LATE, old)]
-    if device in past.outcomes:
-        return state, [_receipt(device, round, past.outcomes[device])]
-    if (device, round) in state.keeping_late:
-        return state, []
-    try:
-        arrival = _checked(config, state, movement, past.expected.get(device))
-    except Refused as refusal:
-        return state, [_receipt(device, round, Outcome.REJECTED, str(refusal))]
-    if _remembers(config, state):
-        state = replace(state, keeping_late=state.keeping_late | {(device, round)})
-        return _learned(state, arrival), [Keep(round, arrival)]
-    return state, [_receipt(device, round, Outcome.LATE, _is_closed(state, round))]
-
-
-def _on_current(config: RoundsConfig, state: RoundsState, movement: Movement) -> Step:
-    device, round = movement.device, movement.round
-    if device in state.counted:
-        return state, [_receipt(device, round, Outcome.COUNTED)]
-    if device in state.keeping:
-        return state, []
-    try:
-        arrival = _checked(config, state, movement, _expected(state).get(device))
-    except Refused as refusal:
-        return _reject(config, state, device, str(refusal))
-    state = replace(state, keeping=state.keeping | {device})
-    return _learned(state, arrival), [Keep(round, arrival)]
-
-
-def _on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
-    movement, device = replay.movement, replay.movement.device
-    bid = state.bids.get(device)
-    if replay.round > state.round:
-        future = f"round {replay.round} has not begun; this is round {state.round}"
-        return state, [_receipt(device, replay.round, Outcome.REJECTED, future)]
-    open_now = state.phase in (Phase.BIDDING, Phase.TRAINING) and replay.round == state.round
-    if not open_now:
-        closed = _is_closed(state, replay.round)
-        return state, [_receipt(device, replay.round, Outcome.LATE, closed)]
-    if device in state.replayed:
-        return state, [_receipt(device, replay.round, Outcome.COUNTED)]
-    if device in state.keeping_replays:
-        return state, []
-    if bid is None or not bid.replays:
-        unasked = "no replay was announced for this round"
-        return state, [_receipt(device, replay.round, Outcome.REJECTED, unasked)]
-    past = state.past.get(movement.round)
-    age = state.round - movement.round
-    try:
-        if age > _replay_within(config):
-            raise Refused(f"it is {age} rounds old; the rule takes {_replay_within(config)}")
-        expected = None if past is None else past.expected.get(device)
-        arrival = _checked(config, state, movement, expected)
-    except Refused as refusal:
-        return _reject(config, state, device, str(refusal))
-    state = replace(state, keeping_replays=state.keeping_replays | {device})
-    return _learned(state, arrival), [Keep(replay.round, arrival)]
-
-
-def _checked(
-    config: RoundsConfig, state: RoundsState, movement: Movement, expected: Expected | None
-) -> Arrival:
-    return check_arrival(
-        config.plan,
-        movement,
-        expected,
-        config.encoding,
-        config.local_rule.learning_rate,
-        state.fleet.usual,
-        config.rms_limit,
-    )
-
-
-def _expected(state: RoundsState) -> dict[str, Expected]:
-    """What each device is to do in the present round."""
-    return {
-        name: Expected(groups, bid.level or 1.0, bid.samples)
-        for name, groups in state.assigned.items()
-        if (bid := state.bids.get(name)) is not None
-    }
-
-
-def _learned(state: RoundsState, arrival: Arrival) -> RoundsState:
-    usual = state.fleet.usual.learn(arrival.scale)
-    return replace(state, fleet=replace(state.fleet, usual=usual))
-
-
-def _reject(config: RoundsConfig, state: RoundsState, device: str, refusal: str) -> Step:
-    """Refuse what came for the present round, and wait no longer for whoever sent it."""
-    receipt = _receipt(device, state.round, Outcome.REJECTED, refusal)
-    bid = state.bids.get(device)
-    if device not in state.assigned and not (bid is not None and bid.replays):
-        return state, [receipt]
-    reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
-    skip = Bid(device=device, round=state.round, level=None, reason=reason)
-    state, effects = _withdraw(config, state, skip)
-    return state, [receipt, *effects]
-
-
-def _withdraw(config: RoundsConfig, state: RoundsState, skip: Bid) -> Step:
-    """Stop waiting for a device; it counts as a skip."""
-    state = replace(
-        state,
-        bids={**state.bids, skip.device: skip},
-        assigned={name: g for name, g in state.assigned.items() if name != skip.device},
-        keeping=state.keeping - {skip.device},
-        keeping_replays=state.keeping_replays - {skip.device},
-    )
-    return _close_if_complete(config, state)
-
-
-def _on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
-    if not 1 <= round <= state.round or device not in state.devices:
-        raise StateError(f"a movement of {device!r} was kept that round {round} never had")
-    current = round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING)
-    if current and device in state.keeping:
-        counted, keeping = state.counted | {device}, state.keeping - {device}
-        state = replace(state, counted=counted, keeping=keeping)
-    elif current and device in state.keeping_replays:
-        replayed, keeping = state.replayed | {device}, state.keeping_replays - {device}
-        state = replace(state, replayed=replayed, keeping_replays=keeping)
-    elif current and device in state.counted | state.replayed:
-        raise StateError(f"the movement of {device!r} was kept twice")
-    else:
-        return _on_kept_late(config, state, device, round)
-    closing, effects = _close_if_complete(config, state)
-    return closing, [_receipt(device, round, Outcome.COUNTED), *effects]
-
-
-def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
-    past = state.past.get(round)
-    state = replace(state, keeping_late=state.keeping_late - {(device, round)})
-    if past is not None and device in past.outcomes:
-        return state, [_receipt(device, round, past.outcomes[device])]
-    takes = past is not None and device in past.expected and _remembers(config, state)
-    if past is None or not takes:
-        why = "the round closed, or the device withdrew, before the movement was stored"
-        return state, [_receipt(device, round, Outcome.LATE, why)]
-    outcomes = {**past.outcomes, device: Outcome.MEMORY}
-    state = replace(
-        state,
-        late=state.late | {(device, round)},
-        past={**state.past, round: replace(past, outcomes=outcomes)},
-    )
-    return state, [_receipt(device, round, Outcome.MEMORY, _is_closed(state, round))]
-
-
-def _remembers(config: RoundsConfig, state: RoundsState) -> bool:
-    """Whether a movement that came too late still has a use: a commit that takes it is to come."""
-    last = state.round - state.void >= config.rounds
-    over = state.phase is Phase.FINISHED or (last and state.phase is Phase.CLOSING)
-    return config.rule.remembers == "movements" and not over
-
-
 # -- the round closes ----------------------------------------------------------------------------
 
 
-def _close_if_complete(config: RoundsConfig, state: RoundsState) -> Step:
-    if state.phase is not Phase.TRAINING:
-        return state, []
-    replaying = {name for name, bid in state.bids.items() if bid.replays}
+def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
     wanted = len(state.assigned)
     if config.participants is not None:
         wanted = min(wanted, config.participants)
     enough = len(state.counted) >= math.ceil(config.quorum * wanted)
-    return _close(config, state) if enough and state.replayed >= replaying else (state, [])
+    return enough and state.replayed >= _replaying(state)
+
+
+def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
+    """When all that still owe something have left, they are waited for a little, no longer."""
+    owing = state.assigned.keys() - state.counted - state.keeping
+    owing |= _replaying(state) - state.replayed - state.keeping_replays
+    if state.train_by is None or not owing or not owing <= state.away:
+        return replace(state, deadline=state.train_by)
+    if state.deadline != state.train_by:
+        return state  # they have been waited for since the last of them left
+    return replace(state, deadline=min(state.train_by, now + config.away_s))
+
+
+def _replaying(state: RoundsState) -> set[str]:
+    return {name for name, bid in state.bids.items() if bid.replays}
 
 
 def _close(config: RoundsConfig, state: RoundsState) -> Step:
@@ -550,7 +349,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
     outcomes = dict.fromkeys(commit.fresh, Outcome.COUNTED)
     horizon = state.round - config.max_staleness
     past = {number: entry for number, entry in state.past.items() if number > horizon}
-    past[state.round] = PastRound(_expected(state), outcomes)
+    past[state.round] = PastRound(expected_of(state), outcomes)
     state = replace(
         state,
         phase=Phase.CLOSING,
@@ -584,20 +383,11 @@ def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -
     return reached or stuck
 
 
-def _opening(config: RoundsConfig, round: int) -> RoundOpen:
-    rule = config.rule
-    whole = round <= rule.warmup_rounds
-    return config.opening(round, whole=whole, replay_within=_replay_within(config))
-
-
-def _replay_within(config: RoundsConfig) -> int:
-    """How old a replay may be: what the rule takes, and its assignment is still known."""
-    return min(config.rule.replay_within, config.max_staleness)
-
-
-def _is_closed(state: RoundsState, round: int) -> str:
-    return f"round {round} is closed; round {state.round} is {state.phase.value}"
-
-
-def _receipt(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:
-    return Send(device, Receipt(device=device, round=round, outcome=outcome, reason=reason))
+def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
+    """What devices are told as a round begins."""
+    return config.opening(
+        state.round,
+        whole=state.round <= config.rule.warmup_rounds,
+        replay_within=replay_within(config),
+        rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
+    )

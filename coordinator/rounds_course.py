@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -9,23 +10,53 @@ import numpy as np
 
 from coordinator import events, rounds
 from coordinator.arrivals import Arrival
-from coordinator.close import close_round, open_memory
-from coordinator.courses import Parts, Said, receipt_for
+from coordinator.close import close_round
+from coordinator.courses import Parts, Said, is_news, receipt_for
+from coordinator.journal import Journal
+from coordinator.memory import Memory
 from coordinator.publishing import stamp
 from coordinator.round_report import report_round
-from coordinator.rounds import Phase, RoundsConfig, RoundsState
-from coordinator.runs import MEMORY, Checkpoint, RunError
+from coordinator.rounds import OpenRound, Phase, RoundsConfig, RoundsState
+from coordinator.runs import Checkpoint, Run, RunError
 from edge_sdk.protocol.messages import Assignment, Outcome, Receipt, RoundOpen
 from edge_sdk.protocol.transfer import Offer
 
+log = logging.getLogger(__name__)
+
+
+def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Checkpoint:
+    """The newest checkpoint that memory is not behind. Raises `RunError`.
+
+    Where a crash left it behind, the checkpoint is removed: the journal's round closes once more.
+    """
+    checkpoint, opened = run.latest(), journal.read()
+    behind = memory is not None and memory.now < checkpoint.round
+    if behind and opened is not None and opened.round == checkpoint.round:
+        run.drop_latest()
+        checkpoint = run.latest()
+    return checkpoint
+
 
 class RoundsCourse:
-    """A run in rounds. A commit is over when its model is published: then `proceed`."""
+    """A run in rounds. A commit is over when its model is published: then `proceed`.
 
-    def __init__(self, config: RoundsConfig, parts: Parts, checkpoint: Checkpoint) -> None:
+    A round that was open when an earlier process ended is gone on with.
+    """
+
+    def __init__(
+        self,
+        config: RoundsConfig,
+        parts: Parts,
+        checkpoint: Checkpoint,
+        memory: Memory | None,
+        journal: Journal,
+        now: float,
+    ) -> None:
         self._config = config
         self._parts = parts
-        keeping, opened = parts.keeping, parts.run.opened
+        self._memory = memory
+        self._journal = journal
+        opened = parts.run.opened
         self._norms = parts.model.norms
         self._committed = checkpoint.committed
         self._state = replace(
@@ -39,13 +70,43 @@ class RoundsCourse:
         )
         if _is_complete(config, checkpoint):
             self._state = replace(self._state, phase=Phase.FINISHED)
-        self._memory = open_memory(
-            config, parts.run.folder / MEMORY, dtype=keeping.memory_dtype, threads=keeping.threads
-        )
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
-        self._published = parts.publish(())
+        self._published = parts.publish()
         self._started = time.perf_counter()
+        self._resumed = self._reopening = self._resume(checkpoint, now)
+        self._journalled = self._state.assigned
+        """What `round.json` has."""
+
+    def _resume(self, checkpoint: Checkpoint, now: float) -> bool:
+        """Go on with the round that was open, if there was one with assignments."""
+        opened, state = self._journal.read(), self._state
+        current = opened is not None and opened.round == state.round > checkpoint.round
+        if opened is None or not current or self.finished:
+            self._journal.clear()
+            self._parts.receiving.clear_kept()
+            return False
+        # It is no void round: it is not over.
+        state = rounds.resume(self._config, replace(state, void=state.void - 1), opened, now)
+        for sent in self._parts.receiving.kept():
+            state, keep = rounds.recount(self._config, state, sent)
+            if keep is not None:
+                device = keep.arrival.contribution.device
+                self._arrivals[device, keep.round] = keep.arrival
+        self._state = state
+        log.info(
+            "round %d goes on: %d of %d movements are here",
+            state.round,
+            len(state.counted),
+            len(state.assigned),
+            extra={"facts": {"event": "resumed", "round": state.round}},
+        )
+        return True
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the round that is open was so before this process began."""
+        return self._resumed
 
     @property
     def state(self) -> RoundsState:
@@ -67,20 +128,40 @@ class RoundsCourse:
         said: list[Said] = []
         pending = [event]
         while pending:
-            self._state, effects = rounds.handle(self._config, self._state, pending.pop(0), now)
+            happened = pending.pop(0)
+            self._state, effects = rounds.handle(self._config, self._state, happened, now)
+            self._note_assignments()
             for effect in effects:
+                message = effect.message if isinstance(effect, events.Send) else None
+                if isinstance(message, Receipt) and is_news(happened, message):
+                    self._parts.note(message)
                 pending += self._perform(effect, said)
         return said
 
     def proceed(self, now: float) -> list[Said]:
-        """Go on after a commit, once its model is published."""
+        """Go on after a commit, or with the round that was open, once its model is published."""
+        if self._reopening:
+            self._reopening = False
+            opening = rounds.opening_of(self._config, self._state)
+            opening = stamp(opening, self._parts.run.about.run, self._published)
+            return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
         committed, self._due = self._due, None
         return [] if committed is None else self.handle(committed, now)
+
+    def _note_assignments(self) -> None:
+        """Before anybody hears of them, and when a device withdraws."""
+        state = self._state
+        assigned = state.phase in (Phase.TRAINING, Phase.CLOSING)
+        if assigned and state.assigned is not self._journalled:
+            self._journal.write(OpenRound(state.round, state.selected, state.bids, state.assigned))
+            self._journalled = state.assigned
 
     def settled(self, offer: Offer) -> Receipt | None:
         """The receipt for something that need not be sent: its outcome is known."""
         state, device, round = self._state, offer.device, offer.round
         if offer.answers is not None:
+            if offer.answers == state.round and device in state.replayed:
+                return receipt_for(offer, Outcome.COUNTED)
             if offer.answers >= state.round:
                 return None
             return receipt_for(offer, Outcome.LATE, f"round {offer.answers} is closed")
@@ -89,6 +170,8 @@ class RoundsCourse:
             return receipt_for(offer, past.outcomes[device])
         if round == state.round and device in state.counted:
             return receipt_for(offer, Outcome.COUNTED)
+        if round == state.round and state.phase is Phase.TRAINING and device not in state.assigned:
+            return receipt_for(offer, Outcome.REJECTED, f"it has no assignment of round {round}")
         if past is None and round < state.round:
             return receipt_for(
                 offer, Outcome.LATE, f"round {round} is long gone, or was interrupted"
@@ -109,21 +192,15 @@ class RoundsCourse:
             if device is None or name == device
         ]
 
-    def close(self) -> None:
-        """Stop where we are: what was kept for the open round goes to memory, if there is one."""
-        memory, config = self._memory, self._config
-        if memory is None:
-            return
-        if config.rule.remembers == "movements" and self._arrivals:
-            memory.advance(max(memory.now, self._state.round))
-            parts = [
-                arrival.contribution
-                for arrival in self._arrivals.values()
-                if config.rule.takes(arrival.contribution)
-            ]
-            memory.write(sorted(parts, key=lambda part: (part.device, part.made)))
-            memory.commit()
-        memory.close()
+    def close(self) -> list[Said]:
+        """Stop where we are: the open round is on disk, with all that was kept for it."""
+        self.kill()
+        return []
+
+    def kill(self) -> None:
+        """End as a crash would: nothing is written."""
+        if self._memory is not None:
+            self._memory.close()
 
     def _perform(self, effect: rounds.Effect, said: list[Said]) -> list[rounds.Event]:
         match effect:
@@ -160,6 +237,7 @@ class RoundsCourse:
             self._memory,
             self._arrivals,
             threads=parts.keeping.threads,
+            commit_memory=False,
         )
         accuracy = None if parts.evaluate is None else parts.evaluate(model)
         report = report_round(
@@ -180,7 +258,7 @@ class RoundsCourse:
         self._committed += 1
         better = accuracy is not None and accuracy > state.best[0]
         best = (accuracy or 0.0, commit.round) if better else state.best
-        parts.save(
+        parts.run.save(
             Checkpoint(
                 round=commit.round,
                 committed=self._committed,
@@ -193,10 +271,14 @@ class RoundsCourse:
                 past=state.past,
             )
         )
+        if self._memory is not None:
+            self._memory.commit()
+        parts.prune()
         parts.record(report, accuracy)
         self._arrivals.clear()
         parts.receiving.clear_kept()
-        self._published = parts.publish(())
+        self._journal.clear()
+        self._published = parts.publish()
         self._due = rounds.Committed(commit.round, self._norms, accuracy)
 
 

@@ -52,7 +52,14 @@ class RunConfig:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ConfigError(f"{name} must be above 0 seconds, not {getattr(self, name)!r}")
 
-    def opening(self, round: int, *, whole: bool = False, replay_within: int = 0) -> RoundOpen:
+    def opening(
+        self,
+        round: int,
+        *,
+        whole: bool = False,
+        replay_within: int = 0,
+        rounds_left: int | None = None,
+    ) -> RoundOpen:
         """What devices are told as a round begins."""
         return RoundOpen(
             round=round,
@@ -65,4 +72,5 @@ class RunConfig:
             whole=whole,
             replay_within=replay_within,
             encoding=self.encoding,
+            rounds_left=rounds_left,
         )

@@ -6,16 +6,19 @@
     counters.json                 the newest round ever opened; starts of the coordinator
     checkpoints/<n>.safetensors   the model after round n, and what is known of the fleet
     memory/                       the rule's memory (`memory/disk.py`)
+    round.json                    who does what in the open round (`journal.py`)
     movements/, uploads/          what devices sent for the rounds that are open (`receiving.py`)
     chunks/, published.bin        what devices fetch, and what brokers may hold of it
     history.jsonl                 one line per closed round, and one per rollback
 
 Rules:
-- A round's number is used once: it is on disk before anybody hears of it, so a run that was
-  interrupted goes on with the next one, and what comes for the interrupted one is late.
+- A round's number is used once: it is on disk before anybody hears of it. A run that was
+  interrupted goes on with the round it was in, if there were assignments, or with the next one.
+- A round's checkpoint comes before its memory: if a crash leaves memory behind, the round is
+  closed once more from the checkpoint before, to the same bits.
 - Files appear whole or not at all: written beside their place, synced, renamed.
-- Going back removes the later checkpoints and the memory, whose entries were made by later models;
-  round numbers still go forward.
+- Going back removes the later checkpoints, the open round and the memory, whose entries were made
+  by later models; round numbers still go forward.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ FORMAT = 1
 LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
+ROUND = "round.json"
 
 _BUFFER = "buffer/"
 
@@ -179,10 +183,18 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------
 
-    def save(self, checkpoint: Checkpoint, *, keep_last: int, keep_every: int) -> None:
-        """Write a checkpoint and remove old ones, but for the last few and every so-manyth."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint."""
         path = _checkpoint_path(self.folder, checkpoint.round)
         write_durably(path, _encode(checkpoint))
+
+    def drop_latest(self) -> None:
+        """Remove the newest checkpoint, if there is one before it."""
+        if len(rounds := self.rounds()) > 1:
+            _checkpoint_path(self.folder, rounds[-1]).unlink()
+
+    def prune(self, *, keep_last: int, keep_every: int) -> None:
+        """Remove old checkpoints, but for the last few and every so-manyth."""
         numbers = self.rounds()
         for number in numbers[:-keep_last]:
             if number % keep_every:
@@ -209,8 +221,10 @@ class Run:
         _decode(_checkpoint_path(self.folder, to_round), self.plan)
         for number in reversed([each for each in rounds if each > to_round]):
             _checkpoint_path(self.folder, number).unlink()
-        if (self.folder / MEMORY).is_dir():
-            shutil.rmtree(self.folder / MEMORY)
+        (self.folder / ROUND).unlink(missing_ok=True)
+        for name in (MEMORY, MOVEMENTS):
+            if (self.folder / name).is_dir():
+                shutil.rmtree(self.folder / name)
         self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
 
     # -- history ----------------------------------------------------------------------------
@@ -286,7 +300,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
             for round, past in checkpoint.past.items()
         },
     }
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     encoded: bytes = save(contiguous, metadata={"state": json.dumps(state)})
     return encoded
 

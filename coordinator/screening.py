@@ -27,6 +27,8 @@ MEMORY = 0.1
 """How much of what is usual the newest movement makes up."""
 LEARNED = 2.0
 """How many times the usual RMS one movement counts as, at the most, in what is usual next."""
+PIECE = 2**20
+"""Values that are squared at a time, unless a single block has more."""
 FLOOR = 0.01
 """No block is expected to move by less than this share of the RMS over all blocks of a level."""
 
@@ -113,12 +115,18 @@ def scale_of(plan: ModelPlan, blocks: Blocks, *, level: float, learning_rate: fl
 
 def block_squares(values: NDArray[np.float32], sizes: NDArray[np.int64]) -> Float64:
     """Per block, the sum of its squared values; blocks lie one behind the other."""
-    if not len(sizes):
-        return np.zeros(0)
-    starts = np.cumsum(sizes) - sizes
-    with np.errstate(over="ignore"):
-        squares = np.square(values, dtype=np.float64)
-    return np.asarray(np.add.reduceat(squares, starts), dtype=np.float64)
+    ends = np.cumsum(sizes)
+    result = np.zeros(len(sizes))
+    first = 0
+    while first < len(sizes):  # in pieces: a float64 copy of a model is large
+        start = int(ends[first] - sizes[first])
+        behind = max(first + 1, int(np.searchsorted(ends, start + PIECE, side="right")))
+        with np.errstate(over="ignore"):
+            squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
+        starts = ends[first:behind] - sizes[first:behind] - start
+        result[first:behind] = np.add.reduceat(squares, starts)
+        first = behind
+    return result
 
 
 def _key(level: float) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_sdk.protocol.wire import ControlMessage, encode_message
 from edge_sdk.transport.link import Link
+
+MAX_CONTROLS = 2**16
+"""Control messages that wait for the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class _Bulk:
     hash: bytes | None
     """None: the topic is cleared."""
     retain: bool
+    asked_by: str
+    """The device that asked for it; empty: nobody did."""
 
 
 class Sending:
@@ -36,6 +41,8 @@ class Sending:
         self._load = load
         self._controls: deque[_Control] = deque()
         self._bulk: OrderedDict[str, _Bulk] = OrderedDict()
+        self._asked: Counter[str] = Counter()
+        """Chunks that wait, by the device that asked for them."""
 
     @property
     def waiting(self) -> int:
@@ -43,15 +50,29 @@ class Sending:
         return len(self._bulk)
 
     def say(self, topic: str, message: ControlMessage | None, *, retain: bool = False) -> None:
-        """Send a control message; None, retained, clears the topic."""
+        """Send a control message; None, retained, clears the topic.
+
+        What is not retained is dropped when far too much waits: devices ask again.
+        """
+        if len(self._controls) > MAX_CONTROLS and not retain:
+            return
         payload = b"" if message is None else encode_message(message)
         self._controls.append(_Control(topic, payload, retain))
         self._pump_controls()
 
-    def chunk(self, topic: str, hash: bytes | None, *, retain: bool = False) -> None:
+    def chunk(
+        self, topic: str, hash: bytes | None, *, retain: bool = False, asked_by: str = ""
+    ) -> None:
         """Send a chunk when there is room; None clears the topic."""
-        self._bulk[topic] = _Bulk(hash, retain)
+        if (job := self._bulk.get(topic)) is not None:
+            self._done(job)
+        self._bulk[topic] = _Bulk(hash, retain, asked_by)
         self._bulk.move_to_end(topic)
+        self._asked[asked_by] += 1
+
+    def waiting_for(self, device: str) -> int:
+        """Chunks that wait because this device asked for them."""
+        return self._asked[device]
 
     def pump(self) -> None:
         """Send what the link takes."""
@@ -64,6 +85,12 @@ class Sending:
             ):
                 return
             del self._bulk[topic]
+            self._done(job)
+
+    def _done(self, job: _Bulk) -> None:
+        self._asked[job.asked_by] -= 1
+        if not self._asked[job.asked_by]:
+            del self._asked[job.asked_by]
 
     def _pump_controls(self) -> None:
         while self._controls:

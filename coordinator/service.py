@@ -2,7 +2,9 @@
 messages.
 
 Rules:
-- What a device sends costs at most itself: a message that cannot be used is logged and dropped.
+- What a device sends costs at most itself: a message that cannot be used is dropped, and its sender
+  told now and then. How much may arrive, and of how many devices, is limited (`inbox.py`,
+  `limits.py`).
 - A device that speaks is there, whatever became of its presence.
 - For the state machine, time stands still while there is no broker: nobody is late because of it.
 - A round opens only when the link has taken all chunks of its model.
@@ -12,24 +14,35 @@ Rules:
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator import events
+from coordinator.callers import Callers
 from coordinator.chunk_store import ChunkStore
-from coordinator.courses import Evaluate, Keeping, Parts, Said, make_model
+from coordinator.close import open_memory
+from coordinator.courses import Clock, Evaluate, Keeping, Parts, Said, make_model
 from coordinator.fragments import FragmentsConfig
 from coordinator.fragments_course import FragmentsCourse
+from coordinator.inbox import Inbox
+from coordinator.journal import Journal
+from coordinator.limits import MAX_DEVICES
 from coordinator.model import GlobalModel
 from coordinator.publishing import Publisher
-from coordinator.receiving import Receiving, largest_movement, read_upload
+from coordinator.receiving import Receiving, is_kept, largest_movement, read_upload
 from coordinator.rounds import RoundsConfig
-from coordinator.rounds_course import RoundsCourse
-from coordinator.runs import CHUNKS, MOVEMENTS, PUBLISHED, UPLOADS, Run, RunError
+from coordinator.rounds_course import RoundsCourse, whole_checkpoint
+from coordinator.runs import (
+    CHUNKS,
+    MEMORY,
+    MOVEMENTS,
+    PUBLISHED,
+    ROUND,
+    UPLOADS,
+    Run,
+    RunError,
+)
 from coordinator.sending import Sending
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -48,6 +61,7 @@ from edge_sdk.transport.link import (
     Writable,
 )
 from edge_sdk.transport.uploads import Upload, UploadLimits
+from edge_sdk.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +72,6 @@ MAX_WAIT_S = 1.0
 """The loop looks up at least this often, for a stop that was asked for."""
 LINGER_S = 5.0
 """How long devices are answered after the end: until then they should have left."""
-WARNINGS = 5
-"""Of one device; what else is wrong with its messages is logged as detail."""
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +85,8 @@ class ServiceConfig:
     chunk_bytes: int
     retained_chunks: bool = True
     """Whether the broker keeps chunks; otherwise devices are sent what they ask for."""
+    max_devices: int = MAX_DEVICES
+    """Further names are not listened to."""
 
 
 class Service:
@@ -89,12 +101,19 @@ class Service:
         evaluate: Evaluate | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
+        watchdog: Watchdog | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`."""
         self._run = run
         self._machine = config.machine
         self._clock = clock
-        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self._watchdog = Watchdog() if watchdog is None else watchdog
+        most = config.max_devices
+        # Twice what a device may have under way: a link may double all that it brings.
+        limits = UploadLimits()
+        at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
+        self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
+        self._callers = Callers(self._inbox, clock=clock, max_devices=most)
         self._topics = Topics(run.about.task)
         self._session = run.next_session(wall())
         self._sessions: dict[str, int] = {}
@@ -102,16 +121,21 @@ class Service:
         self._present: set[str] = set()
         self._newcomers: list[str] = []
         """Devices that are there before the first model is published."""
-        self._warned: Counter[str] = Counter()
         self._lost_s = 0.0
         self._away_since: float | None = clock()
         self._idle_due_s = clock() + IDLE_S
         gone = encode_message(Presence(name=NAME, session=self._session, online=False))
         self._link = open_link(
             name=f"{NAME}-{run.about.task}",
-            deliver=self._events.put,
+            deliver=self._inbox.put,
             will=Will(self._topics.coordinator, gone),
         )
+        for topic_filter, bulk in (
+            (self._topics.presences, False),
+            (self._topics.up_controls, False),
+            (self._topics.up_chunks, True),
+        ):
+            self._link.subscribe(topic_filter, bulk=bulk)
         self._store = ChunkStore(run.folder / CHUNKS)
         self._sending = Sending(self._link, self._store.get)
         self._publisher = Publisher(
@@ -124,22 +148,22 @@ class Service:
         )
         try:
             self._parts, self._course = self._begin(config, evaluate)
+            self._callers.know(self._course.state.devices)
         except BaseException:
             self._link.close()
             self._store.close()
             raise
-        for topic_filter, bulk in (
-            (self._topics.presences, False),
-            (self._topics.up_controls, False),
-            (self._topics.up_chunks, True),
-        ):
-            self._link.subscribe(topic_filter, bulk=bulk)
 
     def _begin(
         self, config: ServiceConfig, evaluate: Evaluate | None
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
-        run, machine = self._run, config.machine
-        checkpoint = run.latest()
+        run, machine, keeping = self._run, config.machine, config.keeping
+        journal, memory = Journal(run.folder / ROUND), None
+        if isinstance(machine, RoundsConfig):
+            memory = open_memory(
+                machine, run.folder / MEMORY, dtype=keeping.memory_dtype, threads=keeping.threads
+            )
+        checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.encoding))
         parts = Parts(
             run=run,
@@ -150,13 +174,12 @@ class Service:
             keeping=config.keeping,
             evaluate=evaluate,
         )
-        self._publisher.say_presence(Presence(name=NAME, session=self._session, online=True))
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
         if isinstance(machine, RoundsConfig):
-            course = RoundsCourse(machine, parts, checkpoint)
+            course = RoundsCourse(machine, parts, checkpoint, memory, journal, self._now())
         else:
-            course = FragmentsCourse(machine, parts, checkpoint)
+            course = FragmentsCourse(machine, parts, checkpoint, self._clock)
         # Retained: what an earlier run left there would mislead whoever comes now.
         over = RoundClosed(round=max(1, run.opened), run=run.about.run)
         self._publisher.say_round(over if course.finished else None)
@@ -181,6 +204,7 @@ class Service:
 
     def serve(self, stop: threading.Event) -> None:
         """Go on until the run is complete or a stop is asked for. Raises `RunError`."""
+        self._watchdog.ready(f"leads {self._run.about.task}")
         while not self.finished and not stop.is_set():
             self._step(self._wait_s())
         until = self._clock() + LINGER_S
@@ -188,10 +212,9 @@ class Service:
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
 
     def _step(self, wait_s: float) -> None:
-        try:
-            event: LinkEvent | None = self._events.get(timeout=wait_s)
-        except queue.Empty:
-            event = None
+        now = self._clock()
+        self._watchdog.alive(now)
+        event = self._inbox.get(min(wait_s, max(0.0, self._watchdog.due_s - now)))
         if event is not None:
             self.handle(event)
         self.tick()
@@ -199,11 +222,7 @@ class Service:
     def pump(self) -> int:
         """Deal with all that has arrived, without waiting; how many events that were."""
         number = 0
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except queue.Empty:
-                break
+        while (event := self._inbox.get()) is not None:
             self.handle(event)
             number += 1
         self.tick()
@@ -232,6 +251,8 @@ class Service:
         if self._away_since is None and deadline is not None and now >= deadline:
             self._say(self._course.handle(events.Tick(), now))
             self._proceed()
+        for device, reason in self._inbox.take_dropped().items():
+            self._warn(device, reason)
         if self._clock() >= self._idle_due_s:
             self._idle_due_s = self._clock() + IDLE_S
             for offer in self._parts.receiving.drop_idle(self._clock()):
@@ -239,8 +260,9 @@ class Service:
 
     def close(self) -> None:
         """Keep what can be kept, say goodbye."""
+        self._watchdog.stopping()
         try:
-            self._course.close()
+            self._say(self._course.close())
         finally:
             self._publisher.say_presence(Presence(name=NAME, session=self._session, online=False))
             self._link.close()
@@ -248,6 +270,7 @@ class Service:
 
     def kill(self) -> None:
         """End as a crash would."""
+        self._course.kill()
         self._link.kill()
         self._store.close()
 
@@ -279,7 +302,10 @@ class Service:
         if self._away_since is not None:
             self._lost_s += self._clock() - self._away_since
             self._away_since = None
-        if not event.first:
+        if event.first:
+            # Not before: devices answer at once, and we would not hear them.
+            self._publisher.say_presence(Presence(name=NAME, session=self._session, online=True))
+        else:
             self._publisher.say_again()
             self._say(self._course.say_again())
         self._sending.pump()
@@ -294,7 +320,9 @@ class Service:
             if topic.kind is TopicKind.UP_CHUNK:
                 self._on_chunk(device, event.payload)
             elif event.payload:  # a cleared presence is empty
-                self._on_message(topic, device, decode_received(topic, event.payload))
+                message = decode_received(topic, event.payload)
+                if self._callers.admit(device):
+                    self._on_message(topic, device, message)
         except MessageError as error:
             self._warn(device, str(error))
         except RunError:
@@ -322,14 +350,16 @@ class Service:
     def _on_presence(self, device: str, presence: Presence) -> None:
         if presence.session < self._sessions.get(device, 0):
             return  # a will of an earlier session
+        known = device in self._present
         again = presence.session > self._sessions.get(device, presence.session)
+        # A round that was open before us may wait for devices that we know nothing of yet.
+        first = device not in self._sessions and self._course.resumed
         self._sessions[device] = presence.session
         if presence.online:
-            known = device in self._present
             self._joined(device)
-            if known or again:
+            if known or again or first:
                 self._say(self._course.say_again(device))
-        elif device in self._present:
+        elif known or first:
             self._present.discard(device)
             log.info("%s left", device, extra={"facts": {"event": "left", "device": device}})
             self._say(self._course.handle(events.Left(device), self._now()))
@@ -353,20 +383,32 @@ class Service:
             late = Receipt(device=device, round=round, outcome=Outcome.LATE, reason=reason)
             self._tell(device, replace(late, run=offer.run))
             return
-        answer = self._course.settled(offer) or self._parts.receiving.offered(
-            device, offer, self._clock()
-        )
+        receiving, now = self._parts.receiving, self._clock()
+        answer: Receipt | Credit | None = self._course.settled(offer)
+        known = receiving.knows(offer)
+        if answer is None:
+            if not known:
+                self._callers.check_offer(device)
+            answer = receiving.offered(device, offer, now)
         if isinstance(answer, Receipt):
+            if answer.outcome in (Outcome.LATE, Outcome.REJECTED) and not known:
+                self._parts.note(answer)
             answer = replace(answer, run=offer.run)
         elif answer.refused:
             receipt = Receipt(
                 device=device, round=round, outcome=Outcome.REJECTED, reason=answer.reason
             )
+            if not known:
+                self._parts.note(receipt)
             self._tell(device, replace(receipt, run=offer.run))
         self._tell(device, answer)
 
     def _on_chunk(self, device: str, payload: bytes) -> None:
+        if device not in self._callers:
+            return
         progress = self._parts.receiving.received(device, payload, self._clock())
+        if not progress.new:
+            self._callers.note_useless(device)
         if progress.credit is not None:
             self._tell(device, progress.credit)
         if progress.upload is not None:
@@ -387,18 +429,11 @@ class Service:
                 device=device, round=round, outcome=Outcome.REJECTED, reason=str(error)
             )
             said = [events.Send(device, receipt)]
+            self._parts.note(receipt)
         finally:
             self._parts.upload = None
-            receiving.settle(upload, receipt)
-        if receipt is not None:
-            log.info(
-                "movement of %s for round %d: %s%s",
-                device,
-                round,
-                receipt.outcome.value,
-                f" ({receipt.reason})" if receipt.reason else "",
-                extra={"facts": {"event": "movement", "device": device, "round": round}},
-            )
+            if receipt is not None or not is_kept(upload):
+                receiving.settle(upload, receipt)
         self._say(said)
 
     # -- saying -----------------------------------------------------------------------------
@@ -424,15 +459,9 @@ class Service:
         self._sending.say(self._topics.down_control(device), message)
 
     def _warn(self, device: str, text: str) -> None:
-        self._warned[device] += 1
-        level = logging.WARNING if self._warned[device] <= WARNINGS else logging.DEBUG
-        log.log(
-            level,
-            "a message of %s was dropped: %s",
-            device,
-            text,
-            extra={"facts": {"event": "dropped", "device": device}},
-        )
+        complaint = self._callers.warn(device, text)
+        if complaint is not None:
+            self._tell(device, complaint)
 
 
 def _receipt_in(said: list[Said], device: str, round: int) -> Receipt | None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 
 from coordinator.broker import embedded_broker
@@ -21,9 +22,11 @@ from coordinator.rounds import RoundsConfig
 from coordinator.runs import About, Run, create_run, is_run
 from coordinator.service import Service, ServiceConfig
 from coordinator.taskfile import Evaluator, compile_task, load_evaluation
+from edge_sdk.transport.certificates import certificate_advice
 from edge_sdk.transport.link import open_link
 from edge_sdk.transport.probe import BrokerFacts, probe_broker
-from edge_sdk.transport.settings import BrokerSettings, LinkError, tls_context
+from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
+from edge_sdk.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +97,14 @@ def broker_table(settings: BrokerSettings) -> str:
 def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
     """What the broker can do; waits for it to be there. None: a stop was asked for.
 
-    Raises `LinkError` when it will never do, with what to change.
+    Raises `LinkError` when it will never do or refuses us, with what to change.
     """
     tls_context(settings)
     while not stop.is_set():
         try:
             facts = probe_broker(settings, name=f"tessera-probe-{os.getpid()}")
+        except DeniedError:
+            raise
         except LinkError as error:
             log.warning("%s: %s; trying again", settings.address, error)
             stop.wait(RETRY_S)
@@ -110,10 +115,12 @@ def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts |
     return None
 
 
-def serve(config: ServeConfig, stop: threading.Event, say: Say) -> bool:
+def serve(
+    config: ServeConfig, stop: threading.Event, say: Say, watchdog: Watchdog | None = None
+) -> bool:
     """Run the coordinator until the run is complete (True) or a stop is asked for (False).
 
-    `say` gets the start-up report, line by line.
+    `say` gets the start-up report, line by line; `watchdog` is for programs, see there.
     """
     evaluation = config.task.evaluation
     with open_run(config) as run, reach_broker(config) as settings:
@@ -129,11 +136,16 @@ def serve(config: ServeConfig, stop: threading.Event, say: Say) -> bool:
             keeping=config.keeping,
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,
+            max_devices=config.round.max_devices,
         )
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         service = Service(
-            run, service_config, open_link=partial(open_link, settings), evaluate=evaluate
+            run,
+            service_config,
+            open_link=partial(open_link, settings),
+            evaluate=evaluate,
+            watchdog=watchdog,
         )
         try:
             service.serve(stop)
@@ -165,6 +177,9 @@ def start_report(
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (our own; devices find it in {run.folder / BROKER_FILE})"
     yield f"broker     {settings.address}{own if config.broker.embedded else ''}"
+    certificates = (settings.certificate, settings.bulk_certificate)
+    for advice in certificate_advice(certificates, None, datetime.now(timezone.utc)):
+        yield f"           {advice}"
     for finding in () if facts is None else facts.findings():
         if finding.verdict != "good":
             yield f"           {finding.name}: {finding.text}"

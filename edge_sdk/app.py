@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from edge_sdk.decide import Decision, Policy, decide
+from edge_sdk.decide import Decision, Policy, decide, gate_code
 from edge_sdk.device import (
     Connected,
     Decide,
@@ -26,6 +26,7 @@ from edge_sdk.device import (
     Fetched,
     Finished,
     Forget,
+    Found,
     Keep,
     Phase,
     Resend,
@@ -34,10 +35,12 @@ from edge_sdk.device import (
     Train,
     handle,
 )
-from edge_sdk.protocol.block_codec import decode_blocks, encode_blocks
+from edge_sdk.logs import fact
+from edge_sdk.observer import Observer
+from edge_sdk.protocol.block_codec import decode_blocks, decode_header, encode_blocks
 from edge_sdk.protocol.blocks import Blocks
 from edge_sdk.protocol.encoding import available_encodings
-from edge_sdk.protocol.errors import TensorError, TesseraError
+from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError, TrainingStopped
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import (
     MAX_REASON_CHARACTERS,
@@ -85,12 +88,14 @@ class DeviceApp:
         seed: int,
         store: ArrayStore | None = None,
         movements: MovementStore | None = None,
+        observer: Observer | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`store` keeps what top-k leaves out, `movements` what has no receipt yet.
 
-        None: in memory, gone with the process. What is in them is taken up again.
+        None: in memory, gone with the process. What is in them is taken up again. `observer` tells
+        what the device can afford; None: whatever its owner allows.
         """
         self.name = name
         self._movements = MemoryMovements() if movements is None else movements
@@ -108,7 +113,10 @@ class DeviceApp:
         )
         self.unfit = _unfit(backend, data)
         """Why this device can never train; None: its data is what the task wants."""
+        self._unsettled: dict[int, bool] = {}
+        """Receipts that the residuals, for want of room on the disk, do not know of yet."""
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
+        self._observer = Observer(policy) if observer is None else observer
         self._should_stop = should_stop
         self._clock = clock
 
@@ -139,15 +147,31 @@ class DeviceApp:
             case Decide(opened):
                 return Decided(opened.round, self._decide(opened), self._facts)
             case Fetch(_, assignment):
-                return self._attempt(lambda: Fetched(*self._source.fetch(assignment)))
-            case Train():
-                return self._attempt(lambda: self._train(effect))
+                round = assignment.round
+                log.info("round %d: assigned", round, extra=fact("assigned", round=round))
+                return self._attempt(round, lambda: self._fetch(assignment))
+            case Train(opened):
+                log.info(
+                    "round %d: training, %d steps",
+                    opened.round,
+                    opened.steps,
+                    extra=fact("training", round=opened.round, steps=opened.steps),
+                )
+                return self._attempt(opened.round, lambda: self._train(effect))
             case Keep(movement):
+                log.info(
+                    "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
+                    movement.round,
+                    len(movement.payload),
+                    movement.loss,
+                    movement.train_s,
+                    extra=fact("movement", round=movement.round, bytes=len(movement.payload)),
+                )
                 self._keep(movement)
             case Forget(round, outcome):
+                self._unsettled[round] = outcome in (Outcome.COUNTED, Outcome.MEMORY)
+                self._settle()
                 self._movements.forget(round, rejected=outcome is Outcome.REJECTED)
-                used = outcome in (Outcome.COUNTED, Outcome.MEMORY)
-                self._residuals.settle(round, used=used)
             case Resend(round):
                 if round in self._movements.waiting:
                     self._send(self._movements.read(round))
@@ -156,6 +180,25 @@ class DeviceApp:
             case Send(message):
                 self._send(message)
         return None
+
+    def _fetch(self, assignment: Assignment) -> Fetched | Found:
+        if self._was_made(assignment):
+            round = assignment.round
+            log.info("round %d: was trained before", round, extra=fact("found", round=round))
+            return Found()
+        return Fetched(*self._source.fetch(assignment))
+
+    def _was_made(self, assignment: Assignment) -> bool:
+        """Whether the movement of this round and these groups waits for its receipt."""
+        if assignment.round not in self._movements.waiting:
+            return False
+        try:
+            payload = self._movements.read(assignment.round).payload
+            made = decode_header(self._backend.plan, payload).groups
+        except (OSError, ProtocolError) as error:
+            log.warning("%s: what is kept of round %d: %s", self.name, assignment.round, error)
+            return False
+        return made == {axis: tuple(groups) for axis, groups in assignment.groups.items()}
 
     def _keep(self, movement: Movement) -> None:
         try:
@@ -168,29 +211,61 @@ class DeviceApp:
                 self.name,
                 movement.round,
                 error,
+                extra=fact("disk", round=movement.round),
             )
+
+    def _settle(self) -> bool:
+        """Tell the residuals of the receipts; False while the disk does not let us."""
+        try:
+            for round, used in list(self._unsettled.items()):
+                self._residuals.settle(round, used=used)
+                del self._unsettled[round]
+        except OSError as error:
+            rounds = ", ".join(map(str, self._unsettled))
+            log.error(
+                "%s: what top-k left out in round %s cannot be noted yet: %s",
+                self.name,
+                rounds,
+                error,
+                extra=fact("disk"),
+            )
+            return False
+        return True
 
     def _decide(self, opened: RoundOpen) -> Decision:
         if self.unfit is not None:
-            return Decision(None, self.unfit)
+            return Decision(None, self.unfit, "data")
         ours = self._backend.plan.hash
         if opened.plan_hash != ours:
             theirs = opened.plan_hash[:12]
-            return Decision(None, f"skip: the round is for plan {theirs}…, here is {ours[:12]}…")
-        return decide(
+            reason = f"skip: the round is for plan {theirs}…, here is {ours[:12]}…"
+            return Decision(None, reason, "plan")
+        decision = decide(
             self._policy,
+            self._observer.look(opened),
+            self._observer.history,
             device=self.name,
             round=opened.round,
             seed=self._seed,
-            whole=opened.whole,
         )
+        self._observer.decided(decision)
+        return decision
 
-    def _attempt(self, work: Callable[[], Event]) -> Event:
+    def _attempt(self, round: int, work: Callable[[], Event]) -> Event:
         """What the work answers, or that it failed: no error of one round ends the device."""
         try:
             return work()
+        except TrainingStopped as error:
+            gate = self._observer.closed_gate()
+            reason = str(error) if gate is None else f"{gate.reason}; {error}"
+            log.warning(
+                "round %d is given up: %s", round, reason, extra=fact("failed", round=round)
+            )
+            code = "failed" if gate is None else gate_code(gate)
+            return Failed(f"skip: {reason}", code)
         except TesseraError as error:
-            log.warning("%s: %s", self.name, error)
+            extra = fact("failed", round=round)
+            log.warning("%s: round %d is given up: %s", self.name, round, error, extra=extra)
             return Failed(f"skip: {error}")
         except Exception as error:
             log.exception("%s: unexpected error; the round is skipped", self.name)
@@ -211,7 +286,8 @@ class DeviceApp:
             stream(self._seed, self.name, opened.round, "batches"),
         )
         started = self._clock()
-        trained = self._backend.train(job, batches, should_stop=self._should_stop)
+        with self._observer.training(opened, work.level):
+            trained = self._backend.train(job, batches, should_stop=self._must_stop)
         took = self._clock() - started
         return Finished(
             Movement(
@@ -229,16 +305,31 @@ class DeviceApp:
             )
         )
 
+    def _must_stop(self) -> bool:
+        return self._should_stop() or self._observer.closed_gate() is not None
+
     def _encode(self, opened: RoundOpen, groups: Groups, movement: Blocks) -> bytes:
         """The movement as it travels; what top-k leaves out of it is kept for later."""
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
         encoding = opened.encoding.agreed(available_encodings())
-        if encoding.kind != "top-k":
+        if encoding.kind != "top-k" or not self._settle():
             return encode_blocks(plan, groups, movement, encoding, random)
         corrected = self._residuals.corrected(round, movement)
         payload = encode_blocks(plan, groups, corrected, encoding, random)
-        self._residuals.keep(round, movement, decode_blocks(plan, payload)[1])
+        try:
+            self._residuals.keep(round, movement, decode_blocks(plan, payload)[1])
+        except OSError as error:
+            # Sent and not noted, what is held would be sent twice: this time it is left out.
+            log.error(
+                "%s: what top-k leaves out in round %d has no room on the disk and is lost: %s",
+                self.name,
+                round,
+                error,
+                extra=fact("disk", round=round),
+            )
+            random = stream(self._seed, self.name, round, "encoding")
+            return encode_blocks(plan, groups, movement, encoding, random)
         return payload
 
 

@@ -28,6 +28,8 @@ EXIT_CONFIG = 2
 EXIT_DATA = 3
 EXIT_BROKER = 4
 EXIT_TASK = 5
+EXIT_REPLACED = 6
+EXIT_DENIED = 7
 EXIT_INTERRUPTED = 130
 OUTPUT_FORMATS = (".npy", ".json")
 
@@ -128,6 +130,8 @@ def _add_run(commands: Any) -> None:
             "  3    the data cannot be loaded or does not fit the task\n"
             "  4    the broker cannot be reached within connect_s, or does not let us take part\n"
             "  5    the task cannot be trained on this device\n"
+            "  6    a program that was started later has this device's name\n"
+            "  7    the broker refuses this device's name, password or certificate\n"
             "  130  interrupted (Ctrl-C)\n"
             "\n"
             "example: tessera-device run --config device.toml --log-format json"
@@ -174,9 +178,10 @@ def _init(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from edge_sdk.config import load_config
     from edge_sdk.datafolder import DataError
-    from edge_sdk.logs import configure_logging
-    from edge_sdk.service import BrokerError, DeviceService
-    from edge_sdk.transport.settings import LinkError
+    from edge_sdk.logs import configure_logging, fact
+    from edge_sdk.service import BrokerError, DeviceService, ReplacedError
+    from edge_sdk.transport.settings import DeniedError, LinkError
+    from edge_sdk.watchdog import Watchdog
 
     flags = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
     config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in flags})
@@ -184,7 +189,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
     configure_logging(config.log_format, config.log_level)
     try:
-        service = DeviceService(config)
+        service = DeviceService(config, watchdog=Watchdog.from_environment())
         before = signal.signal(signal.SIGTERM, lambda *_: service.stop())
         try:
             _report(service)
@@ -200,6 +205,12 @@ def _run(arguments: argparse.Namespace) -> int:
     except BrokerError as error:
         log.error("%s", error)
         return EXIT_BROKER
+    except DeniedError as error:
+        log.error("%s", error, extra=fact("denied"))
+        return EXIT_DENIED
+    except ReplacedError as error:
+        log.error("%s", error, extra=fact("replaced"))
+        return EXIT_REPLACED
     except LinkError as error:
         log.error("[broker] %s", error)
         return EXIT_CONFIG

@@ -21,8 +21,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from edge_sdk.decide import Policy
+from edge_sdk.gates import Limits, parse_hours
 from edge_sdk.protocol.errors import MessageError, TesseraError
-from edge_sdk.protocol.topics import check_name
+from edge_sdk.protocol.topics import (
+    BULK,
+    COORDINATOR,
+    MAX_DEVICE_CHARACTERS,
+    check_device,
+    check_name,
+)
 from edge_sdk.transport.settings import BrokerSettings, LinkError
 
 LogFormat = Literal["text", "json"]
@@ -47,6 +54,12 @@ class DeviceConfig:
     data: str | None = None
     """A folder of .npz files, or `file.py:function`, or `package.module:function`."""
     policy: Policy = field(default_factory=Policy)
+    weigh: bool = True
+    """Look at the machine before every round; False: train the owner's level, come what may."""
+    probe: str | None = None
+    """Which sensors there are, such as `jetson`; None: found out."""
+    board: str | None = None
+    """What machine this is, for numbers without a sensor: a profile's name or file."""
     seed: int = 0
     threads: int = 1
     """That one graph runs on."""
@@ -66,7 +79,7 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         try:
             check_name(self.task, "task")
-            check_name(self.name)
+            check_device(self.name)
         except MessageError as error:
             raise ConfigError(str(error)) from error
         for key, least in (("threads", 1), ("cache_mb", 1), ("evaluate_every", 0), ("seed", 0)):
@@ -84,8 +97,10 @@ class DeviceConfig:
 
 def default_name() -> str:
     """A name for this machine: its host name, as far as it fits into a topic."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", platform.node().lower()).strip("._-")[:64]
-    return name or "device"
+    name = re.sub(r"[^a-z0-9._-]+", "-", platform.node().lower()).strip("._-")
+    if name == COORDINATOR or name.startswith(COORDINATOR + "-"):
+        name = f"device-{name}"
+    return re.sub(f"({BULK})+$", "", name[:MAX_DEVICE_CHARACTERS]) or "device"
 
 
 # -- what keys there are -------------------------------------------------------------------------
@@ -132,6 +147,25 @@ def _names(value: Any, base: Path) -> tuple[str, ...]:
     return tuple(_text(each, base) for each in value)
 
 
+def _numbers(value: Any, base: Path) -> tuple[float, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise TypeError("a list of numbers")
+    return tuple(_number(each, base) for each in parts)
+
+
+def _hours(value: Any, base: Path) -> tuple[int, int]:
+    try:
+        return parse_hours(_text(value, base))
+    except ValueError as error:
+        raise TypeError("hours of the local day, such as 22:30-07:00") from error
+
+
+def _board(value: Any, base: Path) -> str:
+    """A profile's name, or its file, which is made absolute."""
+    return str(_path(value, base)) if _text(value, base).endswith(".toml") else value
+
+
 def _source(value: Any, base: Path) -> str:
     """Where data comes from; files are made absolute, modules left alone."""
     place, colon, function = _text(value, base).rpartition(":")
@@ -153,6 +187,20 @@ KEYS: dict[str, Reader] = {
     "keeps_copy": _switch,
     "compute": _number,
     "bytes_per_s": _number,
+    "levels": _numbers,
+    "prefer": _text,
+    "max_gap": _whole,
+    "weigh": _switch,
+    "probe": _text,
+    "board": _board,
+    "limits.battery_floor": _number,
+    "limits.heat_margin_c": _number,
+    "limits.allow_metered": _switch,
+    "limits.memory_pressure": _number,
+    "limits.quiet_hours": _hours,
+    "limits.memory_share": _number,
+    "limits.battery_share": _number,
+    "limits.energy_wh_per_day": _number,
     "seed": _whole,
     "threads": _whole,
     "providers": _names,
@@ -168,6 +216,8 @@ KEYS: dict[str, Reader] = {
     "broker.ca": _path,
     "broker.certificate": _path,
     "broker.key": _path,
+    "broker.bulk_certificate": _path,
+    "broker.bulk_key": _path,
     "broker.username": _text,
     "broker.password": _text,
     "broker.password_file": _path,
@@ -176,7 +226,19 @@ KEYS: dict[str, Reader] = {
 }
 """Every key, those of tables with the table's name in front, and how its value is read."""
 
-POLICY_KEYS = ("level", "participation", "schedule", "keeps_copy", "compute", "bytes_per_s")
+POLICY_KEYS = (
+    "level",
+    "levels",
+    "participation",
+    "schedule",
+    "prefer",
+    "max_gap",
+    "keeps_copy",
+    "compute",
+    "bytes_per_s",
+)
+SHARES = ("memory_share", "battery_share", "energy_wh_per_day")
+"""Keys of [limits] that do not close a gate."""
 
 
 # -- from file, environment and flags ------------------------------------------------------------
@@ -216,11 +278,16 @@ def _build(values: dict[str, Any]) -> DeviceConfig:
         if "password" in broker:
             raise ConfigError("broker.password and broker.password_file are both set; give one")
         broker["password"] = _read_secret(file)
+    limits = {key[7:]: values.pop(key) for key in list(values) if key.startswith("limits.")}
     policy = {key: values.pop(key) for key in POLICY_KEYS if key in values}
+    policy |= {key: limits.pop(key) for key in SHARES if key in limits}
     try:
-        return DeviceConfig(**values, broker=BrokerSettings(**broker), policy=Policy(**policy))
+        made = Policy(**policy, limits=Limits(**limits))
+        return DeviceConfig(**values, broker=BrokerSettings(**broker), policy=made)
     except LinkError as error:
         raise ConfigError(f"[broker] {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"[limits] {error}") from error
     except MessageError as error:
         raise ConfigError(str(error)) from error
 
@@ -296,7 +363,7 @@ DEFAULT = """\
 # TESSERA_BROKER_<KEY>, or, the common ones, as a flag of `tessera-device run`.
 # Lines that begin with # show the defaults.
 
-# What is trained, as the coordinator calls it, and who this is: 1 to 64 of a-z 0-9 . _ -
+# What is trained, as the coordinator calls it, and who this is: 1 to 59 of a-z 0-9 . _ -
 task = "digits"
 name = "{name}"
 
@@ -309,11 +376,22 @@ data = "data"
 # state_dir = "tessera-state"
 # cache_mb = 256
 
-# How much of the model this device trains at most, and in how many of the rounds.
+# How much of the model this device trains at most, and in how many of the rounds. Before every
+# round it looks at its battery, memory, heat and the time there is, and trains the largest of
+# these levels that fits, or skips and says why; see `tessera-device explain`.
 # level = 1.0
+# levels = [1.0, 0.75, 0.5, 0.25]
 # participation = 1.0
 # schedule = "round-robin"          # or "ad-hoc": by lot
+# prefer = "smaller"                # when energy is short: a smaller level, or "rarer" rounds
+# max_gap = 10                      # train the smallest level at least every so many rounds
 # keeps_copy = true                 # lets the last movement speak for a round that is skipped
+# weigh = true                      # false: train `level` without looking
+
+# What machine this is, for numbers that no sensor tells (docs/devices.md), and whose sensors to
+# read: linux, raspberry-pi, jetson, android, macos, windows. Without it: found out.
+# board = "raspberry_pi_4"
+# probe = "linux"
 
 # threads = 1
 # providers = ["CPUExecutionProvider"]
@@ -333,17 +411,30 @@ data = "data"
 # log_format = "text"               # or "json": one object per line
 # log_level = "info"                # debug, info, warning, error
 
+[limits]
+# battery_floor = 30                # percent; below it, train only while charging
+# battery_share = 0.1               # of a full battery that training may take in a day
+# energy_wh_per_day = 1.5           # the same in watt-hours
+# heat_margin_c = 10                # degrees to stay below where the system slows down
+# memory_share = 0.8                # of the memory that is free
+# memory_pressure = 10              # percent of time in which programs wait for memory
+# allow_metered = false
+# quiet_hours = "22:30-07:00"       # local time, in which nothing is trained
+
 [broker]
 host = "127.0.0.1"
 port = 1883
 # tls = false                       # needed for a broker on another machine
 # ca = "ca.pem"                     # without it: what this machine trusts
-# certificate = "device.pem"        # ours, where the broker asks for one
+# certificate = "device.pem"        # ours, where the broker asks for one; see docs/brokers.md
 # key = "device.key"
+# bulk_certificate = "device-bulk.pem"  # of the connection for chunks; without it: the same
+# bulk_key = "device-bulk.key"
 # username = "{name}"
 # password_file = "password"        # or password = "..."
 # keepalive_s = 30
-# allow_plaintext = false           # true: no TLS to another machine, where the network is trusted
+# allow_plaintext = false           # true: no TLS to another machine: everybody on the way can
+                                    # read the password and the model, and change both
 """
 
 

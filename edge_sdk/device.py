@@ -10,6 +10,7 @@
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
     FETCHING   Fetched               TRAINING    Train
+    FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
     TRAINING   Finished              IDLE        Keep, Send(Movement)
     FETCHING,  Failed                IDLE        Send(Bid: skip), which withdraws the offer
     TRAINING
@@ -34,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from edge_sdk.decide import Decision
+from edge_sdk.decide import Code, Decision
 from edge_sdk.protocol.blocks import Blocks
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.layout import Array
@@ -91,6 +92,11 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """The movement that the assignment asks for was made already, and has no receipt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Training has produced a movement."""
 
@@ -102,6 +108,7 @@ class Failed:
     """Fetching or training ended without a movement."""
 
     reason: str
+    code: Code = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ Event = (
     | RoundClosed
     | Decided
     | Fetched
+    | Found
     | Finished
     | Failed
     | Connected
@@ -242,6 +250,10 @@ def handle(state: DeviceState, event: Event) -> Step:
             level = state.offered or 1.0
             work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
             return replace(state, phase=Phase.TRAINING), [work]
+        case Found() if state.phase is Phase.FETCHING:
+            round = _opened(state).round
+            done, effects = _next_round(state)
+            return done, [Resend(round), *effects]
         case Finished() if state.phase is Phase.TRAINING:
             movement = event.movement
             kept = state.unreceipted | {movement.round}
@@ -251,7 +263,7 @@ def handle(state: DeviceState, event: Event) -> Step:
         case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
             round = _opened(state).round
             reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: it failed without a word"
-            bid = Bid(device=state.name, round=round, level=None, reason=reason)
+            bid = Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
             done, effects = _next_round(state)
             return done, [Send(bid), *effects]
         case _:
@@ -281,6 +293,7 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
         replays=replays,
         compute=event.facts.compute,
         bytes_per_s=event.facts.bytes_per_s,
+        code=decision.code,
     )
     effects: list[Effect] = [Send(bid)]
     if replays and state.copy is not None:

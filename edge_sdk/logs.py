@@ -12,7 +12,8 @@ from typing import Any, Literal, TextIO
 class JsonLines(logging.Formatter):
     """One JSON object per record, on one line: time (UTC), level, logger, message.
 
-    Where there are some, also `exception`, and the facts logged with `extra={"facts": {…}}`.
+    Where there are some, also `exception`, and the facts logged with `extra={"facts": {…}}`; a
+    fact with one of these names is there as `fact_<name>`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -24,10 +25,16 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        content |= getattr(record, "facts", {})
+        for name, value in getattr(record, "facts", {}).items():
+            content[f"fact_{name}" if name in content else name] = value
         if record.exc_info:
             content["exception"] = self.formatException(record.exc_info)
         return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def fact(event: str, **facts: Any) -> dict[str, Any]:
+    """What a record says to machines: `log.info("…", extra=fact("receipt", round=3))`."""
+    return {"facts": {"event": event, **facts}}
 
 
 def configure_logging(

@@ -18,8 +18,10 @@ import mmap
 import os
 import shutil
 from pathlib import Path
+from secrets import randbits
 from typing import Protocol
 
+from edge_sdk.logs import fact
 from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.messages import Movement
 from edge_sdk.protocol.movement_codec import decode_movement, encode_movement
@@ -160,6 +162,8 @@ class FolderMovements:
 
 WAITING = ".movement"
 COPY = ".copy"
+RANDOM_BITS = 16
+"""Of a session. 2³⁷ starts are left of the 53 bits that a count has on the wire."""
 
 
 class DeviceFolder:
@@ -175,18 +179,27 @@ class DeviceFolder:
         """Where chunks are cached."""
         return self.path / "chunks"
 
-    def next_session(self) -> int:
-        """Count a start; the first is 1. A count that cannot be read begins anew, far above."""
+    def next_session(self, above: int = 0) -> int:
+        """Count a start, or one more if a session as high as `above` was heard of.
+
+        The count is followed by random bits, so that two programs which share no folder, or read
+        the count at the same time, differ: `starts · 2¹⁶ + random`. A count that cannot be read
+        begins anew; the broker, which has the last session, makes up for it.
+        """
         path = self.path / "session"
         try:
-            session = int(path.read_text()) + 1
+            last = int(path.read_text())
         except FileNotFoundError:
-            session = 1
-        except ValueError:
-            # Presence with a lower session than the last would be taken for stale.
-            session = 1 + int(path.stat().st_mtime)
-            log.warning("%s is damaged; sessions go on at %d", path, session)
-        write_whole(path, str(session).encode())
+            last = 0
+        except (OSError, ValueError) as error:
+            last = 0
+            log.warning("%s cannot be read and sessions begin anew: %s", path, error)
+        starts = (max(last, above) >> RANDOM_BITS) + 1
+        session = (starts << RANDOM_BITS) + randbits(RANDOM_BITS)
+        try:
+            write_whole(path, str(session).encode())
+        except OSError as error:
+            log.error("%s cannot be written: %s", path, error, extra=fact("disk"))
         return session
 
     def start_run(self, run: str) -> Path:

@@ -16,6 +16,8 @@ from edge_sdk.app import DeviceApp
 from edge_sdk.config import DeviceConfig
 from edge_sdk.device import Phase
 from edge_sdk.fetching import Fetcher, PulledModel
+from edge_sdk.logs import fact
+from edge_sdk.observer import Probe
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.graph_codec import decode_manifest
 from edge_sdk.protocol.graphs import Manifest
@@ -35,6 +37,7 @@ from edge_sdk.residuals import FolderStore
 from edge_sdk.stores import FolderMovements
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.uploads import Outgoing
+from edge_sdk.weighing import make_observer
 
 if TYPE_CHECKING:
     from edge_sdk.infer import Predictor
@@ -59,13 +62,19 @@ class TakingPart:
         folder: Path,
         fetcher: Fetcher,
         *,
+        state: Path,
+        probe: Probe | None,
         send: Send,
         should_stop: Callable[[], bool],
+        overtaken: Callable[[int], bool],
     ) -> None:
-        """Fetch the task and make ready to train; `folder` is of this run alone.
+        """Fetch the task and make ready to train; `folder` is of this run alone, `state` of the
+        device. What levels cost is measured, if it has to be. `probe` None: this machine's own.
 
-        Raises `FetchError` when the task does not come, which may pass, and `GraphError`,
-        `PlanError` or `TrainingError` when it cannot be trained here, which will not.
+        `should_stop` ends a training, `overtaken` what is fetched for a round.
+        Raises `FetchError` and `OSError`, which may pass, when the task does not come or has no
+        room on the disk, and `GraphError`, `PlanError` or `TrainingError` when it cannot be
+        trained here, which will not.
         """
         self.notice = notice
         self._config = config
@@ -73,9 +82,12 @@ class TakingPart:
         self._send = send
         self._should_stop = should_stop
         self._backend, self._manifest, self._files = _fetch_task(notice, config, fetcher)
-        self._model = PulledModel(self._backend.plan, fetcher)
+        self._model = PulledModel(self._backend.plan, fetcher, overtaken=overtaken)
         self._residuals = FolderStore(folder / "residuals")
         self._movements = FolderMovements(folder / "movements")
+        self._observer = make_observer(
+            config, probe, self._backend, self._manifest, state, len(data)
+        )
         self._predictor: Predictor | None = None
         self._bid: Bid | None = None
         self._opened: RoundOpen | None = None
@@ -104,6 +116,9 @@ class TakingPart:
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of this run, to the end; training is part of it."""
         match message:
+            case RoundOpen() if message.plan_hash != self._backend.plan.hash:
+                self._refuse(message)
+                return
             case RoundOpen():
                 self._take_up(message)
             case Receipt():
@@ -112,6 +127,12 @@ class TakingPart:
                     message.round,
                     message.outcome.value,
                     f" ({message.reason})" if message.reason else "",
+                    extra=fact(
+                        "receipt",
+                        run=message.run,
+                        round=message.round,
+                        outcome=message.outcome.value,
+                    ),
                 )
         self._app.receive(message)
 
@@ -136,15 +157,30 @@ class TakingPart:
         self._opened = message
         self._model.opened(message)
 
+    def _refuse(self, message: RoundOpen) -> None:
+        """Skip a round for another plan than the task's, and do not take it for the newest."""
+        theirs, ours = message.plan_hash[:12], self._backend.plan.hash[:12]
+        reason = f"skip: the round is for plan {theirs}…, the task has {ours}…"
+        extra = fact("wrong_plan", round=message.round)
+        log.warning("round %d: %s", message.round, reason, extra=extra)
+        bid = Bid(device=self._config.name, round=message.round, level=None, reason=reason)
+        self._send(replace(bid, run=self.notice.run))
+
     def _renew(self) -> None:
         """Forget the rounds heard of, but nothing that is kept on disk."""
         self._opened, self._evaluated = None, 0
         self._app = self._new_app()
         self.resume()
 
+    @property
+    def awaits_assignment(self) -> bool:
+        """Whether a bid has no answer yet."""
+        return self._bid is not None and self._app.phase is Phase.BIDDING
+
     def repeat_bid(self) -> None:
-        """The link is up again: a bid that was not answered may be lost."""
-        if self._bid is not None and self._app.phase is Phase.BIDDING:
+        """A bid that was not answered may be lost."""
+        if self._bid is not None and self.awaits_assignment:
+            log.info("round %d: the bid again", self._bid.round, extra=fact("bid_again"))
             self._send(self._bid)
 
     def evaluate_if_due(self) -> None:
@@ -159,7 +195,7 @@ class TakingPart:
         try:
             self._send(self._evaluation(opened.round))
         except TesseraError as error:
-            log.warning("round %d is not evaluated: %s", opened.round, error)
+            log.info("round %d is not evaluated: %s", opened.round, error, extra=fact("evaluation"))
 
     def _evaluation(self, round: int) -> Evaluation:
         from edge_sdk.evaluate import evaluate
@@ -198,6 +234,7 @@ class TakingPart:
             seed=self._config.seed,
             store=self._residuals,
             movements=self._movements,
+            observer=self._observer,
             should_stop=self._should_stop,
         )
 
@@ -205,16 +242,14 @@ class TakingPart:
         match message:
             case Bid():
                 self._bid = replace(message, run=self.notice.run)
-                log.info("round %d: %s", message.round, message.reason)
+                log.info(
+                    "round %d: %s",
+                    message.round,
+                    message.reason,
+                    extra=fact("bid", round=message.round, level=message.level),
+                )
                 self._send(self._bid)
             case Movement():
-                log.info(
-                    "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
-                    message.round,
-                    len(message.payload),
-                    message.loss,
-                    message.train_s,
-                )
                 self._send(self._upload(message, None))
             case Replay():
                 self._send(self._upload(message.movement, message.round))

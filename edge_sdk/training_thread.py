@@ -1,8 +1,12 @@
 """The thread of a device that fetches and trains: orders come in through an inbox, one by one.
 
 It turns to the run that the newest notice announces, and remembers a round, or the end of a run,
-that was heard of before its notice. A task that does not come is fetched again; a message that
-fails is logged and left; what can never work is told to the loop (`Broken`), which ends.
+that was heard of before its notice. A task that does not come is fetched again; a bid that is not
+answered is said again; a message that fails is logged and left; what can never work is told to the
+loop (`Broken`), which ends.
+
+While it fetches or trains, orders wait, but not unseen: another run ends the training of this one,
+and a newer round what is being fetched for an older.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from threading import Condition
 from edge_sdk.config import DeviceConfig
 from edge_sdk.datafolder import DataError
 from edge_sdk.fetching import Fetcher, FetchError
+from edge_sdk.logs import fact
+from edge_sdk.observer import Probe
 from edge_sdk.protocol.messages import Assignment, Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.transfer import Evaluation, TaskNotice
 from edge_sdk.stores import DeviceFolder
@@ -27,7 +33,9 @@ from edge_sdk.transport.uploads import Outgoing
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Until a task that did not come is fetched again."""
+"""Until a task that did not come is fetched again, and a bid that nobody answered said again."""
+MAX_RETRY_S = 60.0
+"""Between two bids for one round: the device may not have been picked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,7 @@ class Inbox:
     """Orders for the training thread, in the order they came.
 
     A newer `RoundOpen` takes the place of one that still waits: a device that was busy answers
-    the present round, not the ones it missed.
+    the present round, not the ones it missed. An older one, which came late or twice, does not.
     """
 
     def __init__(self) -> None:
@@ -85,10 +93,29 @@ class Inbox:
         """Add an order."""
         with self._changed:
             if isinstance(order, RoundOpen):
-                kept = [each for each in self._orders if not isinstance(each, RoundOpen)]
-                self._orders = deque(kept)
+                self._orders = deque(
+                    each
+                    for each in self._orders
+                    if not isinstance(each, RoundOpen)
+                    or (each.run == order.run and each.round > order.round)
+                )
             self._orders.append(order)
             self._changed.notify()
+
+    def overtakes(self, run: str, round: int) -> bool:
+        """Whether a newer round of this run, its end, or another run waits."""
+        with self._changed:
+            return any(
+                (isinstance(each, TaskNotice) and each.run != run)
+                or (isinstance(each, RoundOpen) and each.run == run and each.round > round)
+                or (isinstance(each, RoundClosed) and each.run == run and each.round >= round)
+                for each in self._orders
+            )
+
+    def replaces(self, run: str) -> bool:
+        """Whether another run waits."""
+        with self._changed:
+            return any(isinstance(each, TaskNotice) and each.run != run for each in self._orders)
 
     def close(self) -> None:
         """There is nothing more to do, but to take note of receipts."""
@@ -126,8 +153,12 @@ class Training:
         tell: Callable[[Told], None],
         is_over: Callable[[str], bool],
         clock: Callable[[], float],
+        probe: Probe | None = None,
     ) -> None:
-        """`is_over` says whether a run is finished, or the device told to stop."""
+        """`is_over` says whether a run is finished, or the device told to stop.
+
+        `probe` None: this machine's own.
+        """
         self._config = config
         self._data = data
         self._folder = folder
@@ -137,7 +168,10 @@ class Training:
         self._tell = tell
         self._is_over = is_over
         self._clock = clock
+        self._probe = probe
         self._retry_at = 0.0
+        self._bid_at = 0.0
+        self._bid_wait_s = RETRY_S
         self._notice: TaskNotice | None = None
         """The task to fetch; None: it was."""
         self._part: TakingPart | None = None
@@ -160,10 +194,10 @@ class Training:
         order = self._inbox.get(0)
         if order is None:
             self._guarded(self._idle)
-            order = self._inbox.get(RETRY_S if self._notice else None)
+            order = self._inbox.get(self._patience_s())
         match order:
             case None:
-                pass
+                self._guarded(self._repeat_bid)
             case TaskNotice():
                 if self._part is None or self._part.notice != order:
                     self._notice, self._retry_at = order, self._clock()
@@ -171,6 +205,22 @@ class Training:
                 self._guarded(lambda: self._receive(order))
         if self._notice is not None and self._clock() >= self._retry_at:
             self._join(self._notice)
+
+    def _patience_s(self) -> float | None:
+        """For how long to wait for an order; None: for ever."""
+        if self._notice is not None:
+            return RETRY_S
+        if self._part is not None and self._part.awaits_assignment:
+            return max(0.0, self._bid_at - self._clock())
+        return None
+
+    def _repeat_bid(self) -> None:
+        part = self._part
+        if part is not None and part.awaits_assignment and self._clock() >= self._bid_at:
+            wait_s = min(2 * self._bid_wait_s, MAX_RETRY_S)
+            part.repeat_bid()
+            self._bid_wait_s = wait_s
+            self._bid_at = self._clock() + wait_s
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """No error of one message ends the device."""
@@ -188,23 +238,27 @@ class Training:
         if self._part is None or self._part.notice.run != notice.run:
             self._tell(NewRun())
         self._part = None
-        folder = self._folder.start_run(notice.run)
         try:
+            folder = self._folder.start_run(notice.run)
             part = TakingPart(
                 notice,
                 self._config,
                 self._data,
                 folder,
                 self._fetcher,
+                state=self._folder.path,
+                probe=self._probe,
                 send=self._send,
-                should_stop=lambda: self._is_over(notice.run),
+                should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
+                overtaken=partial(self._inbox.overtakes, notice.run),
             )
-        except FetchError as error:
-            log.warning("the task cannot be fetched: %s", error)
+        except (FetchError, OSError) as error:
+            extra = fact("no_task", run=notice.run)
+            log.warning("the task cannot be had, and is tried again: %s", error, extra=extra)
             self._retry_at = self._clock() + RETRY_S
             return
         self._notice = None
-        log.info("%s", part.describe())
+        log.info("%s", part.describe(), extra=fact("task", run=notice.run))
         if part.unfit is not None:
             if not self._config.stay:
                 reason = part.unfit.removeprefix("skip: ")
@@ -241,5 +295,8 @@ class Training:
     def _send(self, message: Bid | Evaluation | Outgoing) -> None:
         if isinstance(message, Outgoing):
             self._tell(message)
-        else:
-            self._publish(message)
+            return
+        if isinstance(message, Bid):
+            self._bid_wait_s = RETRY_S
+            self._bid_at = self._clock() + RETRY_S
+        self._publish(message)

@@ -19,6 +19,8 @@ def pytest_configure() -> None:
     # that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Programs that tests start train what they are told, however this machine is today.
+    os.environ.setdefault("TESSERA_WEIGH", "false")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,9 @@ All they know is in one temporary folder, and all they are ends with the run:
 
 Data, policies, seeds and random streams are those of the demo in one process, so a synchronous
 rule ends with the same bits.
+
+Nothing of it is left behind: signals that ask to stop are obeyed after all is stopped and removed,
+and on Linux the programs end even if this one is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.broker import embedded_broker
+from coordinator.broker import available, embedded_broker
 from coordinator.courses import make_model
 from coordinator.demo.digits import load_digits, make_members
 from coordinator.demo.run import (
@@ -44,13 +47,14 @@ from coordinator.errors import ConfigError
 from coordinator.federation import Member
 from coordinator.masks import make_masks
 from coordinator.model import PLAIN
+from coordinator.orphans import without_orphans
 from coordinator.pairings import check_pairing
 from coordinator.report import DeviceRound, RoundReport
 from coordinator.rules import FedRaa
 from coordinator.runs import MODEL, Run, RunError, is_run, read_history
 from coordinator.saved import SavedModel, read_model, save_model
 from coordinator.serving import broker_table
-from edge_sdk.config import PREFIX
+from edge_sdk.config import POLICY_KEYS, PREFIX
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.settings import BrokerSettings
@@ -100,17 +104,27 @@ class ProcessDemo:
 
     def __init__(self, config: DemoConfig) -> None:
         """Raises `ConfigError` for what the programs would not do."""
-        if config.backend != "onnx":
-            raise ConfigError("--processes: devices train with onnx; leave out --backend torch")
-        if config.memory_dir is not None:
-            raise ConfigError("--processes: memory is in the run's own folder; leave out --memory")
-        if config.threads != 1:
-            raise ConfigError("--processes: every device is a program; leave out --threads")
+        for refused, option, reason in (
+            (config.backend != "onnx", "--backend torch", "programs train with onnx"),
+            (
+                config.memory_dir is not None,
+                "--memory",
+                "a program's memory is in its run's folder",
+            ),
+            (config.threads != 1, "--threads", "programs train at the same time anyway"),
+        ):
+            if refused:
+                raise ConfigError(f"{option} is for --in-process: {reason}")
         if config.init is not None and not config.init.is_file():
             raise ConfigError(f"cannot read weights: {config.init} is not a file")
         rule, self.config = choose_masks(config)
         masks = make_masks(str(self.config.mask), **config.mask_options)
         check_pairing(rule, masks, config.up)
+        if not available():
+            raise ConfigError(
+                "there is no broker to start: install mosquitto (apt install mosquitto, brew "
+                "install mosquitto) or pip install 'tessera-fl[broker]', or add --in-process"
+            )
         self.rounds: list[DemoRound] = []
         self._asynchronous = isinstance(rule, FedRaa)
         digits = load_digits(config.seed)
@@ -146,12 +160,13 @@ class ProcessDemo:
         save_model(self._known_model, path)
 
     def run(self) -> Generator[DemoRound]:
-        """Start everything, yield every round as it closes, stop everything.
+        """Start everything, yield every round as it closes, stop everything. In the main thread.
 
         Raises `RunError` when the coordinator or the devices ended early, `BrokerError` when no
-        broker can be started.
+        broker can be started, and for signals as `_signals_noted` does.
         """
-        with TemporaryDirectory(prefix="tessera-demo-") as temporary:
+        prefix = "tessera-demo-"
+        with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
             folder = Path(temporary)
             try:
                 with embedded_broker(folder / "broker") as settings, _reaping() as programs:
@@ -159,10 +174,12 @@ class ProcessDemo:
                     coordinator = ["coordinator.cli", "serve", "--config", str(folder / CONFIG)]
                     programs.append(_start(COORDINATOR, coordinator, folder))
                     for member in self._members:
+                        if noted:
+                            return
                         config = folder / member.name / DEVICE_CONFIG
                         device = ["edge_sdk.cli", "run", "--config", str(config)]
                         programs.append(_start(member.name, device, folder))
-                    yield from self._follow(folder / RUN, programs[0], programs[1:])
+                    yield from self._follow(folder / RUN, programs[0], programs[1:], noted)
             finally:
                 self._read_result(folder / RUN)
 
@@ -220,10 +237,14 @@ class ProcessDemo:
     # -- what comes of it -------------------------------------------------------------------
 
     def _follow(
-        self, run: Path, coordinator: Program, devices: Sequence[Program]
+        self,
+        run: Path,
+        coordinator: Program,
+        devices: Sequence[Program],
+        noted: Sequence[signal.Signals],
     ) -> Iterator[DemoRound]:
-        """Every round as it closes, to the end. Raises `RunError`."""
-        while True:
+        """Every round as it closes, to the end or a signal. Raises `RunError`."""
+        while not noted:
             ended = coordinator.process.poll() is not None  # asked first: no round is missed
             yield from self._closed_since(run)
             if ended and not coordinator.failed:
@@ -261,6 +282,30 @@ class ProcessDemo:
 
 
 @contextmanager
+def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
+    """The signals that asked to stop so far. They are obeyed when the context is left.
+
+    Then SIGINT raises `KeyboardInterrupt`, the others `SystemExit` with the code of a shell.
+    """
+    noted: list[signal.Signals] = []
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What is ignored stays so: a program in the background, or under nohup.
+    before = {each: signal.getsignal(each) for each in asking}
+    before = {each: handler for each, handler in before.items() if handler != signal.SIG_IGN}
+    try:
+        for each in before:
+            signal.signal(each, lambda number, _: noted.append(signal.Signals(number)))
+        yield noted
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if noted and noted[0] != signal.SIGINT:
+            raise SystemExit(128 + noted[0])
+        if noted:
+            raise KeyboardInterrupt
+
+
+@contextmanager
 def _reaping() -> Iterator[list[Program]]:
     """A list of programs that have ended when the context is left, however that comes about."""
     programs: list[Program] = []
@@ -291,9 +336,10 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     log = folder / f"{name}.log"
     # Variables come before files, and would be the same for all.
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
+    environment["TMPDIR"] = str(folder)  # also what a program that is killed leaves is removed
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603  our own interpreter and modules, no shell
-            [sys.executable, "-m", *command],
+            without_orphans([sys.executable, "-m", *command]),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -312,7 +358,7 @@ def _device_toml(member: Member, seed: int) -> str:
             "name": member.name,
             "data": "data",
             "state_dir": "state",
-            **asdict(policy),
+            **{key: getattr(policy, key) for key in POLICY_KEYS},
             "seed": seed,
         }
     )

@@ -13,6 +13,12 @@ import msgpack
 
 from edge_sdk.protocol.errors import ProtocolError
 
+MAX_ARRAY = 2**16
+"""Entries of one array; costs and groups have the longest."""
+MAX_ENTRIES = 2**18
+"""Of all arrays: a plan of ten thousand tensors has half as many. Bounds what comes out of bytes,
+as an empty array takes one byte in msgpack and sixty in memory."""
+
 
 def packed(value: Any) -> bytes:
     """The value's only encoding."""
@@ -21,9 +27,23 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes, error: type[ProtocolError], what: str) -> Any:
-    """The value in these bytes; raises `error` if they are not msgpack at all."""
+    """The value in these bytes; raises `error` if they are not canonical msgpack at all.
+
+    What comes out takes at most some tens of MB beside the bytes.
+    """
+    entries = 0
+
+    def check_array(array: list[Any]) -> list[Any]:
+        nonlocal entries
+        entries += 1 + len(array)
+        if entries > MAX_ENTRIES:
+            raise ValueError(f"more than {MAX_ENTRIES} entries")
+        return array
+
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=True)
+        return msgpack.unpackb(
+            data, raw=False, list_hook=check_array, max_array_len=MAX_ARRAY, max_map_len=0
+        )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as cause:
         raise error(f"these bytes are not {what}: {cause}") from cause
 

@@ -44,12 +44,14 @@ class EncodedModel:
         parts = self._take(self.plan.block_ids(chosen))
         return join_message(self.plan, chosen, self.encoding, parts)
 
-    def payload(self, ids: Indices) -> bytes:
+    def payload(self, ids: Indices) -> bytes | memoryview:
         """The bytes of some blocks (ascending ids) without a header, never compressed.
 
-        `decode_payload` reads them, under this encoding without zstd.
+        `decode_payload` reads them, under this encoding without zstd. They are not copied where
+        one part has them all.
         """
-        return b"".join(part.data.cast("B") for part in self._take(ids))
+        parts = [part.data.cast("B") for part in self._take(ids)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _take(self, ids: Indices) -> list[Part]:
         if len(ids) == self.plan.block_count:

@@ -58,10 +58,14 @@ class RoundOpen:
     run: str = ""
     model: Blob | None = None
     """The index of the round's model (`model_index.py`); None: the model comes another way."""
+    rounds_left: int | None = None
+    """Of the run as planned, this one included; None: not known."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:
             raise MessageError(f"replay_within must not be negative: {self.replay_within}")
+        if self.rounds_left is not None and self.rounds_left < 1:
+            raise MessageError(f"rounds_left counts this round, so it is not {self.rounds_left}")
         for name in ("round", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
@@ -74,8 +78,9 @@ class RoundOpen:
 class Bid:
     """How much of the model a device offers to train; `level is None` is a skip.
 
-    `replays`: a `Replay` follows the skip. `compute` (parameters × samples per second) and
-    `bytes_per_s` tell how fast the device is, where it knows.
+    `reason` says why in words, `code` in one word for programs (`decide.Code`). `replays`: a
+    `Replay` follows the skip. `compute` (parameters × samples per second) and `bytes_per_s` tell
+    how fast the device is, where it knows.
     """
 
     device: str
@@ -87,6 +92,7 @@ class Bid:
     compute: float | None = None
     bytes_per_s: float | None = None
     run: str = ""
+    code: str | None = None
 
     def __post_init__(self) -> None:
         if self.level is not None and not (math.isfinite(self.level) and 0 < self.level <= 1):

@@ -21,7 +21,7 @@ Law: `unpack_model(plan, *pack_model(plan, encoded, b, n), S)` is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -39,8 +39,8 @@ from edge_sdk.protocol.chunks import (
     Blob,
     Chunks,
     chunk_count,
+    chunk_hash,
     join_blob,
-    split_blob,
 )
 from edge_sdk.protocol.encoded_model import EncodedModel
 from edge_sdk.protocol.encoding import Encoding
@@ -80,20 +80,40 @@ def pack_model(
     `buffers` are the whole model's. Raises `TensorError` if they are not the plan's,
     `EncodingError` if zstd is asked for and not available.
     """
+    blobs: dict[int, Blob] = {}
+    chunks = dict(pack_chunks(plan, encoded, buffers, chunk_bytes, blobs))
+    return ModelIndex(encoded.encoding, chunk_bytes, tuple(blobs.values())), chunks
+
+
+def pack_chunks(
+    plan: ModelPlan,
+    encoded: EncodedModel,
+    buffers: Mapping[str, Array],
+    chunk_bytes: int,
+    blobs: dict[int, Blob],
+    numbers: Iterable[int] | None = None,
+) -> Iterator[tuple[bytes, bytes]]:
+    """The chunks of some packs (None: of all), hash and bytes, one by one: a model that is large
+    is not copied as a whole. `blobs` has each pack's blob once its last chunk was given.
+
+    Raises as `pack_model` does.
+    """
     plan.check_buffers(buffers)
     packs = find_packs(plan)
     offsets = np.concatenate(([0], np.cumsum(packs.part_sizes)))
     raw = _buffer_bytes(plan, buffers)
-    blobs: list[Blob] = []
-    chunks: dict[bytes, bytes] = {}
-    for blocks, parts in zip(packs.blocks, packs.parts, strict=True):
-        payload = _payload(encoded, blocks) if len(blocks) else b""
-        runs = block_runs(parts, offsets)
-        data = b"".join([payload, *(raw[whole].tobytes() for whole, _ in runs)])
-        blob, pieces = split_blob(data, chunk_bytes)
-        blobs.append(blob)
-        chunks.update(pieces)
-    return ModelIndex(encoded.encoding, chunk_bytes, tuple(blobs)), chunks
+    for number in range(len(packs)) if numbers is None else numbers:
+        blocks, parts = packs.blocks[number], packs.parts[number]
+        data = _payload(encoded, blocks) if len(blocks) else b""
+        if len(parts):
+            runs = block_runs(parts, offsets)
+            data = b"".join([data, *(raw[whole].tobytes() for whole, _ in runs)])
+        names = []
+        for start in range(0, len(data), chunk_bytes):
+            chunk = bytes(data[start : start + chunk_bytes])
+            names.append(chunk_hash(chunk))
+            yield names[-1], chunk
+        blobs[number] = Blob(len(data), tuple(names))
 
 
 def needed_chunks(plan: ModelPlan, index: ModelIndex, groups: Groups) -> list[bytes]:
@@ -222,7 +242,7 @@ def _packs(plan: ModelPlan, index: ModelIndex) -> Packs:
     return packs
 
 
-def _payload(encoded: EncodedModel, blocks: Indices) -> bytes:
+def _payload(encoded: EncodedModel, blocks: Indices) -> bytes | memoryview:
     """The bytes of a pack's blocks, compressed if the encoding asks for it and it helps."""
     payload = encoded.payload(blocks)
     if not encoded.encoding.zstd:

@@ -1,17 +1,20 @@
 """Topics: who writes what where. Built and parsed here and nowhere else.
 
-    tessera/v1/<task>/pub/task                   the task                  coordinator, retained
-    tessera/v1/<task>/pub/round                  the present round         coordinator, retained
-    tessera/v1/<task>/pub/coordinator            its presence              coordinator, retained
-    tessera/v1/<task>/pub/chunk/<hash>           a chunk, raw              coordinator, retained
-    tessera/v1/<task>/down/<device>/control      messages to a device      coordinator
-    tessera/v1/<task>/down/<device>/chunk/<hash> a chunk it asked for      coordinator
-    tessera/v1/<task>/up/<device>/control        messages of a device      device
-    tessera/v1/<task>/up/<device>/chunk          a piece of an upload      device
-    tessera/v1/<task>/presence/<device>          its presence              device, retained
+    tessera/v1/<task>/pub/task                        the task              coordinator, retained
+    tessera/v1/<task>/pub/round                       the present round     coordinator, retained
+    tessera/v1/<task>/pub/coordinator                 its presence          coordinator, retained
+    tessera/v1/<task>/pub/chunk/<hash>                a chunk, raw          coordinator, retained
+    tessera/v1/<task>/down/<device>/control           messages to a device  coordinator
+    tessera/v1/<task>/down/<device>-bulk/chunk/<hash> a chunk it asked for  coordinator
+    tessera/v1/<task>/up/<device>/control             messages of a device  device
+    tessera/v1/<task>/up/<device>-bulk/chunk          a piece of an upload  device
+    tessera/v1/<task>/presence/<device>               its presence          device, retained
 
-The name of a device is in every topic it may write, so that a broker can hold it to them. Names
-are 1 to 64 of `a-z 0-9 . _ -`, the first a letter or digit; a hash is 32 lower-case hex digits.
+A device has two connections, `<device>` and `<device>-bulk`. The name of the connection is in
+every topic it may write, so that a broker can hold each to its own. Names are 1 to 64 of
+`a-z 0-9 . _ -`, the first a letter or digit, and do not end in `-bulk`. Those of devices have at
+most 59, so that `-bulk` fits behind them into a certificate, and are neither `coordinator` nor
+begin with `coordinator-`. A hash is 32 lower-case hex digits.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from edge_sdk.protocol.errors import MessageError
 
 ROOT = "tessera/v1"
 MAX_TOPIC_CHARACTERS = 256
-"""The longest that can be built has 195."""
+"""The longest that can be built has 184."""
+
+BULK = "-bulk"
+"""Behind the name of a participant: its connection for chunks."""
+
+COORDINATOR = "coordinator"
+"""The coordinator's name; those of several begin with it and a hyphen."""
+
+MAX_DEVICE_CHARACTERS = 59
+"""The common name of a certificate has at most 64."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
@@ -39,9 +51,9 @@ class TopicKind(Enum):
     COORDINATOR = "pub/coordinator"
     CHUNK = "pub/chunk/<hash>"
     DOWN_CONTROL = "down/<device>/control"
-    DOWN_CHUNK = "down/<device>/chunk/<hash>"
+    DOWN_CHUNK = "down/<device>-bulk/chunk/<hash>"
     UP_CONTROL = "up/<device>/control"
-    UP_CHUNK = "up/<device>/chunk"
+    UP_CHUNK = "up/<device>-bulk/chunk"
     PRESENCE = "presence/<device>"
 
 
@@ -84,34 +96,29 @@ class Topics:
 
     def down_control(self, device: str) -> str:
         """Messages to one device."""
-        return f"{self._prefix}down/{check_name(device)}/control"
+        return f"{self._prefix}down/{check_device(device)}/control"
 
     def down_chunk(self, device: str, hash: bytes) -> str:
         """A chunk that one device asked for."""
-        return f"{self._prefix}down/{check_name(device)}/chunk/{_hex(hash)}"
+        return f"{self._prefix}down/{bulk_name(device)}/chunk/{_hex(hash)}"
 
     def up_control(self, device: str) -> str:
         """Messages of one device."""
-        return f"{self._prefix}up/{check_name(device)}/control"
+        return f"{self._prefix}up/{check_device(device)}/control"
 
     def up_chunk(self, device: str) -> str:
         """Pieces of one device's uploads."""
-        return f"{self._prefix}up/{check_name(device)}/chunk"
+        return f"{self._prefix}up/{bulk_name(device)}/chunk"
 
     def presence(self, device: str) -> str:
         """`Presence` of one device."""
-        return f"{self._prefix}presence/{check_name(device)}"
+        return f"{self._prefix}presence/{check_device(device)}"
 
     # -- filters --------------------------------------------------------------------------------
 
     def down_chunks(self, device: str) -> str:
         """All chunks that one device asked for."""
-        return f"{self._prefix}down/{check_name(device)}/chunk/+"
-
-    @property
-    def up_all(self) -> str:
-        """Everything that devices send up."""
-        return self._prefix + "up/+/#"
+        return f"{self._prefix}down/{bulk_name(device)}/chunk/+"
 
     @property
     def up_controls(self) -> str:
@@ -142,7 +149,7 @@ def parse_topic(text: str) -> Topic:
             return Topic(
                 task,
                 kind,
-                None if name is None else check_name(name),
+                None if name is None else check_device(name),
                 None if hash is None else bytes.fromhex(hash),
             )
     raise MessageError(f"{text!r} is not a topic of version 1")
@@ -155,7 +162,33 @@ def check_name(text: str, what: str = "device") -> str:
             f"{text[:80]!r} cannot name a {what}: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
             "the first a letter or digit"
         )
+    if text.endswith(BULK):
+        raise MessageError(
+            f"{text!r} cannot name a {what}: {BULK!r} at the end is kept for the connections that "
+            "carry chunks; choose another name"
+        )
     return text
+
+
+def check_device(text: str) -> str:
+    """The same name, if a device may have it. Raises `MessageError`."""
+    check_name(text)
+    if len(text) > MAX_DEVICE_CHARACTERS:
+        raise MessageError(
+            f"{text!r} cannot name a device: it has {len(text)} characters, more than the "
+            f"{MAX_DEVICE_CHARACTERS} that fit into a certificate"
+        )
+    if text == COORDINATOR or text.startswith(COORDINATOR + "-"):
+        raise MessageError(
+            f"{text!r} cannot name a device: {COORDINATOR!r}, alone or with a hyphen behind it, is "
+            "kept for coordinators; choose another name"
+        )
+    return text
+
+
+def bulk_name(device: str) -> str:
+    """The name of a device's connection for chunks. Raises `MessageError`, as `check_device`."""
+    return check_device(device) + BULK
 
 
 def _hex(hash: bytes) -> str:

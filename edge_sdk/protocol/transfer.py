@@ -5,6 +5,7 @@ Presence                         a program comes or goes
     Offer ▶ Credit ▶ chunks ▶ Credit …   an upload (`edge_sdk.transport.uploads`)
 Want ▶ chunks                    chunks that the retained topics did not bring
 Evaluation                       how good the model is on a device's own data
+Complaint                        why the coordinator drops what a device sends
 """
 
 from __future__ import annotations
@@ -198,6 +199,14 @@ class Evaluation:
             raise MessageError(f"the loss of an evaluation must be finite, not {self.loss!r}")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
             raise MessageError(f"an accuracy is a share in [0, 1], not {self.accuracy!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    """The coordinator drops messages of a device. Said now and then, not for every message."""
+
+    device: str
+    reason: str
 
 
 def _check_upload(upload: bytes) -> None:

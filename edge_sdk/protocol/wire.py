@@ -43,7 +43,15 @@ from edge_sdk.protocol.messages import (
     RoundOpen,
 )
 from edge_sdk.protocol.topics import Topic, TopicKind
-from edge_sdk.protocol.transfer import Credit, Evaluation, Offer, Presence, TaskNotice, Want
+from edge_sdk.protocol.transfer import (
+    Complaint,
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    TaskNotice,
+    Want,
+)
 
 MAX_CONTROL_BYTES = 2**18
 
@@ -59,6 +67,7 @@ ControlMessage = (
     | Credit
     | Want
     | Evaluation
+    | Complaint
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -73,6 +82,7 @@ TYPES: dict[str, type[ControlMessage]] = {
     "credit": Credit,
     "want": Want,
     "evaluation": Evaluation,
+    "complaint": Complaint,
 }
 """Every message, by its name on the wire."""
 
@@ -98,6 +108,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "encoding": ENCODING,
         "run": RUN,
         "model": optional(BLOB),
+        "rounds_left": optional(COUNT),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},
@@ -111,6 +122,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "compute": optional(NUMBER),
         "bytes_per_s": optional(NUMBER),
         "run": RUN,
+        "code": optional(NAME),
     },
     Assignment: {"device": NAME, "round": COUNT, "groups": GROUPS, "run": RUN},
     Receipt: {
@@ -147,13 +159,21 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "loss": NUMBER,
         "accuracy": optional(NUMBER),
     },
+    Complaint: {"device": NAME, "reason": REASON},
 }
 
 ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.TASK: (TaskNotice,),
     TopicKind.ROUND: (RoundOpen, RoundClosed),
     TopicKind.COORDINATOR: (Presence,),
-    TopicKind.DOWN_CONTROL: (RoundOpen, Assignment, Receipt, Credit, RoundClosed),
+    TopicKind.DOWN_CONTROL: (
+        RoundOpen,
+        Assignment,
+        Receipt,
+        Credit,
+        RoundClosed,
+        Complaint,
+    ),
     TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation),
     TopicKind.PRESENCE: (Presence,),
 }

@@ -13,11 +13,18 @@ import logging
 import selectors
 import socket
 import ssl
+import sys
 import time
 from collections import deque
 from random import SystemRandom
 from threading import Event, Lock, Thread, current_thread
 from typing import Any, Protocol
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    fcntl = termios = None  # type: ignore[assignment]
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -53,6 +60,17 @@ def pause_s(failures: int, chance: float) -> float:
     return most * (0.1 + 0.9 * chance)
 
 
+def unsent_bytes(connected: socket.socket) -> int:
+    """What the system still holds of what we sent; 0 where it does not say."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return 0
+    try:
+        answer = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it was closed
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
+
+
 class Owner(Protocol):
     """Who is told. Called from the connection's thread."""
 
@@ -81,6 +99,10 @@ class Connection:
         bulk: bool,
     ) -> None:
         self.outbox = Outbox(max_bytes)
+        self.heard_s = float("-inf")
+        """When the last bytes came, by the monotonic clock."""
+        self.denials = 0
+        """How often in a row the broker refused who we say we are."""
         self._settings = settings
         self._context = context
         self._owner = owner
@@ -96,6 +118,7 @@ class Connection:
         self._bell.setblocking(False)
         self._ending = Event()
         self._killed = False
+        self._renewing = False
         self._finish_by = float("inf")
         self._thread = Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
 
@@ -124,6 +147,13 @@ class Connection:
                 return
             self._filters = {f: None for f in self._filters if f != topic_filter}
             self._orders.append((False, topic_filter))
+        self._wake()
+
+    def renew(self, will: Will | None) -> None:
+        """As `Link.reconnect`."""
+        with self._lock:
+            self._will = will or self._will
+            self._renewing = True
         self._wake()
 
     def finish(self, by: float) -> None:
@@ -162,6 +192,8 @@ class Connection:
         failures = 0
         while not self._ending.is_set():
             begun = time.monotonic()
+            with self._lock:
+                self._renewing = False
             try:
                 reason = _Session(self).run()
             except Exception:
@@ -169,11 +201,13 @@ class Connection:
                 # MQTT, and a link that ended silently would be worse than one that tries again.
                 _log.exception("%s: the connection failed", self._client_id)
                 reason = f"{self._settings.address}: what came is not MQTT; the log has details"
+            self.denials = self.denials + 1 if isinstance(reason, reasons.Denial) else 0
             if not self._ending.is_set():
                 self._owner.down(self, reason)
                 stable = time.monotonic() - begun >= STABLE_S
                 # The search for a message that ends connections takes a few of them, and ends.
-                failures = 0 if stable or self.outbox.searching else failures + 1
+                harmless = stable or self.outbox.searching or self._renewing
+                failures = 0 if harmless else failures + 1
                 self._ending.wait(pause_s(max(0, failures - 1), _chance()))
         self._alarm.close()
         self._bell.close()
@@ -189,6 +223,9 @@ class _Session:
         self._announced = False
         self._reason: str | None = None
         self._silent = False
+        self._given_up = False
+        self._moved_s = 0.0
+        self._unsent = 0
         self._network_said = ""
         self._asked: dict[int, str] = {}
         self._first_asked: set[int] = set()
@@ -209,7 +246,8 @@ class _Session:
             self._serve(connected)
         finally:
             connected.close()
-            given_up = self._of.outbox.lost(closed=self._welcomed and not self._silent)
+            closed = self._welcomed and not (self._silent or self._given_up)
+            given_up = self._of.outbox.lost(closed=closed)
         if given_up is not None:
             self._refused(
                 given_up.topic,
@@ -252,6 +290,10 @@ class _Session:
             selector.register(of._alarm, selectors.EVENT_READ)
             selector.register(connected, selectors.EVENT_READ)
             while not of._killed:
+                if of._renewing:
+                    self._given_up = True
+                    self._reason = f"{self._settings.address}: connecting anew"
+                    return
                 if self._welcomed:
                     self._send()
                 elif time.monotonic() >= answer_by:
@@ -277,13 +319,26 @@ class _Session:
         if of._alarm in ready:
             self._hear_alarm()
         if held or ready.get(connected, 0) & selectors.EVENT_READ:
+            of.heard_s = time.monotonic()
             result = client.loop_read()
             if result == paho.MQTT_ERR_PROTOCOL and not self._welcomed:
                 # So paho reports a refusal of the version, and whatever it cannot read.
                 self._reason = reasons.refusal(self._settings, "Unsupported protocol version")
         if ready.get(connected, 0) & selectors.EVENT_WRITE:
+            self._moved_s = time.monotonic()
             client.loop_write()
-        client.loop_misc()
+        if not self._is_sending(connected):
+            client.loop_misc()
+
+    def _is_sending(self, connected: socket.socket) -> bool:
+        """Whether the network takes what we send. A ping would wait behind that, and a slow link
+        be taken for a dead one.
+        """
+        before, self._unsent = self._unsent, unsent_bytes(connected)
+        if self._unsent < before:
+            self._moved_s = time.monotonic()
+        waits = self._unsent > 0 or self._client.want_write()
+        return waits and time.monotonic() - self._moved_s < self._settings.keepalive_s
 
     def _is_done(self) -> bool:
         return self._of.outbox.empty or time.monotonic() >= self._of._finish_by

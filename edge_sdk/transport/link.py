@@ -36,10 +36,12 @@ class Connected:
 class Disconnected:
     """The link does not work, or does not yet, and why, for people; it goes on trying.
 
-    Said once, and again only when the reason changes.
+    Said once, and again only when the reason changes, or with every denial: `denials` is how often
+    in a row the broker refused our name, password or certificate, which time alone does not cure.
     """
 
     reason: str
+    denials: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,22 @@ class Link(Protocol):
 
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
         """Receive it no more; what is still under way is dropped."""
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        """Whether the broker has everything that was published over that connection."""
+
+    def silence_s(self, *, bulk: bool = False) -> float:
+        """Seconds since any byte came over that connection, a part of a message too.
+
+        Infinite: none has. What is asked for may be on its way while bytes come.
+        """
+
+    def reconnect(self, will: Will | None = None) -> None:
+        """End both connections without a goodbye and connect anew, from now on with this will.
+
+        For a link that says it works and does not. None: with the will it has. What was not
+        acknowledged is sent again.
+        """
 
     def close(self) -> None:
         """Send what is queued, for at most FLUSH_S, and say goodbye, so that no will is sent.

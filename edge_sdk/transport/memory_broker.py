@@ -9,6 +9,7 @@ brokers differ; a link that lost its connection returns only through `restore` o
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from threading import Lock
@@ -210,6 +211,12 @@ class MemoryBroker:
             link.subscribed.add((bulk, topic_filter))
             self._send_retained(link, bulk, topic_filter)
 
+    def _renew(self, link: BrokeredLink, will: Will | None) -> None:
+        if link.connected:
+            self._disconnect(link, "connecting anew", will=True)
+        link.will = will or link.will
+        self._connect(link)
+
     def _close(self, link: BrokeredLink, *, goodbye: bool) -> None:
         if link.closed:
             return
@@ -260,6 +267,18 @@ class BrokeredLink:
         gone = (bulk, topic_filter)
         self.wanted = {key: None for key in self.wanted if key != gone}
         self._broker._later(lambda: self.subscribed.discard(gone))
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        """As `Link.acknowledged`."""
+        return self.outboxes[bulk].empty
+
+    def silence_s(self, *, bulk: bool = False) -> float:  # noqa: ARG002  as `Link` has it
+        """As `Link.silence_s`; messages come whole here, so nothing is ever half on its way."""
+        return math.inf
+
+    def reconnect(self, will: Will | None = None) -> None:
+        """As `Link.reconnect`."""
+        self._broker._later(lambda: self._broker._renew(self, will))
 
     def close(self) -> None:
         """As `Link.close`."""

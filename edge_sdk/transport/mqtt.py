@@ -7,6 +7,7 @@ import time
 from threading import Lock
 
 from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.topics import BULK
 from edge_sdk.transport.connection import GOODBYE_S, Connection
 from edge_sdk.transport.filters import check_filter, check_topic
 from edge_sdk.transport.link import Connected, Deliver, Disconnected, LinkEvent, Will
@@ -25,7 +26,8 @@ class MqttLink:
     def __init__(
         self, settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None
     ) -> None:
-        context = tls_context(settings)
+        bulk_settings = settings.for_bulk()
+        context, bulk_context = tls_context(settings), tls_context(bulk_settings)
         if will is not None:
             check_topic(will.topic)
         self._deliver = deliver
@@ -34,6 +36,7 @@ class MqttLink:
         self._ever = False
         self._closed = False
         self._last_reason: str | None = None
+        self._denials = 0
         self._control = Connection(
             settings,
             context,
@@ -44,10 +47,10 @@ class MqttLink:
             bulk=False,
         )
         self._bulk = Connection(
-            settings,
-            context,
+            bulk_settings,
+            bulk_context,
             self,
-            client_id=f"{name}-bulk",
+            client_id=name + BULK,
             will=None,
             max_bytes=BULK_BYTES,
             bulk=True,
@@ -74,6 +77,19 @@ class MqttLink:
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
         """As `Link.unsubscribe`."""
         self._at(bulk).unsubscribe(topic_filter)
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        """As `Link.acknowledged`."""
+        return self._at(bulk).outbox.empty
+
+    def silence_s(self, *, bulk: bool = False) -> float:
+        """As `Link.silence_s`."""
+        return time.monotonic() - self._at(bulk).heard_s
+
+    def reconnect(self, will: Will | None = None) -> None:
+        """As `Link.reconnect`."""
+        self._control.renew(will)
+        self._bulk.renew(None)
 
     def close(self) -> None:
         """As `Link.close`."""
@@ -104,16 +120,20 @@ class MqttLink:
             if len(self._up) == 2:
                 self._tell(Connected(first=not self._ever))
                 self._ever = True
-                self._last_reason = None
+                self._last_reason, self._denials = None, 0
 
     def down(self, connection: Connection, reason: str) -> None:
         """A connection does not work."""
         with self._lock:
             worked = len(self._up) == 2
             self._up.discard(connection)
-            if worked or reason != self._last_reason:
-                self._last_reason = reason
-                self._tell(Disconnected(reason))
+            denials = connection.denials
+            # As a rule both connections are denied, each for its own certificate: a count is told
+            # once.
+            news = denials > self._denials if denials else reason != self._last_reason
+            if worked or news:
+                self._last_reason, self._denials = reason, denials
+                self._tell(Disconnected(reason, denials))
 
     def deliver(self, event: LinkEvent) -> None:
         """Hand an event to the user of the link."""

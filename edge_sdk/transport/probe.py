@@ -2,7 +2,8 @@
 
 Brokers grant subscriptions that deliver nothing and acknowledge messages they drop, so nothing
 here trusts an acknowledgement: a message counts when it comes back. Everything is done under
-`tessera/v1/probe-…`, a task's name like any other, and cleared again.
+`tessera/v1/probe-…`, a task's name like any other, and cleared again. One link is open at a time:
+a broker that binds client ids to certificates would end the first for the second.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from edge_sdk.transport.link import (
     Will,
     open_link,
 )
-from edge_sdk.transport.settings import MIN_CHUNK_BYTES, BrokerSettings, LinkError
+from edge_sdk.transport.settings import (
+    MIN_CHUNK_BYTES,
+    BrokerSettings,
+    DeniedError,
+    LinkError,
+)
 
 ROOM_BYTES = 1_024
 """What a message may have besides its chunk."""
@@ -156,7 +162,8 @@ class BrokerFacts:
 def probe_broker(settings: BrokerSettings, *, name: str = "tessera-probe") -> BrokerFacts:
     """Try a broker out; takes a second or two on a good one, up to a minute on a poor one.
 
-    Links named `<name>-1`, `<name>-2` … are opened. Raises LinkError when there is no connection.
+    Links named `<name>-1`, `<name>-2` … are opened. Raises LinkError when there is no connection,
+    DeniedError at once when the broker refuses us.
     """
     return probe_links(
         partial(open_link, settings), _poll, name=name, chunk_bytes=settings.chunk_bytes
@@ -214,17 +221,18 @@ class _Probe:
     def _retained(self, chunk_bytes: int) -> tuple[bool, bool, bool, bool]:
         small, large = f"{self._root}/small", f"{self._root}/large"
         among, filter_ = f"{self._root}/among/one", f"{self._root}/among/+"
-        with self._ear() as writer, self._ear() as reader:
+        with self._ear() as writer:
             for topic, size in ((small, 4), (large, chunk_bytes + ROOM_BYTES), (among, 4)):
                 writer.link.publish(topic, b"\1" * size, retain=True, bulk=True)
             self._mark(writer)
+        with self._ear() as reader:
             for topic in (small, large, filter_):
                 reader.link.subscribe(topic, bulk=True)
             self._wait(lambda: all(map(reader.kept, (small, large, among))), ANSWER_S)
             found = reader.kept(small), reader.kept(large), reader.kept(among)
             for topic in (small, large, among):
-                writer.link.publish(topic, b"", retain=True, bulk=True)
-            self._mark(writer)
+                reader.link.publish(topic, b"", retain=True, bulk=True)
+            self._mark(reader)
         with self._ear() as late:
             late.link.subscribe(small, bulk=True)
             self._mark(late)
@@ -232,21 +240,23 @@ class _Probe:
             return (*found, found[0] and not late.kept(small))
 
     def _will(self) -> bool:
+        """Whether a will is there for who comes later, as those of participants are."""
         topic = f"{self._root}/will"
+        with self._ear(Will(topic, b"gone")) as victim:
+            victim.link.kill()
         with self._ear() as ear:
-            ear.link.subscribe(topic)
-            self._mark(ear, bulk=False)
-            with self._ear(Will(topic, b"gone", retain=False)) as victim:
-                victim.link.kill()
-                return self._wait(lambda: ear.got(topic), ANSWER_S)
+            ear.link.subscribe(topic, bulk=True)
+            came = self._wait(lambda: ear.got(topic), ANSWER_S)
+            ear.link.publish(topic, b"", retain=True, bulk=True)
+            self._mark(ear)
+            return came
 
-    def _mark(self, ear: _Ear, *, bulk: bool = True) -> bool:
-        """Whether a message comes back; all that was sent before it over that connection has
-        then been handled."""
+    def _mark(self, ear: _Ear) -> bool:
+        """Whether a message comes back; all bulk that was sent before it has then been handled."""
         self._markers += 1
         topic = f"{self._root}/marker/{self._markers}"
-        ear.link.subscribe(topic, bulk=bulk)
-        ear.link.publish(topic, b"here", bulk=bulk)
+        ear.link.subscribe(topic, bulk=True)
+        ear.link.publish(topic, b"here", bulk=True)
         return self._wait(lambda: ear.got(topic), ANSWER_S)
 
     @contextmanager
@@ -254,8 +264,10 @@ class _Probe:
         self._opened += 1
         ear = _Ear(self._open_link, f"{self._name}-{self._opened}", will)
         try:
-            if not self._wait(lambda: ear.connected, CONNECT_S):
-                raise LinkError(f"the broker cannot be probed: {ear.last_reason}")
+            self._wait(lambda: ear.connected or ear.denied, CONNECT_S)
+            if not ear.connected:
+                kind = DeniedError if ear.denied else LinkError
+                raise kind(f"the broker cannot be probed: {ear.last_reason}")
             yield ear
             self._duplicates |= ear.heard_twice
         finally:
@@ -272,6 +284,10 @@ class _Ear:
     @property
     def connected(self) -> bool:
         return any(isinstance(event, Connected) for event in self.events)
+
+    @property
+    def denied(self) -> bool:
+        return any(isinstance(event, Disconnected) and event.denials for event in self.events)
 
     @property
     def in_trouble(self) -> bool:

@@ -2,16 +2,19 @@
 
     TesseraError
     └── LinkError        settings with which no link can ever work; names the setting and what to do
+        └── DeniedError  the broker refuses our name, password or certificate
 
-A broker that is away, or that refuses us, is no error here: a link says so and tries again.
+A broker that is away, or that refuses us, is no error here: a link says so and tries again. Its
+user may have enough of that, and raise `DeniedError`.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from edge_sdk.protocol.errors import TesseraError
 
@@ -26,14 +29,20 @@ class LinkError(TesseraError):
     """Settings with which no link can work; the text names the setting and what to do."""
 
 
+class DeniedError(LinkError):
+    """The broker refuses our name, password or certificate; the text has its reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """How to reach a broker. Raises LinkError for a contradiction; files are not opened yet.
 
     `tls` checks the broker's certificate and its name against `ca` (None: what this machine
-    trusts). `certificate` and `key` are ours, PEM, for brokers that ask. `chunk_bytes` is the most
-    that one message of a transfer carries. A connection without a sign of life is given up after
-    at most 2 × `keepalive_s`. `allow_plaintext` permits a broker on another machine without TLS.
+    trusts). `certificate` and `key` are ours, PEM, for brokers that ask; `bulk_certificate` and
+    `bulk_key` those of the connection for chunks (None: the same), for brokers that let each
+    certificate connect once. `chunk_bytes` is the most that one message of a transfer carries. A
+    connection without a sign of life is given up after at most 2 × `keepalive_s`.
+    `allow_plaintext` permits a broker on another machine without TLS.
     """
 
     host: str = "127.0.0.1"
@@ -42,6 +51,8 @@ class BrokerSettings:
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
+    bulk_certificate: Path | None = None
+    bulk_key: Path | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     chunk_bytes: int = MAX_CHUNK_BYTES
@@ -62,18 +73,29 @@ class BrokerSettings:
             raise LinkError("password is set but username is not; MQTT knows no password alone")
 
     def _check_tls(self) -> None:
-        for name in ("ca", "certificate", "key"):
+        for name in ("ca", "certificate", "key", "bulk_certificate", "bulk_key"):
             if getattr(self, name) is not None and not self.tls:
                 raise LinkError(f"{name} is set but tls is off; set tls = true, or remove {name}")
-        if (self.certificate is None) != (self.key is None):
-            given, missing = ("key", "certificate") if self.key else ("certificate", "key")
-            raise LinkError(f"{given} is set but {missing} is not; both or neither")
+        for pair in (("certificate", "key"), ("bulk_certificate", "bulk_key")):
+            given = [name for name in pair if getattr(self, name) is not None]
+            if len(given) == 1:
+                missing = pair[1 - pair.index(given[0])]
+                raise LinkError(f"{given[0]} is set but {missing} is not; both or neither")
+        if self.bulk_certificate is not None and self.certificate is None:
+            raise LinkError("bulk_certificate is set but certificate is not; both or neither")
         if not self.tls and not self.allow_plaintext and not is_loopback(self.host):
             raise LinkError(
                 f"host {self.host!r} is another machine and tls is off: everybody on the way could "
-                "read the password and the model, and change both. Set tls = true, or set "
-                "allow_plaintext = true if the network between is trusted"
+                "read the password, the model and what devices learn, and change them. Set "
+                "tls = true, or allow_plaintext = true to take that risk on a network that is "
+                "trusted"
             )
+
+    def for_bulk(self) -> BrokerSettings:
+        """The settings of the connection for chunks: with its own certificate, if it has one."""
+        if self.bulk_certificate is None:
+            return self
+        return replace(self, certificate=self.bulk_certificate, key=self.bulk_key)
 
     @property
     def address(self) -> str:
@@ -115,7 +137,11 @@ def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
 
 
 class _TidySocket(ssl.SSLSocket):
-    """Closes itself when the handshake fails; paho, which made it, would leave it open."""
+    """Closes itself when the handshake fails; paho, which made it, would leave it open.
+
+    Hears the broker out: under TLS 1.3 it judges our certificate after the handshake, says what
+    is wrong and closes, while we are about to send.
+    """
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -123,6 +149,23 @@ class _TidySocket(ssl.SSLSocket):
         except OSError:
             self.close()
             raise
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError as error:
+            raise self._last_words() or error from None
+
+    def _last_words(self) -> ssl.SSLError | None:
+        try:
+            self.recv(1)
+        except ssl.SSLError as error:
+            return error if "ALERT" in str(error).upper() else None
+        except OSError:
+            return None
+        return None
 
 
 def _no_passphrase() -> str:

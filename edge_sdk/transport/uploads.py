@@ -224,6 +224,9 @@ class UploadLimits:
     idle_s: float = 600.0
     """An upload of which nothing was heard for so long is dropped; it may be offered again."""
     window: int = WINDOW
+    """Chunks of one upload that may be on their way."""
+    max_flight_bytes: int = 2**26
+    """Of all uploads, what may be on its way: with many of them, windows are narrower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,10 +239,12 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What follows from an arrival: a credit to send, and an upload to deal with; None: nothing."""
+    """What follows from a chunk: a credit to send, and an upload to deal with; None: nothing."""
 
     credit: Credit | None = None
     upload: Upload | None = None
+    new: bool = True
+    """False: nobody waits for what arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -254,6 +259,8 @@ class _Incoming:
     lowest: int = 0
     """No chunk below is missing."""
     since_credit: int = 0
+    window: int = 1
+    """Of the last credit."""
     failures: int = 0
 
     def put(self, index: int, data: memoryview) -> bool:
@@ -364,16 +371,21 @@ class Uploads:
         sender = self._senders.get(device)
         incoming = None if sender is None else sender.open.get(upload)
         if sender is None or incoming is None:
-            return Progress()
+            return Progress(new=False)
         new = incoming.put(index, data)
         incoming.heard_s = now
         if not new:
-            return Progress()
+            return Progress(new=False)
         incoming.since_credit += 1
         if incoming.arrived < len(incoming.there):
-            due = incoming.since_credit >= CREDIT_EVERY
+            due = incoming.since_credit >= min(CREDIT_EVERY, incoming.window)
             return Progress(self._credit(incoming)) if due else Progress()
         return self._finish(sender, incoming)
+
+    def knows(self, offer: Offer) -> bool:
+        """Whether an upload is on its way, or its end is known."""
+        sender = self._senders.get(offer.device)
+        return sender is not None and (offer.upload in sender.open or offer.upload in sender.ended)
 
     def forget(self, device: str, upload: bytes) -> None:
         """Let a complete or refused upload be uploaded again when it is offered."""
@@ -398,11 +410,14 @@ class Uploads:
 
     def _credit(self, incoming: _Incoming) -> Credit:
         incoming.since_credit = 0
+        uploads = sum(len(sender.open) for sender in self._senders.values())
+        share = self._limits.max_flight_bytes // (uploads * incoming.offer.chunk_bytes)
+        incoming.window = max(1, min(self._limits.window, share))
         return Credit(
             device=incoming.offer.device,
             upload=incoming.offer.upload,
             missing=incoming.missing(),
-            window=self._limits.window,
+            window=incoming.window,
         )
 
     def _finish(self, sender: _Sender, incoming: _Incoming) -> Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from coordinator.broker import available
 from coordinator.cli import main
+from coordinator.demo.processes import _signals_noted
 from coordinator.demo.run import DemoConfig, as_json, make_demo
 from coordinator.saved import read_model
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
 DEVICES = 4
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Watched:
@@ -37,7 +39,7 @@ class Watched:
         self.output = folder / "output"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [PROGRAM, "demo", "--processes", "--devices", str(devices), *arguments],
+                [PROGRAM, "demo", "--devices", str(devices), *arguments],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
                 stdout=output,
@@ -143,15 +145,70 @@ def test_demo_of_programs_interrupted_keeps_the_model_and_leaves_none(tmp_path: 
     assert not list(tmp_path.glob("tessera-demo-*"))
 
 
-def test_demo_of_programs_terminated_while_it_compiles_leaves_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_demo_of_programs_stopped_while_it_starts_leaves_none(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     with watched(tmp_path) as demo:
         demo.until(lambda: bool(demo.find("coordinator.graphs.child")))
-        demo.process.send_signal(signal.SIGTERM)
+        demo.process.send_signal(sent)
         demo.until(lambda: demo.ended)
-        assert demo.process.returncode == 143, demo.text
+        assert demo.process.returncode == code, demo.text
         assert demo.left() == []
     assert "Traceback" not in demo.text
     assert not list(tmp_path.glob("tessera-*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends programs with their parent")
+def test_programs_end_with_a_demo_that_was_killed(tmp_path: Path) -> None:
+    with watched(tmp_path, "--rounds", "100000") as demo:
+        demo.until(lambda: "round   2/" in demo.text)
+        demo.process.kill()
+        assert len(demo.find("edge_sdk.cli run")) == 2
+        assert demo.find("coordinator.cli serve")
+        demo.until(lambda: demo.left() == [])
+
+
+@pytest.mark.parametrize(
+    ("first", "raised"),
+    [
+        (signal.SIGINT, KeyboardInterrupt()),
+        (signal.SIGTERM, SystemExit(143)),
+        (signal.SIGHUP, SystemExit(129)),
+    ],
+)
+def test_signals_are_obeyed_when_all_is_stopped(
+    first: signal.Signals, raised: BaseException
+) -> None:
+    """However many come: what stops programs is not interrupted."""
+    heard: list[signal.Signals] = []
+
+    def stop_all() -> None:
+        with _signals_noted() as noted:
+            signal.raise_signal(first)
+            signal.raise_signal(signal.SIGINT)
+            heard.extend(noted)
+
+    before = signal.signal(first, signal.SIG_DFL)
+    try:
+        with pytest.raises(type(raised)) as caught:
+            stop_all()
+        assert signal.getsignal(first) == signal.SIG_DFL
+    finally:
+        signal.signal(first, before)
+    assert caught.value.args == raised.args
+    assert heard == [first, signal.SIGINT]
+
+
+def test_signal_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _signals_noted() as noted:
+            signal.raise_signal(signal.SIGHUP)
+            assert not noted
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None:
@@ -185,5 +242,14 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
     arguments: tuple[str, str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--processes", *arguments]) == 2
-    assert f"leave out {arguments[0]}" in capsys.readouterr().err
+    assert main(["demo", *arguments]) == 2
+    assert re.search(rf"{arguments[0]}.* is for --in-process: \w+", capsys.readouterr().err)
+
+
+def test_demo_of_programs_without_a_broker_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("coordinator.demo.processes.available", lambda: ())
+    assert main(["demo"]) == 2
+    assert re.search(r"no broker.* install mosquitto .* --in-process", capsys.readouterr().err)

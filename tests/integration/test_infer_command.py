@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a short demo's model and its report."""
     at = tmp_path_factory.mktemp("run")
-    command = ["demo", "--rounds", "2", "--devices", "2", "--seed", "3"]
+    command = ["demo", "--in-process", "--rounds", "2", "--devices", "2", "--seed", "3"]
     files = {"--save": "model", "--json": "run.json", "--plot": "run.png"}
     assert main([*command, *(part for o, n in files.items() for part in (o, str(at / n)))]) == 0
     return at

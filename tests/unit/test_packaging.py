@@ -39,7 +39,15 @@ def test_base_install_is_what_a_device_needs() -> None:
         ("torch", {"torch"}),
         (
             "coordinator",
-            {"tessera-fl", "onnx", "safetensors", "rich", "matplotlib", "scikit-learn"},
+            {
+                "tessera-fl",
+                "onnx",
+                "safetensors",
+                "cryptography",
+                "rich",
+                "matplotlib",
+                "scikit-learn",
+            },
         ),
     ],
 )

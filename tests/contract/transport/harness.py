@@ -32,7 +32,7 @@ Kind = Literal["memory", "mosquitto", "amqtt"]
 
 MARKER = "marker-"
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Far more than anything takes; a test that waits this long has failed."""
 
 

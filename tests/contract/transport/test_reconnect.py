@@ -72,3 +72,21 @@ def test_newer_connection_takes_the_name_over(own_bench: Bench) -> None:
     # The older one's will comes although its name is in use: presence counts sessions for this.
     bench.until(lambda: bool(watcher.received))
     older.link.kill()
+
+
+def test_link_connects_anew_when_it_is_told_to(own_bench: Bench) -> None:
+    bench = own_bench
+    watcher = bench.open()
+    bench.listen(watcher, bench.topic("presence"))
+    peer = bench.open("renewed", will=Will(bench.topic("presence"), b"first"))
+    bench.listen(peer, bench.topic("t"))
+    peer.link.reconnect(Will(bench.topic("presence"), b"second"))
+    bench.until(lambda: len(peer.connections) == 2)
+    assert peer.connections[-1] == Connected(first=False)
+    # It did not say goodbye.
+    bench.until(lambda: watcher.payloads(bench.topic("presence")) == [b"first"])
+    peer.link.publish(bench.topic("t"), b"still here")
+    bench.until(lambda: peer.payloads(bench.topic("t")) == [b"still here"])
+    bench.until(peer.link.acknowledged)
+    peer.link.kill()
+    bench.until(lambda: b"second" in watcher.payloads(bench.topic("presence")))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from coordinator.broker import BrokerError, Kind, available, embedded_broker
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, open_link
 from edge_sdk.transport.settings import BrokerSettings
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
@@ -69,6 +72,37 @@ def test_broker_ends_when_its_context_fails(kind: Kind, tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert not listens(settings)
     assert mosquittos() == before
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from coordinator.broker import embedded_broker
+with embedded_broker(Path(sys.argv[1]), kind="mosquitto"):
+    print("there", flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends programs with their parent")
+def test_broker_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    if "mosquitto" not in available():
+        pytest.skip("mosquitto is not installed")
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == b"there\n"
+            (broker,) = psutil.Process(owner.pid).children()
+            assert broker.name() == "mosquitto"
+        finally:
+            owner.kill()
+    try:
+        psutil.wait_procs([broker], timeout=PATIENCE_S)
+        assert not broker.is_running()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            broker.kill()
 
 
 @pytest.mark.parametrize("change", [{"password": "wrong"}, {"username": None, "password": None}])

@@ -123,6 +123,14 @@ def test_broker_on_another_machine_needs_tls(tmp_path: Path) -> None:
         read_config(write(tmp_path, f'{TASK}{RUN}[broker]\nhost = "broker.example.org"\n'))
 
 
+def test_both_certificates_of_the_coordinator_are_read(tmp_path: Path) -> None:
+    files = {name: f"{name}.pem" for name in ("certificate", "key", "bulk_certificate", "bulk_key")}
+    lines = "".join(f'{name} = "{file}"\n' for name, file in files.items())
+    settings = read_config(write(tmp_path, f"{TASK}{RUN}[broker]\ntls = true\n{lines}"))
+    for name, file in files.items():
+        assert getattr(settings.broker_settings(), name) == tmp_path / file
+
+
 def test_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tessera-coordinator init"):
         read_config(tmp_path / "none.toml")

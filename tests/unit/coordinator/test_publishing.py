@@ -18,8 +18,10 @@ from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages import Assignment, RoundClosed
 from edge_sdk.protocol.model_index import unpack_model
+from edge_sdk.protocol.packs import find_packs
 from edge_sdk.protocol.topics import Topics
 from edge_sdk.protocol.transfer import Want
+from edge_sdk.transport.link import Will
 from tests.unit.coordinator.service_world import PLAN, saved_model, task_files
 
 TOPICS = Topics("tiny")
@@ -43,6 +45,13 @@ class FullLink:
 
     def subscribe(self, topic_filter: str, *, bulk: bool = False) -> None: ...
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None: ...
+    def silence_s(self, *, bulk: bool = False) -> float:
+        return float("inf")
+
+    def reconnect(self, will: Will | None = None) -> None: ...
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        return True
+
     def close(self) -> None: ...
     def kill(self) -> None: ...
 
@@ -145,8 +154,10 @@ def test_want_of_what_is_gone_is_not_answered(tmp_path: Path) -> None:
 def test_chunk_store_deletes_files_that_nothing_needs(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path / "chunks")
     one, two, three = ({bytes([n]) * 16: bytes([n]) * 10} for n in (1, 2, 3))
-    assert store.add("a", {**one, **two}) == [*one, *two]
-    assert store.add("b", {**two, **three}) == [*three]
+    assert store.add("a", [*one.items(), *two.items()]) == [*one, *two]
+    assert store.add("b", three.items(), two) == [*three]
+    assert store.add("c", two.items()) == []
+    assert store.drop("c") == []
     assert store.drop("a") == [*one]
     assert store[next(iter(two))] == b"\2" * 10
     assert len(list((tmp_path / "chunks").iterdir())) == 2
@@ -154,6 +165,36 @@ def test_chunk_store_deletes_files_that_nothing_needs(tmp_path: Path) -> None:
     assert list((tmp_path / "chunks").iterdir()) == []
     assert len(store) == 0
     assert store.get(next(iter(two))) is None
+
+
+@pytest.mark.parametrize("text", ["fp32", "fp16", "top-k:0.5", "fp32+zstd"])
+def test_version_made_of_what_changed_is_the_version_made_anew(tmp_path: Path, text: str) -> None:
+    random = np.random.default_rng(4)
+    model = saved_model()
+    made, _, store = publisher(tmp_path / "one", FullLink(room=10_000))
+    anew, _, other = publisher(tmp_path / "two", FullLink(room=10_000))
+    now = GlobalModel(PLAN, model.weights, model.buffers, encoding=Encoding.parse(text))
+    last = made.publish_model(PLAN, 0, now.serve(), now.buffers)
+    for version in range(1, 6):
+        groups = {"hidden": tuple(sorted(random.choice(4, version % 3 + 1, replace=False)))}
+        ids = PLAN.block_ids(PLAN.choose(groups))
+        movement = np.zeros(PLAN.parameters, dtype=np.float32)
+        for block in ids:
+            start, end = PLAN.block_offsets[block], PLAN.block_offsets[block + 1]
+            movement[start:end] = random.normal(size=end - start)
+        now.commit(movement, [])
+        changed = find_packs(PLAN).of_submodel(PLAN, PLAN.choose(groups))
+        assert 0 < len(changed) < len(find_packs(PLAN))
+        last = made.publish_model(
+            PLAN, version, now.serve(), now.buffers, since=last, changed=changed
+        )
+        made.keep_models([version])
+        whole = anew.publish_model(PLAN, version, now.serve(), now.buffers)
+        anew.keep_models([version])
+        assert last == whole
+        assert {name: store[name] for name in store} == {name: other[name] for name in other}
+    store.close()
+    other.close()
 
 
 def test_reserved_fragment_is_of_the_version_that_was_published(tmp_path: Path) -> None:

@@ -148,12 +148,25 @@ def test_full_disk_makes_a_device_wait(tmp_path: Path, monkeypatch: pytest.Monke
     assert os.listdir(bench.uploads) == []
 
 
-def test_leftovers_of_an_earlier_process_are_deleted(tmp_path: Path) -> None:
+def test_half_uploads_of_an_earlier_process_are_deleted_and_what_was_kept_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(tmp_path)
     (bench.uploads / "9.part").write_bytes(b"old")
-    (bench.movements / "00000001-a").write_bytes(b"old")
-    Bench(tmp_path)
-    assert os.listdir(bench.uploads) == os.listdir(bench.movements) == []
+    sent = movement()
+    for name in ("00000004-b", f"{sent.round:08}-a"):
+        (bench.movements / name).write_bytes(encode_movement(sent))
+    (bench.movements / "00000009-c").write_bytes(b"no movement")
+    again = Bench(tmp_path)
+    assert os.listdir(bench.uploads) == []
+    fresh, replay = again.receiving.kept()
+    assert isinstance(fresh, Movement)
+    assert encode_movement(fresh) == encode_movement(sent)
+    assert isinstance(replay, Replay)
+    assert (replay.round, replay.movement.round) == (4, sent.round)
+    assert "00000009-c holds no movement" in caplog.text
+    again.receiving.clear_kept()
+    assert os.listdir(bench.movements) == []
 
 
 @pytest.mark.parametrize("text", ["fp32", "fp16", "int8", "top-k:1.0", "fp32+zstd"])

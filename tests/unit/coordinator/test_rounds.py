@@ -778,3 +778,73 @@ def test_run_stops_when_it_is_good_enough_or_stuck(
 def test_taking_part_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         replace(CONFIG, **options)
+
+
+# -- devices that left while training ------------------------------------------------------------
+
+
+def test_devices_that_left_are_waited_for_a_little_once_the_others_have_answered() -> None:
+    coordinator = training("a", "b", "c")
+    coordinator.now = 20.0
+    coordinator.tell(Left("b"))
+    assert coordinator.state.deadline == 100  # a and c may still need all the time there is
+    coordinator.count("a")
+    coordinator.now = 30.0
+    coordinator.count("c")
+    assert coordinator.state.deadline == 40
+    coordinator.now = 39.0
+    assert coordinator.tell(Tick()) == []
+    coordinator.now = 40.0
+    assert coordinator.tell(Tick()) == [commit(1, ("a", "c"), silent=("b",))]
+
+
+def test_device_that_is_back_has_all_the_time_there_was() -> None:
+    coordinator = training("a", "b")
+    coordinator.count("a")
+    coordinator.now = 50.0
+    coordinator.tell(Left("b"))
+    assert coordinator.state.deadline == 60
+    coordinator.now = 55.0
+    coordinator.tell(Joined("b"))
+    assert coordinator.state.deadline == 100
+    coordinator.now = 95.0
+    coordinator.tell(Left("b"))
+    assert coordinator.state.deadline == 100  # never beyond the round's own
+    assert coordinator.count("b")[-1] == commit(1, ("a", "b"))
+
+
+def test_wait_for_the_absent_begins_once() -> None:
+    coordinator = training("a", "b", "c")
+    coordinator.count("a")
+    coordinator.tell(Left("b"), Left("c"))
+    assert coordinator.state.deadline == 10
+    coordinator.now = 6.0
+    coordinator.tell(Left("b"), bid("z"), Tick())
+    assert coordinator.state.deadline == 10
+
+
+def test_device_that_left_before_its_assignment_is_waited_for_a_little() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.tell(bid("a"), Left("a"), bid("b"))
+    assert set(coordinator.state.assigned) == {"a", "b"}
+    coordinator.count("b")
+    assert coordinator.state.deadline == 10
+
+
+def test_movement_that_is_being_stored_is_waited_for_whoever_left() -> None:
+    coordinator = training("a", "b")
+    coordinator.count("a")
+    coordinator.tell(coordinator.movement("b"), Left("b"))
+    assert coordinator.state.deadline == 100
+    assert coordinator.tell(Kept("b", 1))[-1] == commit(1, ("a", "b"))
+
+
+def test_next_round_knows_nothing_of_who_left_in_the_last() -> None:
+    coordinator = training("a", "b")
+    coordinator.tell(Left("b"))
+    coordinator.count("a")
+    coordinator.now = 10.0
+    coordinator.tell(Tick(), Committed(1), Joined("b"))
+    assert coordinator.state.away == frozenset()
+    coordinator.tell(bid("a", round=2), bid("b", round=2))
+    assert coordinator.state.deadline == 110

@@ -73,7 +73,8 @@ def test_new_run_starts_from_the_task(run: Run) -> None:
 
 def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
     written = checkpoint(5)
-    run.save(written, keep_last=3, keep_every=50)
+    run.save(written)
+    run.prune(keep_last=3, keep_every=50)
     read = run.latest()
     for name in ("round", "committed", "version", "best", "devices", "counted"):
         assert getattr(read, name) == getattr(written, name)
@@ -87,7 +88,8 @@ def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
 
 def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:
     for round in range(1, 12):
-        run.save(checkpoint(round), keep_last=2, keep_every=4)
+        run.save(checkpoint(round))
+        run.prune(keep_last=2, keep_every=4)
     assert run.rounds() == [0, 4, 8, 10, 11]
 
 
@@ -109,7 +111,8 @@ def test_opened_rounds_and_sessions_only_go_up(run: Run, tmp_path: Path) -> None
 
 def test_rollback_makes_an_earlier_checkpoint_the_newest(run: Run) -> None:
     for round in range(1, 4):
-        run.save(checkpoint(round, value=round), keep_last=5, keep_every=50)
+        run.save(checkpoint(round, value=round))
+        run.prune(keep_last=5, keep_every=50)
     run.note_opened(4)
     (run.folder / MEMORY).mkdir()
     run.rollback(2)
@@ -123,7 +126,8 @@ def test_rollback_makes_an_earlier_checkpoint_the_newest(run: Run) -> None:
 
 
 def test_damaged_checkpoint_is_named(run: Run) -> None:
-    run.save(checkpoint(1), keep_last=5, keep_every=50)
+    run.save(checkpoint(1))
+    run.prune(keep_last=5, keep_every=50)
     path = run.folder / CHECKPOINTS / "00000001.safetensors"
     whole = path.read_bytes()
     for cut in (0, 7, 100, len(whole) - 1):

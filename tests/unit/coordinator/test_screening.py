@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from coordinator import screening
 from coordinator.screening import MIN_SEEN, Scale, Usual, block_squares, scale_of
 from edge_sdk.protocol.blocks import Blocks
 from edge_sdk.protocol.plan import ModelPlan
@@ -107,3 +108,18 @@ def test_usual_follows_slow_change_and_is_a_value() -> None:
 def test_overflowing_values_are_out_of_the_ordinary_not_an_error() -> None:
     assert USUAL.objection(PLAN, scale([3e38, 0.2, 0.3]), limit=1e9)
     assert block_squares(np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)).size == 0
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 10**6])
+def test_squares_of_blocks_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(screening, "PIECE", piece)
+    random = np.random.default_rng(3)
+    sizes = random.integers(1, 20, size=50)
+    values = random.normal(size=int(sizes.sum())).astype(np.float32)
+    found = block_squares(values, sizes)
+    start = 0
+    for number, size in enumerate(sizes):
+        block = values[start : start + size].astype(np.float64)
+        assert found[number] == pytest.approx(float((block**2).sum()), rel=1e-12)
+        start += int(size)
+    assert len(block_squares(values[:0], sizes[:0])) == 0

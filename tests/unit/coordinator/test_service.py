@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.close import open_memory
+from coordinator.fragments_course import SAVE_S, FragmentsCourse
 from coordinator.masks import make_masks
 from coordinator.rules import RULES
-from coordinator.runs import HISTORY, MEMORY, MOVEMENTS, UPLOADS, RunError, read_history
+from coordinator.runs import HISTORY, MOVEMENTS, UPLOADS, RunError, read_history
 from edge_sdk.protocol.blocks import select_blocks
 from edge_sdk.protocol.messages import Bid, Receipt, RoundClosed
 from edge_sdk.protocol.model_index import decode_index
@@ -27,6 +27,7 @@ from tests.unit.coordinator.service_world import (
     PLAN,
     TASK,
     TOPICS,
+    ScriptedDevice,
     World,
     blob_hashes,
     fragments_config,
@@ -205,8 +206,106 @@ def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path:
     version = world.service.model.version
     slow.offer(slow.movements[min(slow.opened)])
     world.settle()
-    assert slow.receipts[0] == (min(slow.opened), "counted")
     assert world.service.model.version > version
+    world.wait(SAVE_S)
+    assert slow.receipts[0] == (min(slow.opened), "counted")
+    world.stop()
+
+
+def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice]:
+    """One movement is in the model, and in no checkpoint."""
+    world = World(folder, fragments_config(updates=20, train_s=1e6))
+    world.add("idle", level=lambda _: None)
+    one = world.add("one", sends=False, level=lambda number: 1.0 if number < 3 else None)
+    world.settle()
+    one.offer(one.movements[min(one.opened)])
+    world.settle()
+    assert world.service.model.version == 1
+    return world, one
+
+
+def test_asynchronous_receipt_waits_for_the_checkpoint(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    round = min(one.opened)
+    assert (one.receipts, world.run.rounds()) == ([], [0])
+    chunks = len([each for each in one.heard if isinstance(each, Credit) and not each.complete])
+    one.offer(one.movements[round])  # it has heard nothing, and asks again
+    world.settle()
+    credits = [each for each in one.heard if isinstance(each, Credit)]
+    assert credits[-1].complete
+    assert len([each for each in credits if not each.complete]) == chunks
+    assert one.receipts == []
+    world.wait(SAVE_S)
+    assert (one.receipts, world.run.rounds()) == ([(round, "counted")], [0, 1])
+    one.offer(one.movements[round])
+    world.settle()
+    assert one.receipts == [(round, "counted")] * 2
+    world.stop()
+
+
+def test_asynchronous_movement_without_a_receipt_is_late_after_a_crash(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    world.crash()
+    world.start()
+    world.settle()
+    assert world.service.model.version == 0
+    one.offer(one.movements[min(one.opened)])
+    world.settle()
+    assert one.receipts == [(min(one.opened), "late")]
+    world.stop()
+
+
+def test_asynchronous_receipt_is_given_at_a_stop(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    world.stop()
+    one.pump()
+    assert one.receipts == [(min(one.opened), "counted")]
+    world.start()
+    assert world.service.model.version == 1
+    world.stop()
+
+
+def test_asynchronous_versions_are_published_as_time_allows(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", fragments_config(updates=12, train_s=1e6))
+    devices = [world.add("one"), world.add("two")]
+    course = world.service.course
+    assert isinstance(course, FragmentsCourse)
+    course._publish_after = world.clock.now + 1.0  # the last one took long
+    world.settle()
+    assert world.service.finished
+    opened = [each for device in devices for each in device.opened.values()]
+    assert len({each.model for each in opened}) == 1
+    # All were trained from version 0, and count as that old.
+    assert world.service.model.version == 12
+    blocks, _ = devices[0].fetched[max(devices[0].fetched)]
+    assert np.array_equal(
+        blocks.values, select_blocks(START, blocks.ids, PLAN.block_offsets).values
+    )
+    world.stop()
+
+
+def test_report_counts_what_became_of_movements_and_says_why(tmp_path: Path) -> None:
+    config = rounds_config(rule=RULES["ram-fed"](), rounds=2, min_devices=3)
+    world = World(tmp_path / "run", config)
+    world.add("one")
+    late, evil = world.add("late", sends=False), world.add("evil", sends=False)
+    world.settle()
+    evil.offer_bytes(b"\xff" * 3000, 1)
+    world.settle()
+    world.wait(101)
+    late.offer(late.movements[1])
+    late.offer(late.movements[1], run="f" * 16)
+    world.settle()
+    evil.offer(evil.movements[2], answers=5)
+    world.settle()
+    world.wait(101)
+    first, second = read_history(tmp_path / "run")
+    assert first["movements"] == {"counted": 1, "memory": 0, "late": 0, "rejected": 1}
+    (refusal,) = first["refusals"]
+    assert (refusal["device"], refusal["round"], refusal["outcome"]) == ("evil", 1, "rejected")
+    assert "not a movement" in refusal["reason"]
+    assert second["movements"] == {"counted": 1, "memory": 1, "late": 0, "rejected": 1}
+    assert [each["device"] for each in second["refusals"]] == ["late", "evil"]
     world.stop()
 
 
@@ -253,50 +352,6 @@ def test_messages_that_come_twice_and_late_change_nothing(
         digests.append(world.service.model.digest)
         world.stop()
     assert digests[0] == digests[1]
-
-
-def test_restart_in_the_middle_of_a_round_goes_on_with_the_next_number(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=3))
-    one, two = world.add("one"), world.add("two", level=lambda _: 1.0)
-    two.sends = False
-    world.settle()
-    two.offer(two.movements[1])
-    world.settle()
-    assert world.state.round == 2
-    before = world.service.model.digest
-    world.crash()
-    world.start()
-    assert world.service.model.digest == before
-    world.settle()
-    assert one.opened.keys() == {1, 2, 3}
-    two.offer(two.movements[2])  # of the interrupted round
-    world.settle()
-    assert two.receipts[-1] == (2, "late")
-    two.sends = True
-    two.offer(two.movements[3])
-    world.settle()
-    assert world.service.finished
-    lines = list(read_history(tmp_path / "run"))
-    assert [line["round"] for line in lines] == [1, 3, 4]
-    world.stop()
-
-
-def test_stop_in_the_middle_of_a_round_puts_what_was_counted_into_memory(tmp_path: Path) -> None:
-    config = rounds_config(rule=RULES["ram-fed"](), rounds=5)
-    world = World(tmp_path / "run", config)
-    one, two = world.add("one", value=0.25), world.add("two", sends=False)
-    world.settle()
-    assert (one.receipts, two.receipts) == ([(1, "counted")], [])
-    world.stop()
-    memory = open_memory(config, tmp_path / "run" / MEMORY)
-    assert memory is not None
-    assert set(memory.rounds("one").tolist()) == {1}
-    assert set(memory.rounds("two").tolist()) == {0}
-    memory.close()
-    world.start()
-    world.settle()
-    assert world.state.round == 2  # and the run goes on over that memory
-    world.stop()
 
 
 def test_loop_serves_to_the_end_and_lets_devices_leave(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import Uploads
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Far more than anything takes; a test that waits this long has failed."""
 
 TASK, DEVICE = "toy", "pi"
@@ -304,4 +304,5 @@ def make_data(samples: int = 20, seed: int = 3) -> ArrayData:
 
 
 def make_config(folder: Path, **changes: Any) -> DeviceConfig:
-    return replace(DeviceConfig(task=TASK, name=DEVICE, state_dir=folder, seed=7), **changes)
+    config = DeviceConfig(task=TASK, name=DEVICE, state_dir=folder, seed=7, weigh=False)
+    return replace(config, **changes)

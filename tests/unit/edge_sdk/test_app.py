@@ -31,6 +31,7 @@ from edge_sdk.protocol.messages import (
 from edge_sdk.protocol.movement_codec import encode_movement
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.protocol.specs import Axis, Dim, Tensor
+from edge_sdk.residuals import Arrays, MemoryStore
 from edge_sdk.stores import FolderMovements, MemoryMovements, MovementStore
 from edge_sdk.train.backend import Batch, Job, Metrics, Trained
 from edge_sdk.train.data import ArrayData
@@ -76,6 +77,7 @@ class Bench:
     policy: Policy = field(default_factory=lambda: Policy(level=0.5))
     backend: Doubling = field(default_factory=Doubling)
     movements: MovementStore = field(default_factory=MemoryMovements)
+    store: MemoryStore = field(default_factory=MemoryStore)
 
     def __post_init__(self) -> None:
         self.app = DeviceApp(
@@ -87,6 +89,7 @@ class Bench:
             send=self.sent.append,
             seed=1,
             movements=self.movements,
+            store=self.store,
             clock=lambda: 5.0,
         )
 
@@ -113,7 +116,8 @@ class Bench:
 def test_device_sends_the_movement_of_its_groups() -> None:
     bench = Bench()
     bid = bench.open(1)
-    assert bid == Bid(device="pi", round=1, level=0.5, reason=bid.reason, samples=4)  # type: ignore[union-attr]
+    assert isinstance(bid, Bid)
+    assert bid == Bid(device="pi", round=1, level=0.5, reason=bid.reason, samples=4, code="owner")
     movement = bench.assign(1)
     assert isinstance(movement, Movement)
     groups, blocks = decode_blocks(PLAN, movement.payload)
@@ -254,6 +258,70 @@ def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixtu
     bench.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
     bench.open(2)
     assert isinstance(bench.assign(2), Movement)
+
+
+class SmallStore(MemoryStore):
+    """Residuals on a disk that is full at times."""
+
+    full = False
+
+    def write(self, name: str, arrays: Arrays) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().write(name, arrays)
+
+
+def test_full_disk_never_sends_what_top_k_left_out_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = SmallStore()
+    bench, sparse, sent = Bench(store=store), Encoding.parse("top-k:0.34"), []
+    for round in (1, 2, 3, 4, 5):
+        store.full = round in (2, 3)
+        bench.open(round, encoding=sparse)
+        movement = bench.assign(round)
+        assert isinstance(movement, Movement)
+        sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
+        bench.app.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
+    # Round 1 leaves [3, 4, 0] behind. While the disk is full it stays there, and what rounds 2 and
+    # 3 leave out is lost; then it goes on from where it was.
+    assert sent == [[0, 0, 5], [0, 0, 5], [0, 0, 5], [0, 8, 0], [0, 0, 10]]
+    assert "has no room on the disk" in caplog.text
+
+
+def test_receipt_that_the_disk_has_no_room_for_is_noted_later() -> None:
+    store = SmallStore()
+    bench, sparse = Bench(store=store), Encoding.parse("top-k:0.34")
+    sent = []
+    for round in (1, 2, 3):
+        bench.open(round, encoding=sparse)
+        movement = bench.assign(round)
+        assert isinstance(movement, Movement)
+        sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
+        store.full = round == 1
+        bench.app.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
+        store.full = False
+    assert bench.movements.waiting == frozenset()
+    assert sent == [[0, 0, 5], [0, 8, 0], [0, 0, 10]]
+
+
+def test_movement_made_before_a_restart_is_not_trained_again() -> None:
+    bench = Bench()
+    bench.open(1)
+    made = bench.assign(1)
+    again = Bench(movements=bench.movements)
+    again.source.error = AssertionError("nothing is to be fetched")
+    assert isinstance(again.open(1), Bid)
+    sent = again.assign(1)
+    assert isinstance(sent, Movement)
+    assert isinstance(made, Movement)
+    assert sent.payload == made.payload
+    # Other groups are another matter.
+    other = Bench(movements=bench.movements)
+    other.open(1)
+    movement = other.assign(1, (0,))
+    assert isinstance(movement, Movement)
+    assert decode_blocks(PLAN, movement.payload)[0] == {"a": (0,)}
 
 
 def test_device_without_zstandard_sends_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from edge_sdk.config import (
     write_default,
 )
 from edge_sdk.decide import Policy
-from edge_sdk.protocol.topics import check_name
+from edge_sdk.protocol.topics import check_device
 from edge_sdk.transport.settings import BrokerSettings
 
 FULL = """
@@ -47,6 +47,8 @@ tls = true
 ca = "ca.pem"
 certificate = "pi.pem"
 key = "/etc/pi.key"
+bulk_certificate = "pi-bulk.pem"
+bulk_key = "/etc/pi-bulk.key"
 username = "pi"
 password_file = "secret"
 keepalive_s = 15
@@ -96,6 +98,8 @@ def test_every_key_of_a_file_is_read(tmp_path: Path) -> None:
             ca=tmp_path / "ca.pem",
             certificate=tmp_path / "pi.pem",
             key=Path("/etc/pi.key"),
+            bulk_certificate=tmp_path / "pi-bulk.pem",
+            bulk_key=Path("/etc/pi-bulk.key"),
             username="pi",
             password="hush",
             keepalive_s=15,
@@ -208,6 +212,8 @@ def test_defaults_that_the_file_shows_are_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     write_default(path)
     no_default = {"ca", "certificate", "key", "username", "password_file"}
+    no_default |= {"bulk_certificate", "bulk_key"}
+    no_default |= {"max_gap", "board", "probe", "energy_wh_per_day", "quiet_hours"}
     text = path.read_text()
     for key in {key.rpartition(".")[2] for key in KEYS} - no_default:
         text = text.replace(f"# {key} = ", f"{key} = ")
@@ -221,7 +227,26 @@ def test_defaults_that_the_file_shows_are_the_defaults(tmp_path: Path) -> None:
 
 
 def test_default_name_fits_into_a_topic() -> None:
-    check_name(default_name())
+    check_device(default_name())
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("Pi 4.local", "pi-4.local"),
+        ("x" * 70, "x" * 59),
+        ("coordinator", "device-coordinator"),
+        ("coordinator-3", "device-coordinator-3"),
+        ("store-bulk-bulk", "store"),
+        ("x" * 54 + "-bulk-2", "x" * 54),
+        ("___", "device"),
+    ],
+)
+def test_default_name_is_one_that_devices_may_have(
+    monkeypatch: pytest.MonkeyPatch, host: str, name: str
+) -> None:
+    monkeypatch.setattr("platform.node", lambda: host)
+    assert check_device(default_name()) == name
 
 
 def test_python_without_a_toml_reader_says_what_to_do(

@@ -22,6 +22,7 @@ from edge_sdk.device import (
     Fetched,
     Finished,
     Forget,
+    Found,
     Keep,
     Phase,
     Resend,
@@ -83,8 +84,8 @@ def receipt(round: int = 1, device: str = "pi") -> Receipt:
     return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
 
 
-LEVEL = Decided(1, Decision(0.5, "half"), Facts(7, 1e6, 2e5))
-SKIP = Decided(1, Decision(None, "skip: tired"), Facts(7))
+LEVEL = Decided(1, Decision(0.5, "half", "memory"), Facts(7, 1e6, 2e5))
+SKIP = Decided(1, Decision(None, "skip: tired", "schedule"), Facts(7))
 FETCHED = Fetched(BLOCKS, {})
 
 
@@ -109,12 +110,14 @@ PATHS: dict[Phase, tuple[Event, ...]] = {
 LOCAL: dict[str, Event] = {
     "decided": LEVEL,
     "fetched": FETCHED,
+    "found": Found(),
     "finished": Finished(movement()),
     "failed": Failed("hot"),
 }
 LEGAL_LOCAL = {
     (Phase.DECIDING, "decided"),
     (Phase.FETCHING, "fetched"),
+    (Phase.FETCHING, "found"),
     (Phase.TRAINING, "finished"),
     (Phase.FETCHING, "failed"),
     (Phase.TRAINING, "failed"),
@@ -126,7 +129,14 @@ def test_round_goes_from_opening_to_receipt() -> None:
     assert effects == [Decide(opening(1))]
     state, effects = run(opening(1), LEVEL)
     bid = Bid(
-        device="pi", round=1, level=0.5, reason="half", samples=7, compute=1e6, bytes_per_s=2e5
+        device="pi",
+        round=1,
+        level=0.5,
+        reason="half",
+        samples=7,
+        compute=1e6,
+        bytes_per_s=2e5,
+        code="memory",
     )
     assert (state.phase, effects) == (Phase.BIDDING, [Send(bid)])
     _, effects = run(*PATHS[Phase.FETCHING])
@@ -150,14 +160,22 @@ def test_round_goes_from_opening_to_receipt() -> None:
 def test_skip_is_sent_and_the_device_rests() -> None:
     state, effects = run(opening(1), SKIP)
     assert state.phase is Phase.IDLE
-    assert effects == [Send(Bid(device="pi", round=1, level=None, reason="skip: tired", samples=7))]
+    bid = Bid(device="pi", round=1, level=None, reason="skip: tired", samples=7, code="schedule")
+    assert effects == [Send(bid)]
+
+
+def test_movement_that_was_made_before_is_sent_again_instead_of_trained() -> None:
+    state, effects = run(*PATHS[Phase.FETCHING], opening(2), Found())
+    assert effects == [Resend(1), Decide(opening(2))]
+    assert state.phase is Phase.DECIDING
 
 
 @pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
 def test_failure_withdraws_the_offer(phase: Phase) -> None:
-    state, effects = run(*PATHS[phase], Failed("skip: too hot"))
+    state, effects = run(*PATHS[phase], Failed("skip: too hot", "heat"))
     assert state.phase is Phase.IDLE
-    assert effects == [Send(Bid(device="pi", round=1, level=None, reason="skip: too hot"))]
+    bid = Bid(device="pi", round=1, level=None, reason="skip: too hot", code="heat")
+    assert effects == [Send(bid)]
 
 
 @pytest.mark.parametrize(("phase", "name"), list(product(Phase, LOCAL)))

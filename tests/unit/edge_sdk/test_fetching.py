@@ -6,18 +6,20 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.fetching import RETRY_S, ChunkCache, Fetcher, FetchError, Pull
+from edge_sdk.fetching import RETRY_S, Ask, ChunkCache, Fetcher, FetchError, Pull
 from edge_sdk.protocol.chunks import Blob, chunk_hash, split_blob
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.topics import Topics, parse_topic
 from edge_sdk.protocol.transfer import Want
 from edge_sdk.protocol.wire import decode_message
+from edge_sdk.transport.link import Will
 
 DATA = Random(1).randbytes(50_000)
 BLOB, CHUNKS = split_blob(DATA, 1024)
@@ -28,6 +30,7 @@ class FakeBroker:
     """A link to a broker that answers at once, and loses what it is told to."""
 
     def __init__(self, *, retains: bool = True, loses: Callable[[bytes], bool] | None = None):
+        self.silence = float("inf")
         self.retains = retains
         self.loses = loses or (lambda _: False)
         self.fetcher: Fetcher | None = None
@@ -60,6 +63,15 @@ class FakeBroker:
         hash = parse_topic(topic_filter).hash
         assert hash is not None
         self.subscribed.discard(hash)
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        return True
+
+    def silence_s(self, *, bulk: bool = False) -> float:
+        return self.silence
+
+    def reconnect(self, will: Will | None = None) -> None:
+        raise AssertionError
 
     def close(self) -> None:
         pass
@@ -204,6 +216,30 @@ def test_pull_waits_before_it_asks_again() -> None:
     assert (late.subscribe, late.want) == (HASHES[:3], HASHES[:3])
 
 
+def test_pull_does_not_ask_again_while_bytes_come() -> None:
+    pull = Pull([b"a" * 16, b"b" * 16], 0.0)
+    assert len(pull.ask(0.0).subscribe) == 2
+    # A slow link is in the middle of a chunk.
+    assert pull.ask(RETRY_S, 0.5) == Ask()
+    assert pull.due_s == RETRY_S + RETRY_S - 0.5
+    assert pull.ask(2 * RETRY_S, 0.1) == Ask()
+    again = pull.ask(3 * RETRY_S, RETRY_S)
+    assert again.subscribe == again.want == [b"a" * 16, b"b" * 16]
+
+
+def test_fetch_is_not_given_up_while_bytes_come(tmp_path: Path) -> None:
+    broker = FakeBroker(retains=False)
+    broker.silence = 0.0
+    fetcher = make_fetcher(broker, tmp_path)
+    thread, said = fetching(fetcher, idle_s=0.01)
+    thread.join(0.2)
+    assert thread.is_alive()
+    broker.silence = RETRY_S
+    fetcher.wake()
+    thread.join(20)
+    assert "did not come" in said[0]
+
+
 def test_pull_asks_where_the_last_chunk_came_from() -> None:
     pull = Pull(HASHES[:4], 0.0, window=1)
     pull.ask(0.0)
@@ -284,3 +320,65 @@ def test_cache_removes_what_a_crash_left_half_written(tmp_path: Path) -> None:
 
 def test_empty_blob_needs_nothing(tmp_path: Path) -> None:
     assert make_fetcher(FakeBroker(), tmp_path).fetch_blob(Blob(0, ()), 10, "it") == b""
+
+
+def fetching(fetcher: Fetcher, **options: Any) -> tuple[Thread, list[str]]:
+    """A fetch in a thread of its own, and what it raised."""
+    said: list[str] = []
+
+    def fetch() -> None:
+        try:
+            fetcher.fetch(BLOB.chunks, **options)
+        except FetchError as error:
+            said.append(str(error))
+
+    thread = Thread(target=fetch)
+    thread.start()
+    return thread, said
+
+
+def test_fetch_ends_when_something_newer_comes(tmp_path: Path) -> None:
+    broker, newer = FakeBroker(retains=False), Event()
+    fetcher = make_fetcher(broker, tmp_path)
+    thread, said = fetching(fetcher, overtaken=newer.is_set)
+    newer.set()
+    fetcher.wake()
+    thread.join(20)
+    assert said == ["something newer came while it was fetched"]
+    assert broker.subscribed == set()
+
+
+def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None:
+    broker = FakeBroker(retains=False)
+    fetcher = make_fetcher(broker, tmp_path)
+    thread, said = fetching(fetcher)
+    while not broker.subscribed:
+        thread.join(0.001)
+    fetcher.arrived(b"x" * 16, b"", direct=False)  # not one of ours
+    fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
+    thread.join(20)
+    assert said == ["its version was replaced while it was fetched"]
+
+
+def test_chunks_without_room_on_disk_are_held_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = ChunkCache(tmp_path, 2**20)
+    cache.put(b"o" * 16, b"old")
+    cache.use([b"a" * 16, b"b" * 16])
+    monkeypatch.setattr(Path, "write_bytes", no_space)
+    for name in (b"a", b"b"):
+        cache.put(name * 16, name * 100)
+    assert cache[b"a" * 16] == b"a" * 100
+    assert b"b" * 16 in cache
+    assert b"o" * 16 not in cache  # it made room, in vain
+    assert caplog.text.count("held in memory") == 1
+    cache.use([b"b" * 16])
+    assert b"a" * 16 not in cache
+    monkeypatch.undo()
+    cache.put(b"a" * 16, b"a" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == [(b"a" * 16).hex()]
+
+
+def no_space(path: Path, data: bytes) -> int:
+    raise OSError(28, "No space left on device")

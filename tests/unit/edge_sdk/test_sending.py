@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
+
 from edge_sdk.protocol.messages import Outcome, Receipt
 from edge_sdk.protocol.topics import Topics
 from edge_sdk.protocol.transfer import Credit, Offer
 from edge_sdk.protocol.wire import decode_message
 from edge_sdk.sending import Sending
+from edge_sdk.transport.link import Will
 from edge_sdk.transport.uploads import RETRY_S, Outgoing, parse_chunk
 
 RUN = "0123456789abcdef"
@@ -18,6 +23,7 @@ class Wire:
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
+        self.arrived = False
         self.offers: list[Offer] = []
         self.chunks: list[int] = []
 
@@ -41,6 +47,15 @@ class Wire:
         raise AssertionError
 
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
+        raise AssertionError
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        return self.arrived
+
+    def silence_s(self, *, bulk: bool = False) -> float:
+        return float("inf")
+
+    def reconnect(self, will: Will | None = None) -> None:
         raise AssertionError
 
     def close(self) -> None:
@@ -145,3 +160,37 @@ def test_upload_for_the_same_purpose_takes_the_place_of_the_old_one() -> None:
     assert sending.movements == 2
     sending.clear()
     assert sending.movements == 0
+
+
+def test_chunks_that_reached_the_broker_and_nobody_else_are_sent_again() -> None:
+    wire = Wire()
+    sending, first = Sending(wire, TOPICS, "pi"), upload()
+    sending.add(first, 0.0)
+    sending.credited(credit(first, 0, 5), 1.0)
+    assert wire.chunks == [0, 1, 2, 3, 4]
+    # They may still be on a slow way to the broker.
+    sending.offer_due(1.0 + RETRY_S)
+    sending.credited(credit(first, 1, 5), 2.0 + RETRY_S)
+    assert wire.chunks == [0, 1, 2, 3, 4]
+    wire.arrived = True
+    sending.offer_due(2.0 + 2 * RETRY_S)
+    sending.credited(credit(first, 1, 5), 3.0 + 2 * RETRY_S)
+    assert wire.chunks == [0, 1, 2, 3, 4, 1, 2, 3, 4]
+
+
+def test_upload_that_is_added_again_goes_on_where_it_is() -> None:
+    wire = Wire()
+    sending, first = Sending(wire, TOPICS, "pi"), upload()
+    sending.add(first, 0.0)
+    sending.credited(credit(first, 0, 5), 1.0)
+    sending.add(upload(), 2.0)
+    sending.credited(credit(first, 0, 5), 3.0)
+    assert (len(wire.offers), wire.chunks) == (1, [0, 1, 2, 3, 4])
+
+
+def test_resumed_upload_says_what_had_arrived(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sending, first = Sending(Wire(), TOPICS, "pi"), upload()
+    sending.add(first, 0.0)
+    sending.credited(credit(first, 2, 5), 1.0)
+    assert "2 of 5 chunks of the upload had arrived" in caplog.text

@@ -17,17 +17,20 @@ from edge_sdk.protocol.block_codec import decode_blocks
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.layout import Array
 from edge_sdk.protocol.messages import Bid, Movement, Outcome
+from edge_sdk.protocol.topics import Topics
 from edge_sdk.protocol.transfer import Evaluation, Offer, Presence, Want
-from edge_sdk.protocol.wire import decode_message
-from edge_sdk.service import BrokerError, Device, DeviceService, run_device
+from edge_sdk.protocol.wire import decode_message, encode_message
+from edge_sdk.service import BrokerError, Device, DeviceService, ReplacedError, run_device
 from edge_sdk.streams import stream
 from edge_sdk.train.backend import Job
 from edge_sdk.train.data import ArrayData
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.link import Deliver, Link, Refused, Will
+from edge_sdk.transport.settings import BrokerSettings
 from tests.unit.edge_sdk.scripted import (
     DEVICE,
     RULE,
+    TASK,
     Coordinator,
     Running,
     Stage,
@@ -35,6 +38,8 @@ from tests.unit.edge_sdk.scripted import (
     make_data,
 )
 from tests.unit.edge_sdk.train.handmade import Reference
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -56,6 +61,18 @@ def started(stage: Stage, coordinator: Coordinator, tmp_path: Path) -> Iterator[
     yield running
     running.service.stop()
     running.wait()
+
+
+def session_of(coordinator: Coordinator) -> int:
+    """The newest session of the device."""
+    return max(each.session for each in coordinator.all(Presence))
+
+
+def say_presence(stage: Stage, session: int, *, online: bool = True) -> None:
+    """Say something under the device's name, as another program would."""
+    link = stage.broker.open_link(name="somebody", deliver=lambda _: None)
+    presence = Presence(name=DEVICE, session=session, online=online)
+    link.publish(Topics(TASK).presence(DEVICE), encode_message(presence), retain=True)
 
 
 def bid_of(coordinator: Coordinator, round: int) -> Bid:
@@ -117,7 +134,7 @@ def test_device_takes_part_until_the_run_is_finished(
     coordinator.finish(2)
     assert started.wait() is None
     presence = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
-    assert presence == Presence(name=DEVICE, session=1, online=False)
+    assert presence == Presence(name=DEVICE, session=session_of(coordinator), online=False)
 
 
 def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, tmp_path: Path) -> None:
@@ -154,7 +171,7 @@ def test_movement_without_receipt_is_offered_again_after_a_restart(
     assert again.wait() is None
     assert not list(tmp_path.rglob("*.movement"))
     sessions = {each.session for each in coordinator.all(Presence) if each.name == DEVICE}
-    assert sessions == {1, 2}
+    assert [session >> 16 for session in sorted(sessions)] == [1, 2]
 
 
 def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
@@ -164,7 +181,7 @@ def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
     lost: list[object] = []
 
     def lose_the_first(name: str, event: object) -> list[int]:
-        chunk = name == "coordinator" and getattr(event, "topic", "").endswith("/up/pi/chunk")
+        chunk = name == "coordinator" and getattr(event, "topic", "").endswith("/up/pi-bulk/chunk")
         if chunk and not lost:
             lost.append(event)
             return []
@@ -201,7 +218,8 @@ def test_broker_that_comes_back_empty_is_no_end(
     coordinator.assign(2)
     movement_of(coordinator, 2)
     retained = stage.broker.retained[coordinator.topics.presence(DEVICE)]
-    assert decode_message(retained) == Presence(name=DEVICE, session=1, online=True)
+    session = session_of(coordinator)
+    assert decode_message(retained) == Presence(name=DEVICE, session=session, online=True)
 
 
 def test_new_run_starts_the_device_anew(
@@ -334,7 +352,7 @@ def test_broker_that_does_not_give_us_the_task_ends_the_device(
 ) -> None:
     def strict(*, name: str, deliver: Deliver, will: Will | None = None) -> Link:
         link = stage.open_link(name=name, deliver=deliver, will=will)
-        deliver(Refused("tessera/v1/toy/up/pi/chunk", "too large"))
+        deliver(Refused("tessera/v1/toy/up/pi-bulk/chunk", "too large"))
         deliver(Refused("tessera/v1/toy/pub/task", "not allowed"))
         return link
 
@@ -495,7 +513,7 @@ def test_device_in_an_asyncio_program_stops_with_its_block(
     with stage.lock:
         stage.broker.run()
     last = coordinator.last(Presence)
-    assert last == Presence(name=DEVICE, session=1, online=False)
+    assert last == Presence(name=DEVICE, session=session_of(coordinator), online=False)
 
 
 def test_package_has_what_it_lists() -> None:
@@ -511,3 +529,195 @@ def test_package_has_what_it_lists() -> None:
 def test_device_without_data_is_told_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data is missing"):
         run_device(make_config(tmp_path))
+
+
+# -- who we are ----------------------------------------------------------------------------------
+
+
+def test_newer_program_with_the_same_name_ends_the_device(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    ours = session_of(coordinator)
+    say_presence(stage, ours + 2**16)
+    error = started.wait()
+    assert isinstance(error, ReplacedError)
+    assert "another program was started as 'pi'" in str(error)
+    # What is said under the name is now the other's to say.
+    last = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
+    assert last == Presence(name=DEVICE, session=ours + 2**16, online=True)
+
+
+def test_older_program_with_the_same_name_is_told_that_it_is_not_the_newest(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    ours = session_of(coordinator)
+    say_presence(stage, ours - 2**16, online=False)
+    topic = coordinator.topics.presence(DEVICE)
+    truth = Presence(name=DEVICE, session=ours, online=True)
+    stage.until(lambda: len([p for p in coordinator.all(Presence) if p == truth]) > 1)
+    stage.until(lambda: decode_message(stage.broker.retained[topic]) == truth)
+    play(coordinator, 2)
+
+
+def test_device_without_its_folder_counts_on_from_what_the_broker_has(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    say_presence(stage, 41 << 16, online=False)
+    for _ in range(20):
+        with stage.lock:
+            stage.broker.step()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    play(coordinator, 1)
+    assert session_of(coordinator) >> 16 == 42
+    link = stage.device_links[-1]
+    with stage.lock:
+        stage.broker.cut(link)
+    # Its will is of the session that it has now.
+    gone = Presence(name=DEVICE, session=session_of(coordinator), online=False)
+    stage.until(lambda: gone in coordinator.all(Presence))
+    with stage.lock:
+        stage.broker.restore(link)
+    running.stop()
+
+
+def test_session_that_nobody_can_have_is_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    say_presence(stage, 2**53)
+    play(coordinator, 2)
+
+
+def test_link_on_which_nothing_comes_back_after_a_reconnect_is_renewed(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.present()
+    coordinator.announce()
+    settings = BrokerSettings(keepalive_s=1)
+    running = Running(stage, make_config(tmp_path, broker=settings))
+    play(coordinator, 1)
+    link = stage.device_links[-1]
+    topic = coordinator.topics.presence(DEVICE)
+    connections = link.connection
+
+    def lose_presence(name: str, event: object) -> list[int]:
+        ours = name == DEVICE and getattr(event, "topic", "") == topic
+        return [] if ours and link.connection == connections + 1 else [0]
+
+    stage.broker.tamper = lose_presence
+    with stage.lock:
+        stage.broker.cut(link)
+        stage.broker.restore(link)
+    stage.until(lambda: link.connection == connections + 2)
+    play(coordinator, 2)
+    running.stop()
+
+
+def test_broker_that_keeps_our_presence_from_us_is_lived_with(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = coordinator.topics.presence(DEVICE)
+    stage.broker.tamper = lambda name, event: [] if (name, event.topic) == (DEVICE, topic) else [0]
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, broker=BrokerSettings(keepalive_s=1)))
+    stage.until(lambda: "does not let us read" in caplog.text)
+    play(coordinator, 1)
+    assert stage.device_links[-1].connection == 1
+    running.stop()
+
+
+# -- what waits, and what is given up ------------------------------------------------------------
+
+
+def test_new_run_ends_the_training_of_the_old_one(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.open(1, steps=2_000_000_000)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Bid))
+    coordinator.run = "f" * 16
+    coordinator.announce()
+    play(coordinator, 1)
+    assert [movement.round for _, movement in coordinator.movements] == [1]
+
+
+def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(
+    stage: Stage, coordinator: Coordinator, started: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(coordinator, 1)
+    coordinator.tell(replace(coordinator.opening(99), plan_hash="ab" * 32))
+    skipped = bid_of(coordinator, 99)
+    assert skipped.level is None
+    assert "ab" * 6 in skipped.reason
+    assert coordinator.plan.hash[:12] in skipped.reason
+    play(coordinator, 2)
+
+
+def test_bid_that_nobody_answers_is_said_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.training_thread.RETRY_S", 0.05)
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1)
+    stage.until(lambda: len([b for b in coordinator.all(Bid) if b.round == 1]) >= 3)
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    coordinator.receipt(1)
+    running.stop()
+
+
+def test_coordinator_that_was_not_listening_is_told_again(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.answers_offers = True
+    coordinator.present()
+    movement_of(coordinator, 1)
+
+
+def test_evaluation_is_given_up_when_a_round_opens(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, evaluate_every=1))
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    # Nobody has the rest of the model.
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    held = {hash for hash in coordinator.chunks if hash not in cached(tmp_path)}
+    coordinator.chunks = {h: c for h, c in coordinator.chunks.items() if h not in held}
+    for hash in held:
+        coordinator._link.publish(coordinator.topics.chunk(hash), b"", retain=True, bulk=True)
+    coordinator.receipt(1)
+    coordinator.theta = coordinator.theta + np.float32(1)
+    play(coordinator, 2)
+    running.stop()
+
+
+def cached(folder: Path) -> set[bytes]:
+    return {bytes.fromhex(path.name) for path in folder.rglob("chunks/*") if len(path.name) == 32}
+
+
+def test_taking_part_does_not_depend_on_what_time_it_is() -> None:
+    """Certificates have an end, and owners have nights; nothing else knows the hour."""
+    clocks = ("time.time(", "time_ns(", "datetime.now", "datetime.utcnow", "localtime", "gmtime")
+    parts = ["service", "training_thread", "taking_part", "app", "device", "fetching", "sending"]
+    parts += ["stores", "residuals", "protocol/*", "transport/*", "train/*"]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for part in parts
+        for path in sorted((ROOT / "edge_sdk").glob(f"{part}.py"))
+        for line in path.read_text().splitlines()
+        if any(clock in line for clock in clocks)
+    ]
+    assert [line for line in found if "certificate" not in line and "own.until" not in line] == []

@@ -160,16 +160,42 @@ def test_write_that_fails_leaves_the_old_file(
 
 def test_sessions_count_up_at_every_start(tmp_path: Path) -> None:
     sessions = [DeviceFolder(tmp_path, "digits", "pi").next_session() for _ in range(3)]
-    assert sessions == [1, 2, 3]
-    assert DeviceFolder(tmp_path, "digits", "other").next_session() == 1
+    assert [session >> 16 for session in sessions] == [1, 2, 3]
+    assert DeviceFolder(tmp_path, "digits", "other").next_session() >> 16 == 1
 
 
-def test_damaged_session_goes_on_above_all_earlier_ones(tmp_path: Path) -> None:
+def test_sessions_of_programs_that_share_no_folder_differ(tmp_path: Path) -> None:
+    folders = [DeviceFolder(tmp_path / str(number), "digits", "pi") for number in range(8)]
+    assert len({folder.next_session() for folder in folders}) > 1
+
+
+def test_session_is_above_what_was_heard_of(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path, "digits", "pi")
-    for _ in range(3):
-        folder.next_session()
-    (folder.path / "session").write_bytes(b"\0\0")
-    assert folder.next_session() > 1000
+    heard = (70 << 16) + 0xFFFF
+    assert folder.next_session(above=heard) > heard
+    assert folder.next_session() >> 16 == 72
+
+
+@pytest.mark.parametrize("content", [b"\0\0", b"", b"many"])
+def test_damaged_session_begins_anew(tmp_path: Path, content: bytes) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    folder.next_session()
+    (folder.path / "session").write_bytes(content)
+    assert folder.next_session() >> 16 == 1
+
+
+def test_session_goes_on_though_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    folder.next_session()
+
+    def full(_: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert folder.next_session() >> 16 == 2
+    assert "no space left" in caplog.text
 
 
 def test_new_run_removes_what_was_kept_of_others(tmp_path: Path) -> None:

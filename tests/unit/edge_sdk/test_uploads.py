@@ -476,3 +476,36 @@ def test_missing_ranges_are_the_first_64_gaps() -> None:
     credit = uploads.offered("pi", device.offer, 0.0)
     assert credit.missing == tuple((n, n + 1) for n in range(0, 128, 2))
     assert allowed(credit) == list(range(0, 16, 2))
+
+
+def test_many_uploads_have_narrow_windows_and_none_stands_still() -> None:
+    limits = UploadLimits(max_flight_bytes=20 * 1024)
+    uploads = Uploads(limits)
+    sending = [outgoing(random_bytes(30_000, seed), device=f"d{seed}") for seed in range(10)]
+    waiting: list[tuple[Outgoing, Credit]] = [
+        (each, uploads.offered(each.offer.device, each.make_offer(0.0), 0.0)) for each in sending
+    ]
+    windows = [credit.window for _, credit in waiting]
+    assert windows == sorted(windows, reverse=True)
+    assert windows[-1] == max(1, 20 // 10 * 1024 // sending[0].offer.chunk_bytes)
+    done = 0
+    while waiting:
+        each, credit = waiting.pop(0)
+        for chunk in each.credited(credit, 0.0):
+            progress = uploads.received(each.offer.device, chunk, 0.0)
+            if progress.credit is not None:
+                waiting.append((each, progress.credit))
+            done += progress.upload is not None
+    assert done == 10
+    assert all(each.complete for each in sending)
+
+
+def test_progress_tells_chunks_that_nobody_waits_for() -> None:
+    uploads = Uploads()
+    sent = outgoing(random_bytes(9_000))
+    first, *_ = sent.credited(uploads.offered("pi", sent.make_offer(0.0), 0.0), 0.0)
+    assert uploads.received("pi", first, 0.0).new
+    assert not uploads.received("pi", first, 0.0).new
+    assert not uploads.received("other", first, 0.0).new
+    assert uploads.knows(sent.offer)
+    assert not uploads.knows(replace(sent.offer, upload=bytes(16)))

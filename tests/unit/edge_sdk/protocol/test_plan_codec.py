@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -201,3 +202,20 @@ def test_bytes_that_are_no_plan_are_refused(data: bytes) -> None:
 def test_message_too_large_for_a_plan_is_not_read() -> None:
     with pytest.raises(PlanError, match="too many for a plan"):
         decode_plan(GOLDEN + bytes(MAX_PLAN_BYTES))
+
+
+@pytest.mark.parametrize("filler", [b"\x90", b"\x80", b"\x91", b"\xc0"])
+def test_bytes_that_would_become_far_more_are_refused_before_they_do(filler: bytes) -> None:
+    """16 MiB of empty arrays would take a GB."""
+    many = b"".join(b"\xdc\xff\xff" + filler * 0xFFFF for _ in range(200))
+    body = b"\xdc\x00\xc8" + many
+    digest = hashlib.sha256(body).digest()
+    empty = msgpack.packb([])
+    data = msgpack.packb(["tessera-plan", 1, digest, body, hashlib.sha256(empty).digest(), empty])
+    tracemalloc.start()
+    try:
+        with pytest.raises(PlanError):
+            decode_plan(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data) + 2**25
+    finally:
+        tracemalloc.stop()

@@ -29,6 +29,7 @@ from edge_sdk.protocol.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.transfer import (
     MAX_RANGES,
     MAX_WANTED,
+    Complaint,
     Credit,
     Evaluation,
     Offer,
@@ -87,6 +88,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             encoding=Encoding(kind="top-k", keep=0.25, zstd=True),
             run=RUN,
             model=Blob(900, (A,)),
+            rounds_left=13,
         ),
         {
             "round": 7,
@@ -109,6 +111,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "encoding": "top-k:0.25+zstd",
             "run": RUN,
             "model": {"size": 900, "chunks": A},
+            "rounds_left": 13,
         },
     ),
     "round_closed": (RoundClosed(round=7, run=RUN), {"round": 7, "run": RUN}),
@@ -125,6 +128,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             samples=120,
             compute=2e6,
             run=RUN,
+            code="memory",
         ),
         {
             "device": "pi-4",
@@ -136,6 +140,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "compute": 2e6,
             "bytes_per_s": None,
             "run": RUN,
+            "code": "memory",
         },
     ),
     "assignment": (
@@ -190,6 +195,10 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "loss": 0.25,
             "accuracy": None,
         },
+    ),
+    "complaint": (
+        Complaint(device="pi-4", reason="too many messages"),
+        {"device": "pi-4", "reason": "too many messages"},
     ),
 }
 EVERY = pytest.mark.parametrize("kind", TYPES)

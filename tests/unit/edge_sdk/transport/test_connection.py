@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,12 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from edge_sdk.transport.connection import LONGEST_PAUSE_S, pause_s
+from edge_sdk.transport.connection import LONGEST_PAUSE_S, pause_s, unsent_bytes
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, open_link
 from edge_sdk.transport.settings import BrokerSettings
 
 CONNACK = b"\x20\x02\x00"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -141,22 +142,43 @@ def test_broker_that_falls_silent_is_noticed_and_tried_again() -> None:
     assert "no sign of life" in reason
 
 
-def test_same_reason_is_said_once() -> None:
-    attempts: list[socket.socket] = []
+def events_of(code: int, attempts: int) -> list[LinkEvent]:
+    """What a link says of a broker that answers so to so many attempts of its connections."""
+    tried: list[socket.socket] = []
     events: list[LinkEvent] = []
 
     def serve(connection: socket.socket) -> None:
-        attempts.append(connection)
-        answer(4)(connection)
+        tried.append(connection)
+        answer(code)(connection)
 
     with listening(serve) as port:
         link = open_link(BrokerSettings(port=port), name="test", deliver=events.append)
         by = time.monotonic() + PATIENCE_S
-        while len(attempts) < 5:
+        while len(tried) < attempts:
             assert time.monotonic() < by
             time.sleep(0.01)
         link.kill()
-    assert len(events) == 1
+    return events
+
+
+def test_same_reason_is_said_once() -> None:
+    assert len(events_of(3, attempts=5)) == 1
+
+
+@pytest.mark.parametrize("code", [2, 4, 5])
+def test_denials_are_counted_aloud_and_each_count_told_once(code: int) -> None:
+    events = events_of(code, attempts=5)
+    # The last attempts may not have been told of when the link was ended.
+    counts = [event.denials for event in events if isinstance(event, Disconnected)]
+    assert counts == list(range(1, len(counts) + 1))
+    assert len(counts) >= 2
+
+
+@pytest.mark.parametrize("code", [1, 3])
+def test_broker_that_cannot_now_denies_nobody(code: int) -> None:
+    (event,) = events_of(code, attempts=3)
+    assert isinstance(event, Disconnected)
+    assert event.denials == 0
 
 
 def test_close_without_a_broker_does_not_wait_for_one() -> None:
@@ -199,3 +221,26 @@ def test_pause_grows_to_a_limit_and_is_spread(failures: int) -> None:
     longest = min(LONGEST_PAUSE_S, 2.0 ** min(failures, 5))
     assert pause_s(failures, 1.0) == longest
     assert pause_s(failures, 0.0) == pytest.approx(longest / 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux is sure to say")
+def test_what_the_other_end_does_not_take_is_unsent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with socket.create_connection(server.getsockname()) as sender:
+            receiver, _ = server.accept()
+            with receiver:
+                assert unsent_bytes(sender) == 0
+                sender.setblocking(False)
+                sent = sender.send(bytes(1 << 20))
+                before = unsent_bytes(sender)
+                assert 0 < before <= sent
+                receiver.settimeout(20)
+                taken = 0
+                while taken < sent:
+                    taken += len(receiver.recv(65_536))
+                by = time.monotonic() + 20
+                while unsent_bytes(sender) and time.monotonic() < by:
+                    time.sleep(0.001)
+                assert unsent_bytes(sender) == 0
+    assert unsent_bytes(sender) == 0  # closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,16 @@ from edge_sdk.transport.settings import BrokerSettings, LinkError, is_loopback, 
         ({"ca": Path("ca.pem")}, "ca is set but tls is off"),
         ({"tls": True, "certificate": Path("c.pem")}, "key is not"),
         ({"tls": True, "key": Path("k.pem")}, "certificate is not"),
+        ({"bulk_key": Path("k.pem")}, "bulk_key is set but tls is off"),
+        ({"tls": True, "bulk_certificate": Path("c.pem")}, "bulk_key is not"),
+        ({"tls": True, "bulk_key": Path("k.pem")}, "bulk_certificate is not"),
+        (
+            {"tls": True, "bulk_certificate": Path("c.pem"), "bulk_key": Path("k.pem")},
+            "bulk_certificate is set but certificate is not",
+        ),
         ({"password": "x"}, "username"),
         ({"host": "192.168.1.7"}, "allow_plaintext = true"),
-        ({"host": "broker.example.org"}, "read the password and the model"),
+        ({"host": "broker.example.org"}, "read the password, the model"),
     ],
 )
 def test_settings_that_contradict_themselves_name_what_is_wrong(
@@ -53,6 +61,15 @@ def test_settings_that_contradict_themselves_name_what_is_wrong(
 )
 def test_settings_that_can_work_are_taken(given: dict[str, Any]) -> None:
     BrokerSettings(**given)
+
+
+def test_bulk_connection_has_its_own_certificate_or_the_same() -> None:
+    one = BrokerSettings(tls=True, certificate=Path("c.pem"), key=Path("c.key"))
+    assert one.for_bulk() == one
+    two = replace(one, bulk_certificate=Path("b.pem"), bulk_key=Path("b.key"))
+    bulk = two.for_bulk()
+    assert (bulk.certificate, bulk.key) == (Path("b.pem"), Path("b.key"))
+    assert replace(bulk, certificate=Path("c.pem"), key=Path("c.key")) == two
 
 
 def test_password_is_not_shown() -> None:

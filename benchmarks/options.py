@@ -1,0 +1,38 @@
+"""What the commands' options have in common: those that all have, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_sdk import TesseraError
+
+
+class UsageError(TesseraError):
+    """The command line asks for something that does not exist."""
+
+
+def add_common(parser: argparse.ArgumentParser, quick: str) -> None:
+    """The options of every command; `quick` says what `--quick` leaves out."""
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows and figures")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, each once."""
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def check_families(names: Sequence[str]) -> None:
+    """Raise `UsageError` for a model that there is none of."""
+    from benchmarks.models import FAMILIES
+
+    if unknown := [name for name in names if name not in FAMILIES]:
+        raise UsageError(f"unknown family {unknown[0]!r}; known are {', '.join(FAMILIES)}")
+
+
+def check_writable(path: Path | None) -> None:
+    """Raise `UsageError` for a file that cannot be written, before the minutes are spent."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UsageError(f"cannot write {path}: name a file in a directory that exists")

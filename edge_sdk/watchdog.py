@@ -1,0 +1,101 @@
+"""What systemd is told of a program: that it is ready, alive, about to stop.
+
+    systemd ──NOTIFY_SOCKET, WATCHDOG_USEC──▶ Watchdog ◀──alive(now)── the program's loop
+
+Signs of life come from the loop itself, each time it comes round, never from a thread or a timer of
+their own: a loop that hangs falls silent, and systemd starts the program again (`WatchdogSec=` of
+its unit). Without systemd nothing is said to anybody. A systemd that does not listen costs the
+program nothing but a warning: nothing here blocks or raises.
+
+It speaks for the whole process, so a program makes one, and a library none: see `sd_notify(3)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import MutableMapping
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Until a sign of life that could not be given is tried again."""
+
+
+class Watchdog:
+    """Speaks for one program; used by one thread, its loop.
+
+    `due_s` is when `alive` wants to be called, on the clock that the loop passes to it: a loop must
+    not wait longer. Infinite while nobody waits for signs of life.
+    """
+
+    def __init__(self, address: str | None = None, timeout_s: float = math.inf) -> None:
+        """`address` None: say nothing. `timeout_s`: what systemd bears without a sign of life."""
+        self._address = address
+        self._period_s = timeout_s / 2
+        self._warned = False
+        self.due_s = math.inf if math.isinf(timeout_s) or address is None else -math.inf
+
+    @classmethod
+    def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> Watchdog:
+        """As systemd asked this process; silent if it did not. None: the process's environment.
+
+        What it finds there it takes out, or programs that we start would speak for us: Mosquitto
+        does.
+        """
+        found = os.environ if environment is None else environment
+        address = found.pop("NOTIFY_SOCKET", "")
+        ours = found.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = found.pop("WATCHDOG_USEC", "0")
+        if not address:
+            return cls()
+        if address[0] not in "/@":
+            log.warning("NOTIFY_SOCKET = %r is no Unix socket: systemd is told nothing", address)
+            return cls()
+        if not ours:
+            return cls(address)  # the watchdog is for a parent of ours
+        if not (microseconds.isascii() and microseconds.isdigit()):
+            log.warning("WATCHDOG_USEC = %r is no number: no signs of life", microseconds)
+            return cls(address)
+        return cls(address, int(microseconds) / 1e6 or math.inf)
+
+    def ready(self, status: str) -> None:
+        """The program has started; from now on systemd counts."""
+        self._say("READY=1", _status(status))
+
+    def status(self, text: str) -> None:
+        """What the program is doing, for `systemctl status`."""
+        self._say(_status(text))
+
+    def alive(self, now: float) -> None:
+        """The loop came round at `now`, in seconds; says so when that is due."""
+        if now >= self.due_s:
+            said = self._say("WATCHDOG=1")
+            self.due_s = now + (self._period_s if said else min(RETRY_S, self._period_s))
+
+    def stopping(self) -> None:
+        """The program is about to end."""
+        self._say("STOPPING=1")
+
+    def _say(self, *lines: str) -> bool:
+        """Whether it could be said."""
+        if self._address is None:
+            return True
+        name = self._address
+        target = "\0" + name[1:] if name[0] == "@" else name  # a name without a file
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+                out.setblocking(False)
+                out.sendto("\n".join(lines).encode(), target)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("systemd cannot be told %s at %s: %s", lines[0], name, error)
+            return False
+        return True
+
+
+def _status(text: str) -> str:
+    return "STATUS=" + " ".join(text.split())

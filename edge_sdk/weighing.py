@@ -1,0 +1,109 @@
+"""From a device's settings to what weighs its rounds: the probe, the board, the costs.
+
+<state_dir>/<task>/<device>/costs.json       `edge_sdk.profile.calibration`
+<state_dir>/<task>/<device>/history.json     `edge_sdk.observer`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, get_args
+
+from edge_sdk.config import ConfigError, DeviceConfig
+from edge_sdk.observer import Observer, Probe
+from edge_sdk.profile.snapshot import Battery, Snapshot
+
+if TYPE_CHECKING:
+    from edge_sdk.costing import Costing
+    from edge_sdk.profile.board import Board
+    from edge_sdk.protocol.graphs import Manifest
+    from edge_sdk.train.backend import Backend
+
+HISTORY = "history.json"
+
+
+class BoardProbe:
+    """A probe that knows from the board's profile what its sensors do not tell."""
+
+    def __init__(self, probe: Probe, board: Board) -> None:
+        self._probe = probe
+        capacity = None if board.battery is None else board.battery.battery_wh.value
+        self._known = Snapshot(battery=Battery(capacity_wh=capacity))
+
+    def snapshot(self) -> Snapshot:
+        """See `Probe`."""
+        return self._probe.snapshot().filled_from(self._known)
+
+
+def find_board(config: DeviceConfig) -> Board | None:
+    """The board that the settings name. Raises `ConfigError`."""
+    from edge_sdk.profile import board
+
+    if config.board is None:
+        return None
+    try:
+        if config.board.endswith(".toml"):
+            return board.load_board(Path(config.board))
+        return board.find_board(config.board)
+    except board.BoardError as error:
+        raise ConfigError(f"board = {config.board!r}: {error}") from error
+
+
+def make_probe(config: DeviceConfig) -> Probe:
+    """The probe for this machine. Raises `ConfigError`."""
+    from edge_sdk.profile.probe import ProbeName, choose_probe
+
+    if config.probe is not None and config.probe not in get_args(ProbeName):
+        known = ", ".join(get_args(ProbeName))
+        raise ConfigError(f"probe = {config.probe!r}: must be one of {known}")
+    local = choose_probe(name=cast("ProbeName | None", config.probe))
+    board = find_board(config)
+    return local if board is None else BoardProbe(local, board)
+
+
+def make_costing(
+    config: DeviceConfig,
+    probe: Probe,
+    backend: Backend,
+    manifest: Manifest,
+    folder: Path,
+    samples: int,
+) -> Costing:
+    """What the task costs here; measures it first, if that has to be. Takes seconds, then."""
+    from edge_sdk.costing import Costing
+    from edge_sdk.profile.calibration import FILE_NAME
+    from edge_sdk.profile.costs import known_of
+
+    policy = config.policy
+    return Costing(
+        backend,
+        manifest,
+        folder / FILE_NAME,
+        probe=probe,
+        levels=policy.offered_levels(),
+        known=known_of(find_board(config), policy.bytes_per_s),
+        samples=samples,
+        memory_share=policy.memory_share,
+        providers=config.providers,
+        threads=config.threads,
+    )
+
+
+def make_observer(
+    config: DeviceConfig,
+    probe: Probe | None,
+    backend: Backend,
+    manifest: Manifest,
+    folder: Path,
+    samples: int,
+) -> Observer:
+    """What the device sees of itself; with `weigh = false`, nothing. `folder`: of the device.
+
+    `probe` None: this machine's own. Raises `ConfigError`, and what measuring raises.
+    """
+    history = folder / HISTORY
+    if not config.weigh:
+        return Observer(config.policy, history=history)
+    probe = make_probe(config) if probe is None else probe
+    costs = make_costing(config, probe, backend, manifest, folder, samples)
+    return Observer(config.policy, probe, costs, history=history)

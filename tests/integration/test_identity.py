@@ -1,0 +1,479 @@
+"""Certificates on a real Mosquitto: who gets in, what they can reach, and what they are told.
+
+The broker runs with what `tessera-coordinator broker-config` wrote, and everybody connects with
+what `enroll` wrote. One broker serves the module; the authority's clock is turned back for
+certificates that have expired.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.broker import embedded_broker, find_mosquitto
+from coordinator.cli import main
+from coordinator.identity.authority import Authority, utc_now
+from coordinator.identity.bundles import device_bundle
+from coordinator.identity.files import write_bundle
+from coordinator.identity.index import BrokerPlace
+from coordinator.serving import try_broker
+from edge_sdk.cli import EXIT_BROKER, EXIT_DENIED
+from edge_sdk.config import PREFIX, load_config
+from edge_sdk.protocol.topics import Topics
+from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received, open_link
+from edge_sdk.transport.settings import BrokerSettings, DeniedError
+
+pytestmark = pytest.mark.skipif(
+    find_mosquitto() is None, reason="needs mosquitto, which is not installed"
+)
+
+PATIENCE_S = 120.0
+"""For what takes a second or a few: only something that hangs may fail a test."""
+ROOT = Path(__file__).resolve().parents[2]
+TASK = "tiny"
+TOPICS = Topics(TASK)
+HASH = bytes(16)
+MARK = b"marker"
+
+TASK_FILE = """\
+import torch
+from torch import nn
+
+from coordinator.tasks import make_task as task_of
+
+
+def make_task():
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    return task_of(model, torch.zeros(2, 4), groups=2)
+"""
+
+
+# -- a deployment ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Site:
+    """An authority, the broker that trusts it, and the bundles of those it enrolled."""
+
+    folder: Path
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "identity"
+
+    def command(self, *arguments: str) -> None:
+        assert main([*arguments, "--dir", str(self.authority)]) == 0
+
+    def enroll(self, name: str) -> Path:
+        """The configuration in a new device's bundle, unpacked."""
+        archive = self.folder / f"{name}.tar.gz"
+        self.command("enroll", name, "--task", TASK, "--out", str(archive))
+        with tarfile.open(archive) as bundle:
+            bundle.extractall(self.folder, filter="data")
+        archive.unlink()
+        add_data(self.folder / name)
+        return self.folder / name / "device.toml"
+
+    def settings(self, name: str) -> BrokerSettings:
+        """How a device that was enrolled before reaches the broker."""
+        return load_config(self.folder / name / "device.toml", environment={}).broker
+
+    def reload(self) -> None:
+        self.process.send_signal(signal.SIGHUP)
+
+
+def add_data(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    (folder / "data").mkdir()
+    x, y = rng.random((32, 4), dtype=np.float32), rng.integers(0, 3, 32)
+    np.savez(folder / "data" / "own.npz", x=x, y=y)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    authority = str(folder / "identity")
+    where = ["--dir", authority, "--host", "127.0.0.1", "--port", str(port)]
+    user = ["--user", "root"] if os.geteuid() == 0 else []
+    assert main(["broker-config", "mosquitto", *where, *user]) == 0
+    program = find_mosquitto()
+    assert program is not None
+    config = folder / "identity" / "mosquitto" / "mosquitto.conf"
+    with (folder / "mosquitto.log").open("wb") as log:
+        process = subprocess.Popen([program, "-c", str(config)], stdout=log, stderr=log)
+    site = Site(folder, port, process)
+    try:
+        until(lambda: listens(port, process))
+        coordinator = ["enroll", "--coordinator", "--out", str(folder / "coordinator")]
+        assert main([*coordinator, "--dir", authority]) == 0
+        for name in ("robot", "other"):
+            site.enroll(name)
+        yield site
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def listens(port: int, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def own(site: Site) -> BrokerSettings:
+    """How the coordinator reaches the broker."""
+    folder = site.folder / "coordinator"
+    return BrokerSettings(
+        port=site.port,
+        tls=True,
+        ca=folder / "ca.pem",
+        certificate=folder / "coordinator.pem",
+        key=folder / "coordinator.key",
+        bulk_certificate=folder / "coordinator-bulk.pem",
+        bulk_key=folder / "coordinator-bulk.key",
+    )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    by = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < by
+        time.sleep(0.01)
+
+
+# -- what those who got in can reach -----------------------------------------------------------
+
+
+class Peer:
+    def __init__(self, settings: BrokerSettings, name: str) -> None:
+        self.events: list[LinkEvent] = []
+        self.link = open_link(settings, name=name, deliver=self.events.append)
+
+    @property
+    def topics(self) -> list[str]:
+        return [event.topic for event in self.events if isinstance(event, Received)]
+
+    @property
+    def payloads(self) -> set[bytes]:
+        """Of the messages that were not there before."""
+        messages = [event for event in self.events if isinstance(event, Received)]
+        return {event.payload for event in messages if not event.retained}
+
+    def came(self, kind: type[LinkEvent]) -> bool:
+        return any(isinstance(event, kind) for event in self.events)
+
+    def listen(self, *filters: str) -> None:
+        """Subscribe over both connections."""
+        for topic_filter in filters:
+            self.link.subscribe(topic_filter)
+            self.link.subscribe(topic_filter, bulk=True)
+
+
+@contextmanager
+def peers(*settings: tuple[BrokerSettings, str]) -> Iterator[list[Peer]]:
+    """Links that are up, in this order."""
+    opened: list[Peer] = []
+    try:
+        for each, name in settings:
+            opened.append(Peer(each, name))
+            until(lambda: opened[-1].came(Connected))
+        yield opened
+    finally:
+        for one in opened:
+            one.link.kill()
+
+
+def test_device_writes_only_what_is_its_own(site: Site, own: BrokerSettings) -> None:
+    forbidden = [
+        TOPICS.up_control("other"),
+        TOPICS.up_chunk("other"),
+        TOPICS.presence("other"),
+        TOPICS.down_control("robot"),
+        TOPICS.down_control("other"),
+        TOPICS.task,
+        TOPICS.round,
+        TOPICS.coordinator,
+        TOPICS.chunk(HASH),
+        "tessera/v1/elsewhere/up/other/control",
+    ]
+    with peers((own, "coordinator-tiny"), (site.settings("robot"), "robot")) as (boss, robot):
+        boss.link.subscribe("tessera/v1/#")
+        mark(boss)
+        for topic in forbidden:
+            for bulk in (False, True):
+                robot.link.publish(topic, b"forged", bulk=bulk)
+                robot.link.publish(topic, b"forged", retain=True, bulk=bulk)
+        # The control connection does not write where only the other one may, and vice versa.
+        robot.link.publish(TOPICS.up_chunk("robot"), b"forged")
+        robot.link.publish(TOPICS.up_control("robot"), b"forged", bulk=True)
+        allowed = [TOPICS.up_control("robot"), TOPICS.presence("robot")]
+        for topic in allowed:
+            robot.link.publish(topic, b"mine")
+        robot.link.publish(TOPICS.up_chunk("robot"), b"mine", bulk=True)
+        allowed.append(TOPICS.up_chunk("robot"))
+        # What was sent before over the same connections has been judged once these are there.
+        until(lambda: set(allowed) <= set(boss.topics))
+        assert boss.payloads - {MARK} == {b"mine"}
+        assert not robot.came(Disconnected)
+
+
+def test_device_reads_only_what_is_its_own(site: Site, own: BrokerSettings) -> None:
+    with peers((own, "coordinator-tiny"), (site.settings("robot"), "robot")) as (boss, robot):
+        robot.listen("tessera/v1/#", "#", TOPICS.down_control("other"), TOPICS.presences)
+        robot.listen(TOPICS.up_controls, TOPICS.down_control("robot"), TOPICS.down_chunks("robot"))
+        robot.link.subscribe(TOPICS.presence("robot"))
+        # They are in place when what comes behind them does.
+        robot.link.publish(TOPICS.presence("robot"), b"here", retain=True)
+        until(lambda: TOPICS.presence("robot") in robot.topics)
+        for topic in (
+            TOPICS.down_control("other"),
+            TOPICS.down_chunk("other", HASH),
+            TOPICS.up_control("other"),
+            TOPICS.presence("other"),
+        ):
+            boss.link.publish(topic, b"not for robot")
+        mine = [TOPICS.down_control("robot"), TOPICS.down_chunk("robot", HASH), TOPICS.task]
+        for topic in mine:
+            boss.link.publish(topic, b"for robot")
+        until(lambda: set(mine) <= set(robot.topics))
+        assert robot.payloads == {b"here", b"for robot"}
+        robot.link.publish(TOPICS.presence("robot"), b"", retain=True)
+        until(lambda: any(isinstance(e, Received) and not e.payload for e in robot.events))
+
+
+def test_device_cannot_evict_the_coordinator_or_another_device(
+    site: Site, own: BrokerSettings
+) -> None:
+    robot = site.settings("robot")
+    claims = replace(robot, username="coordinator", password="guess")
+    with peers((own, "coordinator-tiny"), (site.settings("other"), "other")) as (boss, other):
+        for name in ("coordinator-tiny", "coordinator", "other"):
+            with peers((claims, name)) as (thief,):
+                # It is in, as robot: neither the id nor the user name that it claims counts.
+                boss.link.subscribe("tessera/v1/#")
+                mark(boss)
+                before = len(boss.topics)
+                thief.link.publish(TOPICS.task, b"forged", retain=True)
+                thief.link.publish(TOPICS.up_control("robot"), b"mine")
+                until(lambda n=before: len(boss.topics) > n)  # type: ignore[misc]
+                assert boss.topics[before:] == [TOPICS.up_control("robot")]
+        mark(other, TOPICS.presence("other"))
+        assert not boss.came(Disconnected)
+        assert not other.came(Disconnected)
+
+
+def mark(peer: Peer, topic: str = "tessera/v1/marker") -> None:
+    """Return when all that a link sent over its control connection has been handled."""
+    before = peer.topics.count(topic)
+    peer.link.subscribe(topic)
+    peer.link.publish(topic, MARK)
+    until(lambda: peer.topics.count(topic) > before)
+
+
+def test_second_program_with_a_certificate_takes_the_place_of_the_first(site: Site) -> None:
+    robot = site.settings("robot")
+    with peers((robot, "robot"), (robot, "robot")) as (first, _):
+        until(lambda: first.came(Disconnected))
+
+
+def test_one_certificate_for_both_connections_is_explained(site: Site) -> None:
+    settings = replace(site.settings("robot"), bulk_certificate=None, bulk_key=None)
+    peer = Peer(settings, "robot")
+    try:
+        until(lambda: peer.came(Disconnected))
+        (event, *_) = (each for each in peer.events if isinstance(each, Disconnected))
+        assert "is bulk_certificate missing?" in event.reason
+    finally:
+        peer.link.kill()
+
+
+def test_broker_can_be_tried_out_with_bound_client_ids(own: BrokerSettings) -> None:
+    import threading
+
+    facts = try_broker(own, threading.Event())
+    assert facts is not None
+    assert all(finding.verdict == "good" for finding in facts.findings()), facts
+
+
+# -- who does not get in, and what they are told -------------------------------------------------
+
+
+@contextmanager
+def program(log: Path, *command: str | Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment | {"OMP_NUM_THREADS": "1"} | variables,
+            cwd=ROOT,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def bundle_of(authority: Authority, site: Site, name: str, folder: Path) -> Path:
+    """The configuration in a bundle of any authority's, for the broker of the site."""
+    pair = authority.enroll(name, days=10)
+    place = BrokerPlace("127.0.0.1", site.port)
+    write_bundle(folder / name, device_bundle(authority, pair, place, TASK))
+    add_data(folder / name)
+    return folder / name / "device.toml"
+
+
+def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path: Path) -> None:
+    """All at once: each is a program that tries a few times."""
+    with Authority(site.authority, clock=lambda: utc_now() - timedelta(days=20)) as past:
+        expired = bundle_of(past, site, "late", tmp_path)
+    with Authority(tmp_path / "foreign", create_days=100) as foreign:
+        stranger = bundle_of(foreign, site, "stranger", tmp_path)
+        alien = bundle_of(foreign, site, "alien", tmp_path)
+    # It trusts our broker, but was not enrolled here; `alien` does not even trust it.
+    shutil.copy(site.authority / "ca.pem", stranger.parent / "ca.pem")
+    revoked = site.enroll("gone")
+    site.command("revoke", "gone")
+    site.reload()
+    wait_for_denial(site.settings("gone"), "gone")
+    nameless = site.enroll("nameless")
+    text = nameless.read_text()
+    nameless.write_text(text[: text.index("certificate")])
+    half = site.enroll("half")
+    for ending in ("pem", "key"):
+        shutil.copy(
+            stranger.parent / f"stranger-bulk.{ending}", half.parent / f"half-bulk.{ending}"
+        )
+    cases = {
+        "late": (expired, EXIT_DENIED, "expired on"),
+        "stranger": (stranger, EXIT_DENIED, "does not know the authority of our certificate"),
+        "alien": (alien, EXIT_BROKER, "the broker's certificate was not accepted"),
+        "gone": (revoked, EXIT_DENIED, "was revoked; ask the operator for a new one"),
+        "nameless": (nameless, EXIT_DENIED, "asks for a client certificate; set certificate"),
+        "half": (half, EXIT_DENIED, "half-bulk.pem"),
+    }
+    with ExitStack() as stack, embedded_broker(tmp_path / "broker", kind="mosquitto") as settings:
+        wrong = add_password_device(tmp_path, settings)
+        cases["wrong"] = (wrong, EXIT_DENIED, "user name or password are wrong")
+        running = {
+            name: stack.enter_context(
+                program(
+                    tmp_path / f"{name}.log",
+                    *("edge_sdk.cli", "run", "--config", config),
+                    **({"TESSERA_CONNECT_S": "2"} if name == "alien" else {}),
+                )
+            )
+            for name, (config, _, _) in cases.items()
+        }
+        for name, (_, code, words) in cases.items():
+            result = running[name].wait(PATIENCE_S)
+            log = (tmp_path / f"{name}.log").read_text()
+            assert (result, words in log) == (code, True), f"{name}: {result}\n{log}"
+            if code == EXIT_DENIED:
+                assert words in log.splitlines()[-1]
+                assert "refused us 3 times" in log.splitlines()[-1]
+
+
+def add_password_device(folder: Path, settings: BrokerSettings) -> Path:
+    add_data(folder)
+    config = folder / "device.toml"
+    config.write_text(
+        f'task = "{TASK}"\nname = "wrong"\ndata = "data"\nstate_dir = "state"\n[broker]\n'
+        f'port = {settings.port}\nusername = "{settings.username}"\npassword = "not it"\n'
+    )
+    return config
+
+
+def wait_for_denial(settings: BrokerSettings, name: str) -> str:
+    """Connect until the broker refuses it, as it does when it has read its files again; why."""
+    denied: list[Disconnected] = []
+
+    def is_denied() -> bool:
+        late = Peer(settings, name)
+        try:
+            until(lambda: bool(late.events))
+            denied.extend(e for e in late.events if isinstance(e, Disconnected) and e.denials)
+        finally:
+            late.link.kill()
+        return bool(denied)
+
+    until(is_denied)
+    return denied[0].reason
+
+
+def test_revocation_takes_hold_when_the_broker_reloads_its_list(site: Site) -> None:
+    site.enroll("brief")
+    settings = site.settings("brief")
+    with peers((settings, "brief"), (site.settings("other"), "other")) as (brief, other):
+        site.command("revoke", "brief")
+        site.reload()
+        assert "was revoked" in wait_for_denial(settings, "brief")
+        mark(other, TOPICS.presence("other"))
+        assert not other.came(Disconnected)
+        assert brief.came(Connected)
+    archive = site.folder / "again.tar.gz"
+    site.command("enroll", "brief", "--task", TASK, "--out", str(archive))
+    with tarfile.open(archive) as bundle:
+        bundle.extractall(site.folder / "again", filter="data")
+    again = load_config(site.folder / "again" / "again" / "device.toml", environment={})
+    with peers((again.broker, "brief")):
+        pass  # it is up: new certificates of a name that was revoked
+
+
+def test_coordinator_that_is_refused_says_why_and_stops(site: Site, own: BrokerSettings) -> None:
+    import threading
+
+    settings = replace(own, certificate=None, key=None, bulk_certificate=None, bulk_key=None)
+    with pytest.raises(DeniedError, match="asks for a client certificate"):
+        try_broker(settings, threading.Event())
+
+
+# -- and those who do ----------------------------------------------------------------------------
+
+
+def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text(TASK_FILE)
+    identity = tmp_path / "coordinator-identity"
+    site.command("enroll", "--coordinator", "--renew", "--out", str(identity))
+    (tmp_path / "run.toml").write_text(
+        f'[task]\nname = "{TASK}"\nsource = "task.py:make_task"\n'
+        '[run]\nfolder = "run"\nrounds = 2\nsteps = 2\nbatch_size = 8\n'
+        "[round]\nmin_devices = 2\nbid_s = 100\ntrain_s = 100\n"
+        + (identity / "broker.toml").read_text()
+    )
+    with ExitStack() as stack:
+        serve = ("coordinator.cli", "serve", "--config", tmp_path / "run.toml")
+        running = {
+            "coordinator": stack.enter_context(program(tmp_path / "coordinator.log", *serve))
+        }
+        for name in ("first", "second"):
+            config = site.enroll(name)
+            run = ("edge_sdk.cli", "run", "--config", config)
+            running[name] = stack.enter_context(program(tmp_path / f"{name}.log", *run))
+        for name, process in running.items():
+            code = process.wait(PATIENCE_S)
+            assert code == 0, f"{name}: {code}\n{(tmp_path / f'{name}.log').read_text()}"
+    assert "the run is complete" in (tmp_path / "coordinator.log").read_text()

@@ -1,0 +1,313 @@
+"""Coordinator and devices as programs on Mosquitto, beside the federation in one process.
+
+Eight devices, ten rounds, one run for each family of rules. A synchronous rule ends with the bits
+of the federation; for an asynchronous one it matters who is first, so it is held to less.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.broker import available, embedded_broker
+from coordinator.cli import EXIT_TERMINATED
+from coordinator.demo.digits import load_digits, make_members
+from coordinator.federation import Federation, Member, RoundReport
+from coordinator.masks import make_masks
+from coordinator.model import GlobalModel
+from coordinator.rounds import RoundsConfig
+from coordinator.rules import RULES
+from coordinator.runs import MODEL, Checkpoint, Run, is_run, read_history
+from coordinator.saved import read_model
+from coordinator.serving import broker_table
+from edge_sdk.config import POLICY_KEYS
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.train.onnx import OnnxBackend
+from edge_sdk.transport.settings import BrokerSettings
+
+pytestmark = pytest.mark.skipif(
+    "mosquitto" not in available(), reason="needs mosquitto, which is not installed"
+)
+
+PROGRAMS = Path(sys.executable).parent
+DEVICES, ROUNDS, STEPS, BATCH_SIZE, SEED = 8, 10, 10, 16, 11
+LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
+WAIT_S = 180.0
+"""For things that take seconds: only a program that hangs may fail a test."""
+TAIL_LINES = 20
+
+TASK_FILE = """\
+import torch
+from torch import nn
+
+from coordinator.tasks import make_task as task_of
+
+
+def make_task():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(128, 32),
+            nn.ReLU(),
+            nn.Linear(32, 10),
+        )
+    return task_of(model, torch.zeros(2, 1, 8, 8), groups=4)
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that was started, and the file that has what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+class Fleet:
+    """A folder with the configuration of a run, and the programs that take part in it."""
+
+    def __init__(self, folder: Path, settings: BrokerSettings) -> None:
+        self.folder, self.run = folder, folder / "run"
+        self.programs: list[Program] = []
+        self._broker = broker_table(settings)
+        (folder / "task.py").write_text(TASK_FILE)
+        digits = load_digits(SEED)
+        np.savez(folder / "test.npz", x0=digits.test.inputs[0], y=digits.test.targets)
+        self.members = make_members(digits.train, DEVICES, SEED)
+
+    @property
+    def coordinator(self) -> Program:
+        """The last one that was started."""
+        return [each for each in self.programs if each.name == "coordinator"][-1]
+
+    @property
+    def devices(self) -> list[Program]:
+        return [each for each in self.programs if each.name != "coordinator"]
+
+    def start_coordinator(self, rule: str, *, min_devices: int = DEVICES, **length: int) -> None:
+        # Deadlines that no device misses: who is late makes the run another one.
+        tables: dict[str, dict[str, Any]] = {
+            "task": {"name": "digits", "source": "task.py:make_task", "evaluation": "test.npz"},
+            "run": {
+                "folder": "run",
+                "steps": STEPS,
+                "batch_size": BATCH_SIZE,
+                "seed": SEED,
+                **asdict(LOCAL_RULE),
+                **length,
+            },
+            "rule": {"name": rule},
+            "round": {"min_devices": min_devices, "bid_s": 600, "train_s": 600, "rest_s": 0.1},
+        }
+        text = "".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
+        config = self.folder / "run.toml"
+        config.write_text(text + self._broker)
+        self._start("coordinator", "tessera-coordinator", "serve", "--config", config)
+
+    def start_devices(self) -> None:
+        for member in self.members:
+            folder = self.folder / member.name
+            (folder / "data").mkdir(parents=True)
+            np.savez(folder / "data/own.npz", x0=member.data.inputs[0], y=member.data.targets)
+            config = folder / "device.toml"
+            values = {"task": "digits", "name": member.name, "data": "data", "seed": SEED}
+            policy = {key: getattr(member.policy, key) for key in POLICY_KEYS}
+            config.write_text(_lines({**values, "state_dir": "state", **policy}) + self._broker)
+            self._start(member.name, "tessera-device", "run", "--config", config)
+
+    def stop_coordinator(self) -> None:
+        coordinator = self.coordinator
+        coordinator.process.terminate()
+        assert coordinator.process.wait(WAIT_S) == EXIT_TERMINATED, coordinator.said
+        self.programs.remove(coordinator)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; a program that failed is not waited for."""
+        by = time.monotonic() + WAIT_S
+        while not condition():
+            failed = [each.name for each in self.programs if each.process.poll() not in (None, 0)]
+            assert not failed, f"{failed} failed\n{self.last_words()}"
+            assert time.monotonic() < by, f"nothing more happens\n{self.last_words()}"
+            time.sleep(0.05)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Wait until all programs have ended well; the run's history."""
+        self.until(lambda: all(each.process.poll() == 0 for each in self.programs))
+        return self.history()
+
+    def history(self) -> list[dict[str, Any]]:
+        return list(read_history(self.run)) if is_run(self.run) else []
+
+    def result(self) -> Checkpoint:
+        with Run(self.run) as run:
+            return run.latest()
+
+    def last_words(self) -> str:
+        return "\n".join(
+            "\n  ".join([f"{each.name}:", *each.said.splitlines()[-TAIL_LINES:]])
+            for each in self.programs
+        )
+
+    def _start(self, name: str, program: str, *arguments: object) -> None:
+        log = self.folder / f"{name}.log"
+        kept = {key: text for key, text in os.environ.items() if not key.startswith("TESSERA_")}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [PROGRAMS / program, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**kept, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self.programs.append(Program(name, process, log))
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with embedded_broker(tmp_path / "broker", kind="mosquitto") as settings:
+        fleet = Fleet(tmp_path, settings)
+        with _reaped(fleet.programs):
+            yield fleet
+
+
+@contextmanager
+def _reaped(programs: Sequence[Program]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for program in programs:
+            if program.process.poll() is None:
+                # Its group: what it compiles with ends too.
+                os.killpg(program.process.pid, signal.SIGKILL)
+            program.process.wait()
+
+
+def _lines(values: dict[str, Any]) -> str:
+    """TOML, which spells these values as JSON does; None is left out."""
+    given = {key: value for key, value in values.items() if value is not None}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+
+
+def in_process(fleet: Fleet, rule: str, members: Sequence[Member]) -> Federation:
+    """The same run in this process, from the model that the coordinator compiled."""
+    fleet.until(lambda: is_run(fleet.run))
+    made = read_model(fleet.run / MODEL)
+    config = RoundsConfig(
+        plan=made.plan,
+        rule=RULES[rule](),
+        masks=make_masks("coverage"),
+        local_rule=LOCAL_RULE,
+        rounds=ROUNDS,
+        steps=STEPS,
+        batch_size=BATCH_SIZE,
+        min_devices=DEVICES,
+        seed=SEED,
+    )
+    return Federation(
+        config,
+        GlobalModel(made.plan, made.weights, made.buffers, seed=SEED),
+        lambda: OnnxBackend(made.plan, made.manifest, made.files),
+        members,
+    )
+
+
+def assert_bits(result: Checkpoint, model: GlobalModel) -> None:
+    assert result.theta.tobytes() == model.theta.tobytes()
+    assert result.buffers.keys() == model.buffers.keys()
+    for name, buffer in model.buffers.items():
+        assert result.buffers[name].tobytes() == buffer.tobytes(), name
+
+
+def told(reports: Sequence[RoundReport]) -> list[list[tuple[object, ...]]]:
+    return [
+        [(d.device, d.level, d.reason, d.loss, d.bytes_up, d.replayed) for d in report.devices]
+        for report in reports
+    ]
+
+
+def recorded(history: Sequence[dict[str, Any]]) -> list[list[tuple[object, ...]]]:
+    names = ("device", "level", "reason", "loss", "bytes_up", "replayed")
+    return [[tuple(d[name] for name in names) for d in entry["devices"]] for entry in history]
+
+
+def test_synchronous_programs_end_with_the_bits_of_one_process(fleet: Fleet) -> None:
+    fleet.start_coordinator("ram-fed", rounds=ROUNDS)
+    fleet.start_devices()
+    federation = in_process(fleet, "ram-fed", fleet.members)
+    reports = list(federation.run())
+    history = fleet.finish()
+    assert [entry["round"] for entry in history] == list(range(1, ROUNDS + 1))
+    assert recorded(history) == told(reports)
+    assert [entry["oldest_memory"] for entry in history] == [r.oldest_memory for r in reports]
+    assert_bits(fleet.result(), federation.model)
+
+
+def test_programs_that_skip_are_heard_through_their_copies(fleet: Fleet) -> None:
+    fleet.start_coordinator("ccfl-1", rounds=ROUNDS)
+    fleet.start_devices()
+    federation = in_process(fleet, "ccfl-1", fleet.members)
+    reports = list(federation.run())
+    forgetful = [replace(m, policy=replace(m.policy, keeps_copy=False)) for m in fleet.members]
+    unheard = in_process(fleet, "ccfl-1", forgetful)
+    list(unheard.run())
+    history = fleet.finish()
+    lines = [device for entry in history for device in entry["devices"]]
+    skipped = [line for line in lines if line["level"] is None]
+    replayed = [line for line in lines if line["replayed"]]
+    assert {line["device"] for line in skipped} == {
+        member.name for member in fleet.members if member.policy.participation < 1
+    }
+    assert {line["device"] for line in replayed} == {line["device"] for line in skipped}
+    assert all(line["level"] is None and line["bytes_up"] > 0 for line in replayed)
+    assert recorded(history) == told(reports)
+    assert_bits(fleet.result(), federation.model)
+    assert federation.model.digest != unheard.model.digest
+
+
+def test_asynchronous_programs_finish_and_all_contribute(fleet: Fleet) -> None:
+    updates = DEVICES * ROUNDS
+    always = [replace(m, policy=replace(m.policy, participation=1.0)) for m in fleet.members]
+    fleet.members = always
+    # A run that waits for one device more than there are: all make ready, nobody begins. Whoever
+    # is slow to start could else find that the others have done it all.
+    fleet.start_coordinator("fed-raa", min_devices=DEVICES + 1, updates=updates)
+    fleet.start_devices()
+    fleet.until(lambda: all("onnx backend" in device.said for device in fleet.devices))
+    fleet.stop_coordinator()
+    assert fleet.history() == []
+    fleet.start_coordinator("fed-raa", updates=updates)
+    history = fleet.finish()
+    trained = [d for entry in history for d in entry["devices"] if d["level"] is not None]
+    assert [entry["round"] for entry in history] == [DEVICES * n for n in range(1, ROUNDS + 1)]
+    assert len(trained) == updates
+    assert {line["device"] for line in trained} == {member.name for member in fleet.members}
+    result = fleet.result()
+    assert result.version == updates
+    assert result.counted.keys() == {member.name for member in fleet.members}
+    # Ten classes, and at the start one guess in ten is right.
+    assert history[-1]["accuracy"] > 0.4
+    losses = [np.mean([line["loss"] for line in entry["devices"]]) for entry in history]
+    assert np.mean(losses[-3:]) < 0.9 * np.mean(losses[:3])

@@ -1,0 +1,49 @@
+"""The worlds of interruption cases, and what the matrix is told of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.broker import find_mosquitto
+from tests.interruptions.world import Worlds
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this test run, also where several workers share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "interruptions"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def worlds(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    shared: Path,
+    record_property: Callable[[str, object], None],
+) -> Iterator[Worlds]:
+    """Makes worlds. What they have come to is recorded for `matrix.py`."""
+    if find_mosquitto() is None:
+        pytest.skip("needs mosquitto")
+    worlds = Worlds(tmp_path, shared)
+    try:
+        yield worlds
+    finally:
+        worlds.close()
+        record_property("done", " ".join((request.function.__doc__ or "").split()))
+        for world in worlds.made:
+            outcome = world.outcome()
+            asynchronous, wanted = world.setup.asynchronous, world.setup.rounds
+            rounds = max(outcome.rounds, default=0) if asynchronous else len(outcome.rounds)
+            unit = "updates" if asynchronous else "rounds"
+            record_property("happened", f"{rounds} of {wanted} {unit} finished")
+            if not asynchronous:
+                record_property("happened", f"{outcome.movements} movements counted, each once")
+            for note in world.notes:
+                record_property("happened", note)

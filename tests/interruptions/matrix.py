@@ -1,0 +1,112 @@
+"""Runs every case of interruption and writes what came of it to docs/interruptions.md.
+
+    python -m tests.interruptions.matrix [--workers 2] [--out FILE] [-k EXPRESSION]
+
+What stands in the table is what the cases recorded while they ran (`conftest.py`): a test's
+docstring, the rounds of its worlds, and what it noted. Exit code 1: a case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+from tests.interruptions.programs import ROOT
+
+HEAD = """\
+# Interruptions
+
+What happens to a run when something breaks. Written by `python -m tests.interruptions.matrix`,
+which runs every case: a small federation (digits, two devices, a few rounds) of real programs on a
+real Mosquitto, through a TCP proxy that can cut, delay, throttle and swallow connections, and hold
+or change single messages. The cases are in `tests/interruptions`; the quick ones run with all
+tests.
+
+Every case ends with these checks:
+
+- every round is finished, and all programs that were not killed end with exit code 0;
+- no movement is counted twice;
+- every receipt `counted` that a device was given is for a movement that the history counts;
+- no program met an error that it did not expect;
+- where it says *bit for bit*, the model is that of the same run without any interruption.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case that ran."""
+
+    part: str
+    done: str
+    happened: str
+    outcome: str
+    seconds: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases and write the table; the result is the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interruptions.matrix")
+    parser.add_argument("--workers", default="2", help="cases at a time (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "interruptions.md")
+    parser.add_argument("-k", metavar="EXPRESSION", default="", help="only the cases that match")
+    options = parser.parse_args(arguments)
+    with TemporaryDirectory(prefix="tessera-matrix-") as folder:
+        report = Path(folder) / "report.xml"
+        command = ["-m", "pytest", "-q", "-m", "", "-n", options.workers, "-k", options.k]
+        command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
+        done = subprocess.run(
+            [sys.executable, *command, str(Path(__file__).parent)], cwd=ROOT, check=False
+        )
+        cases = read_cases(ElementTree.parse(report).getroot())
+    options.out.write_text(HEAD + "".join(table(cases)))
+    print(f"{len(cases)} cases: {options.out}")
+    return done.returncode
+
+
+def read_cases(report: ElementTree.Element) -> list[Case]:
+    """The cases of a JUnit report, in the order of their files."""
+    cases = []
+    for test in report.iter("testcase"):
+        found = [(each.get("name"), each.get("value") or "") for each in test.iter("property")]
+        done = next((value for name, value in found if name == "done"), test.get("name", ""))
+        bad = next(
+            (kind for kind in ("failure", "error", "skipped") if test.find(kind) is not None), ""
+        )
+        cases.append(
+            Case(
+                part=test.get("classname", ""),
+                done=done,
+                happened="; ".join(value for name, value in found if name == "happened"),
+                outcome={"": "passed", "skipped": "skipped"}.get(bad, "**failed**"),
+                seconds=float(test.get("time", "0")),
+            )
+        )
+    return sorted(cases, key=lambda case: (case.part, case.done, case.happened))
+
+
+def table(cases: Iterable[Case]) -> Iterable[str]:
+    """The table, by the file of the cases; its docstring is the heading."""
+    part = ""
+    for case in cases:
+        if case.part != part:
+            part = case.part
+            words = (import_module(part).__doc__ or part).strip().splitlines()[0].rstrip(".")
+            yield f"\n## {words}\n\n| what was done | outcome | what happened | s |\n"
+            yield "|---|---|---|---|\n"
+        cells = (case.done, case.outcome, case.happened, f"{case.seconds:.0f}")
+        yield f"| {' | '.join(map(_cell, cells))} |\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A hostile device floods a real coordinator over a real broker; honest ones train meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge_sdk.protocol.messages import Bid
+from tests.interruptions.programs import ROOT
+from tests.interruptions.world import COORDINATOR, World, Worlds, is_message
+
+GROWTH_MB = 48.0
+"""Of the coordinator's memory: what the flood may have waiting, and what reading it takes."""
+
+FLOODER = """
+import itertools, random, sys, time
+from edge_sdk.protocol.topics import Topics
+from edge_sdk.protocol.transfer import Offer, Presence, Want
+from edge_sdk.protocol.wire import encode_message
+from edge_sdk.transport.link import Connected, open_link
+from edge_sdk.transport.settings import BrokerSettings
+from edge_sdk.transport.uploads import pack_chunk
+
+port, run = int(sys.argv[1]), sys.argv[2]
+topics, up = Topics("digits"), []
+link = open_link(BrokerSettings(port=port), name="evil", deliver=up.append)
+while not any(isinstance(event, Connected) for event in up):
+    time.sleep(0.02)
+chance = random.Random(1)
+bomb = b"\\x82\\xa1v\\x01\\xa4type\\xdc\\x0f\\xf0" + b"\\x80" * 4080
+sent, told = 0, False
+for number in itertools.count():
+    name = f"evil{number % 500}" if number % 3 == 0 else "evil"
+    offer = Offer(device=name, run=run, upload=number.to_bytes(16, "little"), round=1, answers=None,
+                  size=20_000, chunk_bytes=4096, sha256=bytes(32))
+    want = Want(device=name, chunks=(bytes(16),) * 64)
+    session = Presence(name=name, session=number, online=bool(number % 2))
+    for topic, payload, bulk in (
+        (topics.presence(name), encode_message(session), False),
+        (topics.up_control(name), bomb, False),
+        (topics.up_control(name), chance.randbytes(250_000), False),
+        (topics.up_control(name), encode_message(offer), False),
+        (topics.up_control(name), encode_message(want), False),
+        (topics.up_chunk(name), pack_chunk(offer.upload, 0, bytes(250_000)), True),
+        (topics.up_chunk(name), pack_chunk(bytes(16), number, bytes(4096)), True),
+    ):
+        while not link.publish(topic, payload, bulk=bulk):
+            time.sleep(0.001)
+        sent += 1
+    if sent >= 1000 and not told:
+        print("flooding", flush=True)
+        told = True
+"""
+
+
+@contextmanager
+def flood(world: World, folder: Path) -> Iterator[None]:
+    """A process that sends as much as it can, for the time of the context."""
+    script = folder / "flooder.py"
+    script.write_text(FLOODER)
+    command = [sys.executable, str(script), str(world.broker.port), world.run_id]
+    with subprocess.Popen(
+        command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"flooding\n"
+            yield
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+def memory_mb(world: World, field: str) -> float:
+    """Of the coordinator's process, as the system counts it."""
+    process = world.coordinator.process
+    assert process is not None
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    value = next(line.split()[1] for line in status.splitlines() if line.startswith(field))
+    return int(value) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
+    """A hostile program sends all it can under 168 names: bombs, noise, offers, chunks, presence"""
+    # Names that join and never bid are waited for; not for long here.
+    world = worlds.make(rounds=3, bid_s=6.0, round={"max_devices": 10})
+    # The flood is for the coordinator; the tests' own proxy would be what gives in.
+    config = world.folder / "run.toml"
+    through = f"port = {world.proxy(COORDINATOR).port}\n"
+    assert through in config.read_text()
+    config.write_text(config.read_text().replace(through, f"port = {world.broker.port}\n"))
+    bid = world.proxy("one").hold(is_message(Bid, round=2))
+    world.start()
+    assert bid.held.wait(60)
+    before = memory_mb(world, "VmHWM")
+    with flood(world, tmp_path):
+        bid.release()
+        first = world.coordinator.wait_for("round_closed", round=1)
+        closed = world.coordinator.wait_for("round_closed", after=first)
+        grown = memory_mb(world, "VmHWM") - before
+    outcome = world.finish()
+    assert closed.content["movements"]["counted"] > 0
+    assert all(receipts["counted"] > 1 for receipts in outcome.receipts.values())
+    assert list(world.coordinator.find("dropped", level="warning"))
+    assert len(list(world.coordinator.find("full"))) == 1
+    assert grown < GROWTH_MB, f"the coordinator's memory grew by {grown:.1f} MB"
+    world.note(f"the coordinator's memory grew by less than {GROWTH_MB:.0f} MB")

@@ -1,0 +1,149 @@
+"""The coordinator is stopped, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from edge_sdk.protocol.messages import Bid
+from tests.interruptions.programs import ROOT, Program
+from tests.interruptions.test_places import SKEWED
+from tests.interruptions.world import World, Worlds, is_message, upload_chunks
+
+TERMINATED = 143
+
+
+def end(program: Program, how: str) -> None:
+    """End a coordinator: "stopped" or "killed"."""
+    if how == "killed":
+        program.kill()
+    else:
+        assert program.stop() == TERMINATED
+
+
+def open_round(world: World, *, after: int = 9) -> None:
+    """Start, and come to where two is counted in round 1, and one in the middle of its upload."""
+    hold = world.proxy("one").hold(upload_chunks, after=after)
+    world.start()
+    assert hold.held.wait(60)
+    world.device("two").wait_for("receipt", round=1)
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_coordinator_that_stands_still(worlds: Worlds, seconds: int) -> None:
+    """The coordinator stands still (SIGSTOP) in the middle of an upload, and goes on"""
+    world = worlds.make(chunk_bytes=1024, keepalive_s=5)
+    hold = world.proxy("one").hold(upload_chunks, after=9)
+    world.start()
+    assert hold.held.wait(60)
+    process = world.coordinator.process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        hold.release()
+        time.sleep(seconds)  # the interruption itself
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    world.finish()
+    world.expect_undisturbed()
+    world.note(f"it stood still for {seconds} s")
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", ["ram-fed", pytest.param("ra-fed", marks=pytest.mark.slow)])
+def test_coordinator_that_ends_in_an_open_round(worlds: Worlds, how: str, rule: str) -> None:
+    """The coordinator ends when one device has its receipt and another is in its upload"""
+    world = worlds.make(chunk_bytes=1024, rule=rule)
+    open_round(world)
+    end(world.coordinator, how)
+    for hold in world.proxy("one").holds:
+        hold.release()
+    world.coordinator.start()
+    resumed = world.coordinator.wait_for("resumed", round=1)
+    assert "1 of 2 movements are here" in resumed.content["message"]
+    outcome = world.finish()
+    world.expect_undisturbed()
+    assert outcome.rounds == [1, 2, 3]
+    assert outcome.receipts["two"]["counted"] == 3
+    assert len(list(world.device("two").find("training", round=1))) == 1
+    world.note(f"it was {how}, and went on with the same round")
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("killed", marks=pytest.mark.slow)])
+def test_coordinator_that_ends_between_rounds(worlds: Worlds, how: str) -> None:
+    """The coordinator ends when a round is closed and nobody has bid for the next"""
+    world = worlds.make()
+    holds = [world.proxy(name).hold(is_message(Bid, round=2)) for name in ("one", "two")]
+    world.start()
+    for hold in holds:
+        assert hold.held.wait(60)
+    end(world.coordinator, how)
+    for hold in holds:
+        hold.release()
+    world.coordinator.start()
+    outcome = world.finish()
+    assert outcome.rounds == [1, 3, 4]
+    assert all(len(names) == 2 for names in outcome.counted.values())
+    world.note(f"it was {how}; round 2, which nobody had begun, was left out")
+
+
+@pytest.mark.slow
+def test_coordinator_killed_in_every_round(worlds: Worlds) -> None:
+    """The coordinator is killed (`kill -9`) in every round, when one device has its receipt"""
+    world = worlds.make(rounds=4, chunk_bytes=1024)
+    one, two = world.devices
+    bids = [world.proxy("one").hold(is_message(Bid, round=round)) for round in range(1, 5)]
+    world.start()
+    for round, bid in enumerate(bids, 1):
+        assert bid.held.wait(60)
+        hold = world.proxy("one").hold(upload_chunks, after=5)
+        bid.release()
+        assert hold.held.wait(60)
+        two.wait_for("receipt", round=round)
+        world.coordinator.kill()
+        hold.release()
+        world.coordinator.start()
+        one.wait_for("receipt", round=round)
+    outcome = world.finish()
+    world.expect_undisturbed()
+    assert outcome.rounds == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_asynchronous_coordinator_killed(worlds: Worlds) -> None:
+    """In an asynchronous run, the coordinator is killed (`kill -9`) while devices train"""
+    world = worlds.make(rounds=8, steps=2000, asynchronous=True)
+    world.start()
+    world.coordinator.wait_for("movement", match="counted")
+    for device in world.devices:
+        receipt = device.wait_for("receipt", outcome="counted")
+        device.wait_for("training", after=receipt)
+    world.coordinator.kill()
+    world.coordinator.start()
+    outcome = world.finish()
+    assert sum(each["counted"] for each in outcome.receipts.values()) == 8
+    world.note("every receipt is for an update that the model has")
+
+
+@pytest.mark.slow
+def test_coordinator_whose_clock_goes_back(worlds: Worlds) -> None:
+    """The clock of the coordinator is an hour ahead; it is killed, and then it is an hour behind"""
+    world = worlds.make(chunk_bytes=1024)
+    for name, skew_s in (("ahead", 3600), ("behind", -3600)):
+        folder = world.folder / name
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(SKEWED.format(skew_s=skew_s))
+    coordinator = world.coordinator
+    coordinator.environment["PYTHONPATH"] = f"{world.folder / 'ahead'}:{ROOT}"
+    open_round(world)
+    coordinator.kill()
+    for hold in world.proxy("one").holds:
+        hold.release()
+    coordinator.environment["PYTHONPATH"] = f"{world.folder / 'behind'}:{ROOT}"
+    coordinator.start()
+    world.finish()
+    world.expect_undisturbed()
+    world.note("devices noticed that it was started again")
