@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_run(commands)
     _add_init(commands)
+    _add_explain(commands)
     info = commands.add_parser(
         "info",
         help="what this installation and this machine have to train with",
@@ -111,6 +112,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     infer.set_defaults(run=_infer)
     return parser
+
+
+def _add_explain(commands: Any) -> None:
+    explain = commands.add_parser(
+        "explain",
+        help="what this device would train if a round opened now, and why",
+        description=(
+            "Prints what is seen of this machine (battery, memory, heat, power, network), which "
+            "gates are open, what each level would cost, the decision, and what the next level up "
+            "is short of. Changes nothing and connects to nothing. Costs are known once the device "
+            "has taken part in the task; they may be measured first, which takes a few seconds."
+        ),
+        epilog="example: tessera-device explain --config device.toml",
+    )
+    explain.add_argument("--config", type=Path, metavar="FILE", help="the device's settings")
+    explain.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    explain.set_defaults(run=_explain)
 
 
 def _add_run(commands: Any) -> None:
@@ -293,6 +311,19 @@ def _check_out(path: Path | None, data: Path) -> None:
         raise TensorError(f"--out {path} would replace the data")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise TensorError(f"cannot write {path}: name a file in a folder that exists")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from edge_sdk.config import load_config
+    from edge_sdk.explain import explain
+
+    flags = {} if arguments.config is not None else {"task": "none"}
+    explanation = explain(load_config(arguments.config, flags=flags))
+    if arguments.json:
+        print(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        print("\n".join(explanation.lines()))
+    return 0
 
 
 def _info(arguments: argparse.Namespace) -> int:

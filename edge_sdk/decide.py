@@ -234,9 +234,9 @@ def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdic
         return Verdict(level, 0.0, "memory", "is not tried while free memory is not known")
     if available is not None:
         room = policy.memory_share * available
-        seen = f"needs {cost.peak_bytes / MB:.0f} MB, {room / MB:.0f} MB free"
         if cost.peak_bytes > room:
-            return Verdict(level, 0.0, "memory", seen)
+            need, free = _apart(cost.peak_bytes / MB, room / MB)
+            return Verdict(level, 0.0, "memory", f"needs {need} MB, {free} MB free")
     if cost.seconds > sight.deadline_s:
         seen = f"needs {cost.seconds:.3g} s, the round has {sight.deadline_s:.3g} s"
         return Verdict(level, 0.0, "deadline", seen)
@@ -287,6 +287,15 @@ def _takes_part(
     if policy.schedule == "ad-hoc":
         return bool(stream(seed, device, round, "skip").random() < p), history
     return take_turn(history, p, stream(seed, device, "phase").random())
+
+
+def _apart(more: float, less: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart."""
+    for digits in range(4):
+        texts = f"{more:.{digits}f}", f"{less:.{digits}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts
 
 
 def _name(level: float) -> str:

@@ -166,12 +166,20 @@ RANDOM_BITS = 16
 """Of a session. 2³⁷ starts are left of the 53 bits that a count has on the wire."""
 
 
+def device_path(state_dir: Path, task: str, device: str) -> Path:
+    """Where a device keeps all that belongs to a task.
+
+    Both are names that fit into a topic, and so into a path.
+    """
+    return state_dir / task / device
+
+
 class DeviceFolder:
     """The folder of one device and task."""
 
     def __init__(self, state_dir: Path, task: str, device: str) -> None:
-        """`task` and `device` are names that fit into a topic, and so into a path."""
-        self.path = state_dir / task / device
+        """See `device_path`."""
+        self.path = device_path(state_dir, task, device)
         self.path.mkdir(parents=True, exist_ok=True)
 
     @property

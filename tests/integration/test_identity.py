@@ -327,7 +327,7 @@ def program(log: Path, *command: str | Path, **variables: str) -> Iterator[subpr
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment | {"OMP_NUM_THREADS": "1"} | variables,
+            env=environment | {"OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false"} | variables,
             cwd=ROOT,
         )
     try:

@@ -179,7 +179,7 @@ class Fleet:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**kept, "OMP_NUM_THREADS": "1"},
+                env={**kept, "OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false"},
                 start_new_session=True,
             )
         self.programs.append(Program(name, process, log))

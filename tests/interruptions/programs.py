@@ -59,7 +59,7 @@ class Program:
         """Start it, or start it again."""
         assert not self.running, f"{self.name} runs already"
         environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
-        environment |= {"OMP_NUM_THREADS": "1", **self.environment}
+        environment |= {"OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false", **self.environment}
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self._command],
