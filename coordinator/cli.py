@@ -55,16 +55,18 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="watch devices of different means train one model",
         description=(
-            "Devices of different means train a small CNN on scikit-learn's handwritten digits. "
+            "Emulated phones and boards train a small CNN on scikit-learn's handwritten digits. "
             "Each round every device says how much of the model it can afford, or skips and says "
             "why; the mask policy picks the groups and the rule puts the pieces together, block "
             "by block. Starts a broker, a coordinator and the devices as programs on this machine, "
-            "and ends them all; --in-process does without."
+            "and ends them all; --in-process does without. In the end the same run with everybody "
+            "training everything shows what was saved."
         ),
         epilog=(
             "examples: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
             "tessera-coordinator demo --rule ram-fed --rule-option damping=0.5 --mask rolling; "
-            "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16. "
+            "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16; "
+            "tessera-coordinator demo --fleet my_fleet.toml. "
             "`--rule list` and `--mask list` name all there are. The same seed gives the same "
             "bits, with and without --in-process; asynchronous rules repeat with it only."
         ),
@@ -125,7 +127,16 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
     )
     demo.add_argument(
-        "--devices", type=int, default=8, help="how many devices (default %(default)s)"
+        "--fleet",
+        type=Path,
+        metavar="FILE",
+        help="what devices pretend to be, see docs/devices.md (default: devices/fleets/mixed.toml)",
+    )
+    demo.add_argument("--devices", type=int, help="how many of the fleet (default: all)")
+    demo.add_argument(
+        "--no-compare",
+        action="store_true",
+        help="leave out the second run, in which everybody trains everything",
     )
     demo.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write every round as JSON")
@@ -395,15 +406,19 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from coordinator.demo.processes import ProcessDemo
-    from coordinator.demo.run import AnyDemo, DemoConfig, as_json, make_demo
+    from coordinator.demo.run import AnyDemo, DemoConfig, as_json, make_demo, run_full
     from coordinator.demo.view import save_plot, summarise, watch
     from coordinator.runs import RunError
     from coordinator.saved import check_folder_free
+    from edge_sdk.profile.fleet import load_fleet, shipped_fleet
     from edge_sdk.protocol.encoding import Encoding
 
+    fleet = shipped_fleet("mixed") if arguments.fleet is None else arguments.fleet
+    devices = len(load_fleet(fleet)) if arguments.devices is None else arguments.devices
     config = DemoConfig(
         rounds=arguments.rounds,
-        devices=arguments.devices,
+        fleet=fleet,
+        devices=devices,
         seed=arguments.seed,
         backend=arguments.backend,
         init=arguments.init,
@@ -443,12 +458,17 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         return 1
     if demo.rounds:
         save_plot(demo, arguments.plot)
-        summarise(demo, console, plot=arguments.plot)
+        full = None
+        if not code and not arguments.no_compare:
+            with console.status("the same with everybody training everything …"):
+                full = run_full(config)
+        summarise(demo, console, plot=arguments.plot, full=full)
         if arguments.save is not None:
             demo.save(arguments.save)
             console.print(f"model           {arguments.save}", markup=False, highlight=False)
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(as_json(demo), indent=1) + "\n")
+            content = as_json(demo) | {"full": None if full is None else as_json(full)}
+            arguments.json.write_text(json.dumps(content, indent=1) + "\n")
     return code
 
 

@@ -28,8 +28,10 @@ from coordinator.round_report import report_round, report_updates
 from coordinator.rounds import Phase, RoundsConfig, RoundsState
 from edge_sdk.app import DeviceApp
 from edge_sdk.decide import Policy
+from edge_sdk.observer import Observer
+from edge_sdk.profile.emulation import Emulation
 from edge_sdk.protocol.data_spec import DataSpec
-from edge_sdk.protocol.messages import Bid, Message, Movement, Replay
+from edge_sdk.protocol.messages import Bid, Message, Movement, Replay, RoundOpen
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.train.backend import Backend, Batch, Job, Trained
 from edge_sdk.train.data import ArrayData
@@ -50,6 +52,10 @@ class Member:
     name: str
     policy: Policy
     data: ArrayData
+    emulation: Emulation | None = None
+    """The device it pretends to be; None: this machine."""
+    observe: Callable[[Backend], Observer] | None = None
+    """Makes what it sees itself with, given its backend; None: it weighs nothing."""
 
 
 class Federation:
@@ -90,16 +96,21 @@ class Federation:
             self._course = _Fragments(config, model, self._link, len(members))
         self._link.attach(COORDINATOR, self._receive)
         for member in members:
+            own: Backend = backend
+            if member.emulation is not None:
+                own = member.emulation.emulated(backend)
             app = DeviceApp(
                 member.name,
-                backend=backend,
+                backend=own,
                 data=member.data,
                 policy=member.policy,
                 source=model,
                 send=self._outboxes[member.name].append,
                 seed=config.seed,
+                observer=None if member.observe is None else member.observe(own),
+                clock=time.perf_counter if member.emulation is None else member.emulation.clock,
             )
-            self._link.attach(member.name, app.receive)  # type: ignore[arg-type]
+            self._link.attach(member.name, partial(_tell, app, member.emulation))
 
     def run(self) -> Iterator[RoundReport]:
         """Train to the end, yielding every round as it closes.
@@ -131,6 +142,12 @@ class Federation:
     def _receive(self, message: Message) -> None:
         if isinstance(message, (Bid, Movement, Replay)):
             self._course.handle(message)
+
+
+def _tell(app: DeviceApp, emulation: Emulation | None, message: Message) -> None:
+    if emulation is not None and isinstance(message, RoundOpen):
+        emulation.round_opened(message.round)
+    app.receive(message)  # type: ignore[arg-type]
 
 
 def _one_by_one(deliveries: Iterable[Callable[[], None]]) -> None:

@@ -243,10 +243,11 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """With nobody there, or too few offers, there is nothing to do before the deadline."""
-    complete = bool(state.selected) and state.selected <= state.bids.keys()
+    if not state.selected or not state.selected <= state.bids.keys():
+        return state, []  # looked at first: bids are counted once, not at every bid
     usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
     enough = sum(level is not None for level in usable) >= config.min_participants
-    return _assign(config, state, now) if complete and enough else (state, [])
+    return _assign(config, state, now) if enough else (state, [])
 
 
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:

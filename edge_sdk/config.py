@@ -43,6 +43,15 @@ class ConfigError(TesseraError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """Which device to pretend to be, for the demo and for trying things out."""
+
+    fleet: Path
+    """Its file (docs/devices.md)."""
+    member: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """All that a device is told. Raises `ConfigError` for values that make no sense."""
 
@@ -60,6 +69,8 @@ class DeviceConfig:
     """Which sensors there are, such as `jetson`; None: found out."""
     board: str | None = None
     """What machine this is, for numbers without a sensor: a profile's name or file."""
+    emulate: Emulated | None = None
+    """The device to pretend to be (`edge_sdk.profile.emulation`); None: this one is real."""
     seed: int = 0
     threads: int = 1
     """That one graph runs on."""
@@ -210,6 +221,8 @@ KEYS: dict[str, Reader] = {
     "connect_s": _number,
     "log_format": _text,
     "log_level": _text,
+    "emulate.fleet": _path,
+    "emulate.member": _text,
     "broker.host": _text,
     "broker.port": _whole,
     "broker.tls": _switch,
@@ -278,6 +291,11 @@ def _build(values: dict[str, Any]) -> DeviceConfig:
         if "password" in broker:
             raise ConfigError("broker.password and broker.password_file are both set; give one")
         broker["password"] = _read_secret(file)
+    if emulate := {key[8:]: values.pop(key) for key in list(values) if key.startswith("emulate.")}:
+        for key in ("fleet", "member"):
+            if key not in emulate:
+                raise ConfigError(f"emulate.{key} is missing: [emulate] names a fleet and a member")
+        values["emulate"] = Emulated(**emulate)
     limits = {key[7:]: values.pop(key) for key in list(values) if key.startswith("limits.")}
     policy = {key: values.pop(key) for key in POLICY_KEYS if key in values}
     policy |= {key: limits.pop(key) for key in SHARES if key in limits}
@@ -420,6 +438,10 @@ data = "data"
 # memory_pressure = 10              # percent of time in which programs wait for memory
 # allow_metered = false
 # quiet_hours = "22:30-07:00"       # local time, in which nothing is trained
+
+[emulate]
+# fleet = "mixed.toml"              # to try things out: pretend to be a device of this fleet
+# member = "pixel-4"
 
 [broker]
 host = "127.0.0.1"

@@ -38,7 +38,7 @@ class Costing:
         self,
         backend: Backend,
         manifest: Manifest,
-        path: Path,
+        path: Path | None,
         *,
         probe: Probe,
         levels: Sequence[float],
@@ -49,7 +49,8 @@ class Costing:
         threads: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`path`: the file that keeps what was measured. `levels`: those that may be trained.
+        """`path`: the file that keeps what was measured; None: it is gone with the process.
+        `levels`: those that may be trained.
 
         `samples`: how many the device has. `memory_share`: of available memory that a calibration
         may take. Raises what the backend raises.
@@ -67,7 +68,7 @@ class Costing:
         self._machine = this_machine(
             backend.plan, probe.snapshot(), providers=providers, threads=threads
         )
-        kept = load(path)
+        kept = None if path is None else load(path)
         why = why_calibrate(kept, self._machine)
         self._model: CostModel | None
         if kept is None or why is not None:
@@ -142,7 +143,7 @@ class Costing:
         self._keep()
 
     def _keep(self) -> None:
-        if self._model is None:
+        if self._model is None or self._path is None:
             return
         kept = Kept(
             machine=self._machine,

@@ -114,8 +114,8 @@ def _percent(value: float | None, floor: float | None = None) -> str:
         return "not known"
     if floor is None:
         return f"{value:.0f} %"
-    digits = 0 if f"{value:.0f}" != f"{floor:.0f}" else 1  # never "30 % < 30 %"
-    return f"{value:.{digits}f} % < {floor:g} %"
+    digits = next((n for n in range(4) if f"{value:.{n}f}" != f"{floor:.{n}f}"), 4)
+    return f"{value:.{digits}f} % < {floor:g} %"  # never "30 % < 30 %"
 
 
 def _heat(limits: Limits, snapshot: Snapshot) -> Gate:

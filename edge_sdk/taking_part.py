@@ -7,6 +7,7 @@ run; what comes is of this run.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,9 +38,10 @@ from edge_sdk.protocol.transfer import Evaluation, TaskNotice
 from edge_sdk.protocol.wire import encode_message
 from edge_sdk.residuals import FolderStore
 from edge_sdk.stores import FolderMovements, write_whole
+from edge_sdk.train.backend import Backend
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.uploads import Outgoing
-from edge_sdk.weighing import make_observer
+from edge_sdk.weighing import make_emulation, make_observer
 
 if TYPE_CHECKING:
     from edge_sdk.infer import Predictor
@@ -91,8 +93,12 @@ class TakingPart:
         self._model = PulledModel(self._backend.plan, fetcher, overtaken=overtaken)
         self._residuals = FolderStore(folder / "residuals")
         self._movements = FolderMovements(folder / "movements")
+        self._emulation = make_emulation(config, state)
+        self._trainer: Backend = self._backend
+        if self._emulation is not None:
+            self._trainer = self._emulation.emulated(self._backend)
         self._observer = make_observer(
-            config, probe, self._backend, self._manifest, state, len(data)
+            config, probe, self._trainer, self._manifest, state, len(data), self._emulation
         )
         self._predictor: Predictor | None = None
         self._bid: Bid | None = None
@@ -164,6 +170,8 @@ class TakingPart:
             self._note(message)
         self._opened = message
         self._model.opened(message)
+        if self._emulation is not None:
+            self._emulation.round_opened(message.round)
 
     def _note(self, opened: RoundOpen) -> None:
         """Keep what is trained and how, for `tessera-device explain`."""
@@ -242,7 +250,7 @@ class TakingPart:
     def _new_app(self) -> DeviceApp:
         return DeviceApp(
             self._config.name,
-            backend=self._backend,
+            backend=self._trainer,
             data=self._data,
             policy=self._config.policy,
             source=self._model,
@@ -251,6 +259,7 @@ class TakingPart:
             store=self._residuals,
             movements=self._movements,
             observer=self._observer,
+            clock=time.perf_counter if self._emulation is None else self._emulation.clock,
             should_stop=self._should_stop,
         )
 

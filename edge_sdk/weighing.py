@@ -2,10 +2,12 @@
 
 <state_dir>/<task>/<device>/costs.json       `edge_sdk.profile.calibration`
 <state_dir>/<task>/<device>/history.json     `edge_sdk.observer`
+<state_dir>/<task>/<device>/emulation.jsonl  `edge_sdk.profile.emulation`
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -16,6 +18,7 @@ from edge_sdk.profile.snapshot import Battery, Snapshot
 if TYPE_CHECKING:
     from edge_sdk.costing import Costing
     from edge_sdk.profile.board import Board
+    from edge_sdk.profile.emulation import Emulation
     from edge_sdk.protocol.graphs import Manifest
     from edge_sdk.train.backend import Backend
 
@@ -61,6 +64,21 @@ def make_probe(config: DeviceConfig) -> Probe:
     return local if board is None else BoardProbe(local, board)
 
 
+def make_emulation(config: DeviceConfig, folder: Path) -> Emulation | None:
+    """The device to pretend to be, if any; its story is in `folder`. Raises `ConfigError`."""
+    if config.emulate is None:
+        return None
+    from edge_sdk.profile.board import BoardError
+    from edge_sdk.profile.emulation import STORY, emulate
+    from edge_sdk.profile.fleet import load_fleet
+
+    try:
+        fleet = load_fleet(config.emulate.fleet)
+        return emulate(fleet, config.emulate.member, story=folder / STORY)
+    except BoardError as error:
+        raise ConfigError(f"[emulate] {error}") from error
+
+
 def make_costing(
     config: DeviceConfig,
     probe: Probe,
@@ -68,6 +86,7 @@ def make_costing(
     manifest: Manifest,
     folder: Path,
     samples: int,
+    emulation: Emulation | None = None,
 ) -> Costing:
     """What the task costs here; measures it first, if that has to be. Takes seconds, then."""
     from edge_sdk.costing import Costing
@@ -81,11 +100,14 @@ def make_costing(
         folder / FILE_NAME,
         probe=probe,
         levels=policy.offered_levels(),
-        known=known_of(find_board(config), policy.bytes_per_s),
+        known=known_of(
+            find_board(config) if emulation is None else emulation.board, policy.bytes_per_s
+        ),
         samples=samples,
         memory_share=policy.memory_share,
         providers=config.providers,
         threads=config.threads,
+        clock=time.perf_counter if emulation is None else emulation.clock,
     )
 
 
@@ -96,14 +118,21 @@ def make_observer(
     manifest: Manifest,
     folder: Path,
     samples: int,
+    emulation: Emulation | None = None,
 ) -> Observer:
     """What the device sees of itself; with `weigh = false`, nothing. `folder`: of the device.
 
-    `probe` None: this machine's own. Raises `ConfigError`, and what measuring raises.
+    `probe` None: this machine's own. `emulation`: the device it pretends to be, whose own probe
+    and clocks count. Raises `ConfigError`, and what measuring raises.
     """
     history = folder / HISTORY
     if not config.weigh:
         return Observer(config.policy, history=history)
+    if emulation is not None:
+        probe = emulation.probe
+        costs = make_costing(config, probe, backend, manifest, folder, samples, emulation)
+        clock, wall = emulation.clock, emulation.wall
+        return Observer(config.policy, probe, costs, history=history, clock=clock, wall=wall)
     probe = make_probe(config) if probe is None else probe
     costs = make_costing(config, probe, backend, manifest, folder, samples)
     return Observer(config.policy, probe, costs, history=history)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from benchmarks.wire.programs import write_bytecode
 from benchmarks.wire.tasks import prepare_perceptron
 
 METHOD = {"held": held.METHOD, "recovery": recovery.METHOD}
+
+MAX_PROCESSES = 8
+"""That devices share, however many are asked for: each takes 90 MB before it has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +38,10 @@ class LoadConfig:
     def with_devices(self, number: int) -> LoadConfig:
         """So many devices; no more than these see the broker restarted."""
         fewer = min(number, self.recovery.devices)
+        together = max(self.held.together, math.ceil(number / MAX_PROCESSES))
         return replace(
             self,
-            held=replace(self.held, devices=number),
+            held=replace(self.held, devices=number, together=together),
             recovery=replace(self.recovery, devices=fewer),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -73,17 +74,21 @@ def make_model(seed: int) -> nn.Module:
 
 def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
     """Devices with the policies above in turn, each with its own uneven share of the data."""
-    shares = dirichlet_shares(data.targets, devices, stream(seed, "demo", "shares"))
+    names = tuple(f"device-{number:0{len(str(devices))}}" for number in range(1, devices + 1))
+    shares = deal(data, names, seed)
+    policies = islice(cycle(POLICIES), devices)
     return [
-        Member(
-            f"device-{number:0{len(str(devices))}}",
-            policy,
-            ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows]),
-        )
-        for number, (policy, rows) in enumerate(
-            zip(islice(cycle(POLICIES), devices), shares, strict=True), start=1
-        )
+        Member(name, policy, shares[name]) for name, policy in zip(names, policies, strict=True)
     ]
+
+
+def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:
+    """An uneven share of the data for each device."""
+    shares = dirichlet_shares(data.targets, len(names), stream(seed, "demo", "shares"))
+    return {
+        name: ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows])
+        for name, rows in zip(names, shares, strict=True)
+    }
 
 
 def dirichlet_shares(

@@ -4,10 +4,11 @@ All they know is in one temporary folder, and all they are ends with the run:
 
     task.py, run.toml, test.npz   what the coordinator is told
     run/                          what it keeps; its history is how rounds are heard of
-    <device>/                     device.toml, data/own.npz, and what the device keeps
+    <device>/                     device.toml, data/own.npz, and what the device keeps, such as
+                                  the story of its emulation
     *.log                         what each program said
 
-Data, policies, seeds and random streams are those of the demo in one process, so a synchronous
+Devices, data, seeds and random streams are those of the demo in one process, so a synchronous
 rule ends with the same bits.
 
 Nothing of it is left behind: signals that ask to stop are obeyed after all is stopped and removed,
@@ -33,18 +34,18 @@ import numpy as np
 
 from coordinator.broker import available, embedded_broker
 from coordinator.courses import make_model
-from coordinator.demo.digits import load_digits, make_members
+from coordinator.demo.digits import deal, load_digits
+from coordinator.demo.emulated import choose_members, emulate_all, moment_of
 from coordinator.demo.run import (
     BATCH_SIZE,
     STEPS,
     DemoConfig,
     DemoRound,
+    Ledger,
     choose_masks,
-    compared,
     local_rule,
 )
 from coordinator.errors import ConfigError
-from coordinator.federation import Member
 from coordinator.masks import make_masks
 from coordinator.model import PLAIN
 from coordinator.orphans import without_orphans
@@ -54,7 +55,9 @@ from coordinator.rules import FedRaa
 from coordinator.runs import MODEL, Run, RunError, is_run, read_history
 from coordinator.saved import SavedModel, read_model, save_model
 from coordinator.serving import broker_table
-from edge_sdk.config import POLICY_KEYS, PREFIX
+from edge_sdk.config import PREFIX
+from edge_sdk.profile.emulation import STORY, Moment, read_story
+from edge_sdk.profile.fleet import load_fleet
 from edge_sdk.protocol.plan import ModelPlan
 from edge_sdk.train.data import ArrayData
 from edge_sdk.transport.settings import BrokerSettings
@@ -62,7 +65,8 @@ from edge_sdk.transport.settings import BrokerSettings
 TASK = "digits"
 RUN, COORDINATOR = "run", "coordinator"
 CONFIG, DEVICE_CONFIG, TEST = "run.toml", "device.toml", "test.npz"
-BID_S, TRAIN_S = 60.0, 60.0
+STATE = "state"
+BID_S = 60.0
 """Long: on a busy machine a device that is late would make the run another one."""
 POLL_S = 0.1
 STOP_S = 10.0
@@ -128,7 +132,10 @@ class ProcessDemo:
         self.rounds: list[DemoRound] = []
         self._asynchronous = isinstance(rule, FedRaa)
         digits = load_digits(config.seed)
-        self._members = make_members(digits.train, config.devices, config.seed)
+        self.fleet = load_fleet(config.fleet)
+        self._members = choose_members(self.fleet, config.devices)
+        self._shares = deal(digits.train, tuple(self._members), config.seed)
+        self._ledger: Ledger | None = None
         self._test = digits.test
         self._model: SavedModel | None = None
         self._digest: str | None = None
@@ -173,13 +180,13 @@ class ProcessDemo:
                     self._write(folder, settings)
                     coordinator = ["coordinator.cli", "serve", "--config", str(folder / CONFIG)]
                     programs.append(_start(COORDINATOR, coordinator, folder))
-                    for member in self._members:
+                    for name in self._members:
                         if noted:
                             return
-                        config = folder / member.name / DEVICE_CONFIG
+                        config = folder / name / DEVICE_CONFIG
                         device = ["edge_sdk.cli", "run", "--config", str(config)]
-                        programs.append(_start(member.name, device, folder))
-                    yield from self._follow(folder / RUN, programs[0], programs[1:], noted)
+                        programs.append(_start(name, device, folder))
+                    yield from self._follow(folder, programs[0], programs[1:], noted)
             finally:
                 self._read_result(folder / RUN)
 
@@ -198,12 +205,25 @@ class ProcessDemo:
         (folder / "task.py").write_text(TASK_FILE.format(seed=config.seed, init=init))
         _write_data(folder / TEST, self._test)
         (folder / CONFIG).write_text(self._run_toml() + broker_table(settings))
-        for member in self._members:
-            own = folder / member.name
+        for name in self._members:
+            own = folder / name
             (own / "data").mkdir(parents=True)
-            _write_data(own / "data" / "own.npz", member.data)
-            text = _device_toml(member, config.seed) + broker_table(settings)
-            (own / DEVICE_CONFIG).write_text(text)
+            _write_data(own / "data" / "own.npz", self._shares[name])
+            text = self._device_toml(name) + broker_table(settings)
+            (own / DEVICE_CONFIG).write_text(text, encoding="utf-8")
+
+    def _device_toml(self, name: str) -> str:
+        config, member = self.config, self._members[name]
+        own = {
+            "task": TASK,
+            "name": name,
+            "data": "data",
+            "state_dir": STATE,
+            "seed": config.seed,
+            "weigh": config.weigh,
+        }
+        emulate = {"fleet": str(config.fleet.absolute()), "member": member.name}
+        return _lines(own) + _table("emulate", emulate)
 
     def _run_toml(self) -> str:
         config, devices = self.config, self.config.devices
@@ -230,7 +250,14 @@ class ProcessDemo:
                 _table("rule.options", config.rule_options),
                 _table("mask", {"name": config.mask}),
                 _table("mask.options", config.mask_options),
-                _table("round", {"min_devices": devices, "bid_s": BID_S, "train_s": TRAIN_S}),
+                _table(
+                    "round",
+                    {
+                        "min_devices": devices,
+                        "bid_s": BID_S,
+                        "train_s": self.fleet.deadline_s,
+                    },
+                ),
             ]
         )
 
@@ -238,7 +265,7 @@ class ProcessDemo:
 
     def _follow(
         self,
-        run: Path,
+        folder: Path,
         coordinator: Program,
         devices: Sequence[Program],
         noted: Sequence[signal.Signals],
@@ -246,7 +273,7 @@ class ProcessDemo:
         """Every round as it closes, to the end or a signal. Raises `RunError`."""
         while not noted:
             ended = coordinator.process.poll() is not None  # asked first: no round is missed
-            yield from self._closed_since(run)
+            yield from self._closed_since(folder)
             if ended and not coordinator.failed:
                 return
             if ended:
@@ -257,19 +284,34 @@ class ProcessDemo:
                 raise RunError(f"the demo cannot go on: {failed[0].last_words()}")
             time.sleep(POLL_S)
 
-    def _closed_since(self, run: Path) -> Iterator[DemoRound]:
+    def _closed_since(self, folder: Path) -> Iterator[DemoRound]:
         """The rounds in the history that are not in `rounds` yet."""
+        run = folder / RUN
         if not is_run(run):
             return
         for entry in list(read_history(run))[len(self.rounds) :]:
-            if self._model is None:
+            if self._model is None or self._ledger is None:
                 self._model = read_model(run / MODEL)
+                self._ledger = self._new_ledger(self._model.plan)
             report = _read_report(entry)
+            # Devices may be in the next round by now; asynchronous ones have rounds of their own.
+            until = None if self._asynchronous else report.round
+            stories = {name: _read_story(folder, name) for name in self._members}
+            moments = {
+                name: moment
+                for name, story in stories.items()
+                if (moment := moment_of(story, until)) is not None
+            }
             if self._asynchronous:  # there, the history counts updates
                 report = replace(report, round=-(-report.round // self.config.devices))
-            done = compared(report, entry["accuracy"], self.plan, self.config.devices, self.rounds)
+            done = self._ledger.close(report, entry["accuracy"], moments)
             self.rounds.append(done)
             yield done
+
+    def _new_ledger(self, plan: ModelPlan) -> Ledger:
+        samples = {name: len(share) for name, share in self._shares.items()}
+        emulations = emulate_all(self.fleet, self._members)
+        return Ledger(plan, local_rule(self.config), emulations, samples)
 
     def _read_result(self, run: Path) -> None:
         if self._model is None:
@@ -350,18 +392,8 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
     return Program(name, process, log)
 
 
-def _device_toml(member: Member, seed: int) -> str:
-    policy = member.policy
-    return _lines(
-        {
-            "task": TASK,
-            "name": member.name,
-            "data": "data",
-            "state_dir": "state",
-            **{key: getattr(policy, key) for key in POLICY_KEYS},
-            "seed": seed,
-        }
-    )
+def _read_story(folder: Path, name: str) -> list[Moment]:
+    return read_story(folder / name / STATE / TASK / name / STORY)
 
 
 def _table(name: str, values: Mapping[str, Any]) -> str:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
 
-from coordinator.demo.digits import load_digits, make_members, make_model
+from coordinator.demo.digits import deal, load_digits, make_model
+from coordinator.demo.emulated import (
+    Chronicle,
+    Lived,
+    choose_members,
+    emulate_all,
+    full_round_s,
+    observe,
+)
 from coordinator.errors import ConfigError
-from coordinator.federation import Federation, RoundReport
+from coordinator.federation import Federation, Member, RoundReport
 from coordinator.fragments import FragmentsConfig
 from coordinator.masks import make_masks
 from coordinator.memory import Dtype
@@ -22,6 +31,9 @@ from coordinator.rounds import RoundsConfig
 from coordinator.rules import FedRaa, Rule, make_rule
 from coordinator.saved import SavedModel, load_weights, save_model
 from coordinator.tasks import Task, make_task
+from edge_sdk.decide import Policy
+from edge_sdk.profile.emulation import Emulation, Moment
+from edge_sdk.profile.fleet import Fleet, load_fleet, shipped_fleet
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.plan import ModelPlan
@@ -38,7 +50,7 @@ BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SAM_RADIUS = 0.05
 """For `subdismo`, whose devices train with SAM."""
-SCHEMA = 2
+SCHEMA = 3
 
 BackendName = Literal["onnx", "torch"]
 """How the demo's devices train: the shipped graph without torch, or the traced torch module."""
@@ -49,7 +61,12 @@ class DemoConfig:
     """What the command line asks for."""
 
     rounds: int = 30
+    fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
+    """The file of the fleet whose members the devices pretend to be."""
     devices: int = 8
+    """How many of them (`choose_members`)."""
+    weigh: bool = True
+    """Devices decide for themselves; False: all train everything in every round."""
     seed: int = 0
     backend: BackendName = "onnx"
     init: Path | None = None
@@ -81,12 +98,18 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class DemoRound:
-    """A round's report, the accuracy after it, and what full training by all would have cost."""
+    """A round's report, the accuracy after it, and what full training by all would have cost.
+
+    Seconds and joules are those of the emulated devices.
+    """
 
     report: RoundReport
     accuracy: float
+    lived: tuple[Lived, ...]
+    """What it was for its devices, in the report's order."""
     full_bytes: int
     full_train_s: float
+    full_joules: float
 
     @property
     def bytes_moved(self) -> int:
@@ -96,7 +119,17 @@ class DemoRound:
     @property
     def train_s(self) -> float:
         """Seconds of training on all devices together."""
-        return sum(device.train_s for device in self.report.devices)
+        return sum(each.train_s for each in self.lived)
+
+    @property
+    def joules(self) -> float:
+        """Drawn by all devices together while training, as far as their profiles tell."""
+        return sum(each.joules or 0.0 for each in self.lived)
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the device that trained and transferred longest."""
+        return max((each.train_s + (each.transfer_s or 0.0) for each in self.lived), default=0.0)
 
 
 class AnyDemo(Protocol):
@@ -116,6 +149,10 @@ class AnyDemo(Protocol):
     @property
     def plan(self) -> ModelPlan:
         """Of the model that is trained."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """What the devices pretend to be."""
 
     @property
     def test_samples(self) -> int:
@@ -146,6 +183,8 @@ class Demo:
     test: ArrayData
     graphs: CompiledGraphs | None
     """What the onnx backend trains with; None on torch."""
+    fleet: Fleet
+    ledger: Ledger
     rounds: list[DemoRound] = field(default_factory=list)
 
     @property
@@ -171,7 +210,8 @@ class Demo:
     def run(self) -> Generator[DemoRound]:
         """Train, yielding every round as it closes."""
         for report in self.federation.run():
-            done = compared(report, self.accuracy(), self.plan, self.config.devices, self.rounds)
+            moments = {name: each.moment for name, each in self.ledger.emulations.items()}
+            done = self.ledger.close(report, self.accuracy(), moments)
             self.rounds.append(done)
             yield done
 
@@ -204,39 +244,59 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "encoding_up": str(config.up),
         "encoding_down": str(config.down),
         "backend": config.backend,
+        "fleet": config.fleet.stem,
+        "work": demo.fleet.work,
+        "weigh": config.weigh,
         "plan_hash": plan.hash,
         "parameters": plan.parameters,
         "rounds": [_round_json(done) for done in rounds],
         "model_sha256": demo.digest,
         "bytes": sum(done.bytes_moved for done in rounds),
         "bytes_full_training": sum(done.full_bytes for done in rounds),
+        "joules": sum(done.joules for done in rounds),
+        "train_s": sum(done.train_s for done in rounds),
+        "slowest_s": sum(done.slowest_s for done in rounds),
         "timings": {
             "torch": torch.__version__,
-            "train_s": [round(done.train_s, 6) for done in rounds],
-            "train_s_full_training": [round(done.full_train_s, 6) for done in rounds],
             "wall_s": [round(done.report.seconds, 6) for done in rounds],
         },
     }
 
 
-def compared(
-    report: RoundReport,
-    accuracy: float,
-    plan: ModelPlan,
-    devices: int,
-    earlier: Sequence[DemoRound],
-) -> DemoRound:
-    """A round beside what it would have cost had all devices trained the full model.
+class Ledger:
+    """Turns reports into rounds: what devices lived through, beside full training by all."""
 
-    Its time is that of the full model in this very round, so that noise hits both sides alike; of
-    the round before if no device trained it.
-    """
-    taken = [device.train_s for device in report.devices if device.level == 1]
-    if taken:
-        full_train_s = float(np.mean(taken)) * devices
-    else:
-        full_train_s = earlier[-1].full_train_s if earlier else 0.0
-    return DemoRound(report, accuracy, 2 * 4 * plan.parameters * devices, full_train_s)
+    def __init__(
+        self,
+        plan: ModelPlan,
+        rule: LocalRule,
+        emulations: Mapping[str, Emulation],
+        samples: Mapping[str, int],
+    ) -> None:
+        """`emulations` as they start; `samples`: how many each device has."""
+        self.emulations = emulations
+        self._chronicle = Chronicle(emulations)
+        self._full_bytes = 2 * 4 * plan.parameters * len(emulations)
+        self._full_s = {
+            name: full_round_s(each, plan, rule, STEPS, min(BATCH_SIZE, samples[name]))
+            for name, each in emulations.items()
+        }
+
+    def close(
+        self, report: RoundReport, accuracy: float, moments: Mapping[str, Moment]
+    ) -> DemoRound:
+        """A round that is over; `moments`: what devices are at its end."""
+        watts = {name: each.member.board.power.train_w for name, each in self.emulations.items()}
+        return DemoRound(
+            report,
+            accuracy,
+            self._chronicle.close(report, moments),
+            full_bytes=self._full_bytes,
+            full_train_s=sum(self._full_s.values()),
+            full_joules=sum(
+                self._full_s[name] * drawn.value for name, drawn in watts.items() if drawn
+            ),
+        )
 
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
@@ -265,6 +325,8 @@ def make_demo(config: DemoConfig) -> Demo:
     masks = make_masks(str(config.mask), **config.mask_options)
     digits = load_digits(config.seed)
     task = demo_task(config.seed, config.init)
+    fleet = load_fleet(config.fleet)
+    emulations = emulate_all(fleet, choose_members(fleet, config.devices))
     common: dict[str, Any] = {
         "plan": task.plan,
         "masks": masks,
@@ -274,6 +336,7 @@ def make_demo(config: DemoConfig) -> Demo:
         "min_devices": config.devices,
         "seed": config.seed,
         "encoding": config.up,
+        "train_s": fleet.deadline_s,
     }
     run = (
         FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
@@ -284,16 +347,52 @@ def make_demo(config: DemoConfig) -> Demo:
     model = GlobalModel(
         task.plan, task.weights, task.buffers, encoding=config.down, seed=config.seed
     )
+    shares = deal(digits.train, tuple(emulations), config.seed)
+    policy = Policy()
+    # What steps cost is counted from the graphs, also where torch takes them.
+    manifest = (graphs or _compile(task)).manifest
+    members = [
+        Member(
+            name,
+            policy,
+            shares[name],
+            emulation,
+            partial(observe, emulation, manifest=manifest, policy=policy, data=shares[name])
+            if config.weigh
+            else None,
+        )
+        for name, emulation in emulations.items()
+    ]
+    ledger = Ledger(
+        task.plan,
+        local_rule(config),
+        emulations,
+        {name: len(share) for name, share in shares.items()},
+    )
     federation = Federation(
         run,
         model,
         lambda: _make_backend(task, graphs),
-        make_members(digits.train, config.devices, config.seed),
+        members,
         threads=config.threads,
         memory_dir=config.memory_dir,
         memory_dtype=config.memory_dtype,
     )
-    return Demo(config, task, federation, digits.test, graphs)
+    return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
+
+
+def run_full(config: DemoConfig) -> Demo | None:
+    """The same run, in this process, with everybody training everything.
+
+    None for asynchronous rules: they end after so many movements, whoever made them, and a device
+    that takes everything on is given a fragment all the same.
+    """
+    if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
+        return None
+    demo = make_demo(replace(config, weigh=False, memory_dir=None))
+    for _ in demo.run():
+        pass
+    return demo
 
 
 def _compile(task: Task) -> CompiledGraphs:
@@ -337,7 +436,10 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
                 "bytes_up": device.bytes_up,
                 "reduction_noise": device.reduction_noise,
                 "replayed": device.replayed,
+                "battery_percent": lived.percent,
+                "train_s": lived.train_s,
+                "joules": lived.joules,
             }
-            for device in done.report.devices
+            for device, lived in zip(done.report.devices, done.lived, strict=True)
         ],
     }

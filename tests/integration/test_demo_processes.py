@@ -39,7 +39,7 @@ class Watched:
         self.output = folder / "output"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [PROGRAM, "demo", "--devices", str(devices), *arguments],
+                [PROGRAM, "demo", "--no-compare", "--devices", str(devices), *arguments],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
                 stdout=output,
@@ -106,8 +106,9 @@ def in_process(seed: int, rounds: int) -> dict[str, Any]:
 
 def decided(run: dict[str, Any]) -> list[Any]:
     """What devices and coordinator did, without the bytes that packing adds."""
+    keys = ("device", "level", "reason", "loss", "battery_percent", "train_s", "joules")
     return [
-        {**each, "devices": [(d["device"], d["level"], d["loss"]) for d in each["devices"]]}
+        {**each, "devices": [[d[key] for key in keys] for d in each["devices"]]}
         for each in run["rounds"]
     ]
 
@@ -225,11 +226,42 @@ def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None
 def test_demo_of_programs_does_not_wait_for_a_device_that_died(tmp_path: Path) -> None:
     with watched(tmp_path) as demo:
         demo.until(lambda: len(demo.find("edge_sdk.cli run")) == 2)
-        demo.find("device-2")[0].kill()
+        demo.find("galaxy-s23")[0].kill()
         demo.until(lambda: demo.ended)
         assert demo.process.returncode == 1, demo.text
         assert demo.left() == []
-    assert "device-2 ended with code -9" in demo.text
+    assert "galaxy-s23 ended with code -9" in demo.text
+
+
+def test_demo_compares_with_everybody_training_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--in-process", "--rounds", "2", "--devices", "3", "--json", "run.json"]
+    assert main(["demo", *arguments]) == 0
+    run = json.loads((tmp_path / "run.json").read_text())
+    full = run["full"]
+    assert {d["level"] for each in full["rounds"] for d in each["devices"]} == {1.0}
+    assert {d["level"] for each in run["rounds"] for d in each["devices"]} != {1.0}
+    for key in ("bytes", "joules", "train_s", "slowest_s"):
+        assert 0 < run[key] < full[key]
+    # What was said to be saved while the run went on is what the second run takes.
+    assert full["bytes"] == pytest.approx(run["bytes_full_training"], rel=1e-3)  # headers
+    said = capsys.readouterr().out
+    accuracy = full["rounds"][-1]["accuracy"]
+    assert re.search(rf"all train everything.*\n.*accuracy.* {accuracy:.1%}", said)
+    assert re.search(r"too late for the round +0 times +[1-9]", said)
+
+
+def test_demo_names_what_is_wrong_with_a_fleet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.toml").write_text('[[members]]\ndevice = "pixel_5"\n')
+    assert main(["demo", "--fleet", "own.toml"]) == 2
+    assert "own.toml: members[0].device: there is no profile 'pixel_5'" in capsys.readouterr().err
+    assert main(["demo", "--fleet", "none.toml"]) == 2
+    assert "none.toml is not there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ def test_number_of_devices_bounds_those_that_see_the_broker_restarted() -> None:
     few, many = FULL.with_devices(7), FULL.with_devices(2000)
     assert (few.held.devices, few.recovery.devices) == (7, 7)
     assert (many.held.devices, many.recovery.devices) == (2000, 100)
+    assert (few.held.together, many.held.together) == (125, 250)  # never many processes
 
 
 @needs_mosquitto

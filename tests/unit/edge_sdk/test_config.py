@@ -12,6 +12,7 @@ from edge_sdk.config import (
     KEYS,
     ConfigError,
     DeviceConfig,
+    Emulated,
     default_name,
     load_config,
     write_default,
@@ -214,6 +215,7 @@ def test_defaults_that_the_file_shows_are_the_defaults(tmp_path: Path) -> None:
     no_default = {"ca", "certificate", "key", "username", "password_file"}
     no_default |= {"bulk_certificate", "bulk_key"}
     no_default |= {"max_gap", "board", "probe", "energy_wh_per_day", "quiet_hours"}
+    no_default |= {"fleet", "member"}
     text = path.read_text()
     for key in {key.rpartition(".")[2] for key in KEYS} - no_default:
         text = text.replace(f"# {key} = ", f"{key} = ")
@@ -224,6 +226,13 @@ def test_defaults_that_the_file_shows_are_the_defaults(tmp_path: Path) -> None:
     assert by_hand.state_dir == tmp_path / "tessera-state"
     default = load_config(path, environment={}, flags={"state_dir": str(by_hand.state_dir)})
     assert by_hand == default
+
+
+def test_emulated_device_is_named_by_fleet_and_member(tmp_path: Path) -> None:
+    emulate = load(tmp_path, 'task = "t"\n[emulate]\nfleet = "f.toml"\nmember = "pixel-4"').emulate
+    assert emulate == Emulated(fleet=tmp_path / "f.toml", member="pixel-4")
+    with pytest.raises(ConfigError, match=r"emulate\.member is missing"):
+        load(tmp_path, 'task = "t"\n[emulate]\nfleet = "f.toml"')
 
 
 def test_default_name_fits_into_a_topic() -> None:

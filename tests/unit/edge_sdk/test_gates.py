@@ -38,6 +38,10 @@ def reason(snapshot: Snapshot, minute: int = 0, **limits: Any) -> str | None:
             Battery(present=True, percent=29.8, charging=False),
             "battery 29.8 % < 30 % and not charging",
         ),
+        (
+            Battery(present=True, percent=29.996, charging=False),
+            "battery 29.996 % < 30 % and not charging",
+        ),
         (Battery(present=True, percent=5, charging=True), None),
         (Battery(present=True, percent=5), "battery 5 % < 30 % and not known to be charging"),
         (Battery(present=True, charging=False), "battery not known, not charging"),

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.profile.board import BoardError, find_board, write_board
-from edge_sdk.profile.fleet import Member, find_fleet, load_fleet
+from edge_sdk.profile.fleet import Fleet, Member, find_fleet, load_fleet
 
 TWO = """
+work = 900
+interval_s = 1800.5
+deadline_s = 300
+starts = "17:05"
+
 [[members]]
 device = "pixel_4"
 battery_percent = 33
@@ -26,14 +31,24 @@ name = "roof"
 """
 
 
-def load(folder: Path, text: str) -> tuple[Member, ...]:
+HOURS = """
+[[members]]
+device = "pixel_6"
+battery_percent = 24
+charging_hours = "22:30-06:00"
+network = "mobile"
+wifi_hours = "08:00-17:00"
+"""
+
+
+def load(folder: Path, text: str) -> Fleet:
     path = folder / "fleet.toml"
     path.write_text(text, encoding="utf-8")
     return load_fleet(path)
 
 
 def test_members_are_read_in_order(tmp_path: Path) -> None:
-    assert load(tmp_path, TWO) == (
+    assert load(tmp_path, TWO).members == (
         Member(
             name="pixel-4",
             board=find_board("pixel_4"),
@@ -46,6 +61,50 @@ def test_members_are_read_in_order(tmp_path: Path) -> None:
         ),
         Member(name="roof", board=find_board("jetson_nano")),
     )
+
+
+def test_scenario_is_read_and_has_defaults(tmp_path: Path) -> None:
+    fleet = load(tmp_path, TWO)
+    assert (fleet.work, fleet.interval_s, fleet.deadline_s) == (900, 1800.5, 300)
+    assert fleet.starts == 17 * 60 + 5
+    plain = load(tmp_path, '[[members]]\ndevice = "jetson_nano"')
+    assert plain == Fleet(members=(Member(name="jetson-nano", board=find_board("jetson_nano")),))
+    assert plain.work == 1
+
+
+def test_members_are_found_by_name(tmp_path: Path) -> None:
+    fleet = load(tmp_path, TWO)
+    assert fleet.find("roof") is fleet[1]
+    with pytest.raises(BoardError, match=r"has no member 'rof'; did you mean 'roof'\?"):
+        fleet.find("rof")
+
+
+@pytest.mark.parametrize(
+    ("time", "charges", "metered"),
+    [
+        ("22:29", False, True),
+        ("22:30", True, True),
+        ("00:00", True, True),
+        ("05:59", True, True),
+        ("06:00", False, True),
+        ("08:00", False, False),
+        ("16:59", False, False),
+        ("17:00", False, True),
+    ],
+)
+def test_hours_of_a_member_may_span_midnight(
+    tmp_path: Path, time: str, charges: bool, metered: bool
+) -> None:
+    (member,) = load(tmp_path, HOURS)
+    minute = 60 * int(time[:2]) + int(time[3:])
+    assert (member.charges_at(minute), member.metered_at(minute)) == (charges, metered)
+
+
+def test_member_without_hours_is_always_the_same(tmp_path: Path) -> None:
+    phone, board = load(tmp_path, TWO)
+    for minute in (0, 700, 1439):
+        assert (phone.charges_at(minute), phone.metered_at(minute)) == (True, True)
+        assert (board.charges_at(minute), board.metered_at(minute)) == (False, False)
 
 
 def test_only_mobile_networks_are_metered(tmp_path: Path) -> None:
@@ -83,6 +142,13 @@ def test_profile_beside_the_fleet_is_found(tmp_path: Path) -> None:
         ('"roof"', '"coordinator"', "members[1].name: 'coordinator' cannot name a device"),
         ('"roof"', '"pixel-4"', "members[1].name = 'pixel-4': another member has it"),
         ('"roof"', "5", "members[1].name = 5: must be a text in quotes"),
+        ("= 900", "= 0", "work = 0: must be from 0.001 to"),
+        ("= 900", '= "900"', "work = '900': must be a number"),
+        ("1800.5", "inf", "interval_s = inf: must be a number"),
+        ("= 300", "= 0.1", "deadline_s = 0.1: must be from 1 to"),
+        ("17:05", "25:05", "starts = '25:05': must be a time of the day, such as"),
+        ('"17:05"', "17", "starts = 17: must be a time of the day, such as"),
+        ("interval_s", "interval", "interval is not a known key; did you mean 'interval_s'?"),
         (TWO, "", "members: give at least one device"),
         (TWO, "members = 3", "members: give at least one device"),
         (TWO, "members = [3]", "members[0] = 3: must be a table"),
@@ -94,6 +160,23 @@ def test_mistake_is_named(tmp_path: Path, old: str, new: str, complaint: str) ->
     with pytest.raises(BoardError, match=re.escape(complaint)) as error:
         load(tmp_path, TWO.replace(old, new))
     assert str(error.value).startswith(f"{tmp_path}/fleet.toml: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("22:30-06:00", "22:30", "members[0].charging_hours = '22:30': write hours like"),
+        ("22:30-06:00", "22:30-26:00", "members[0].charging_hours = '22:30-26:00': a day has 24"),
+        ('"22:30-06:00"', "7", "members[0].charging_hours = 7: must be a text in quotes"),
+        ("24", "24\ncharging = true", "members[0].charging_hours: it always charges"),
+        ('"pixel_6"\nbattery_percent = 24', '"jetson_nano"', "charging_hours: jetson_nano has no"),
+        ('"mobile"', '"wifi"', "members[0].wifi_hours: for network = \"mobile\", not 'wifi'"),
+    ],
+)
+def test_mistake_of_hours_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert HOURS.count(old) == 1
+    with pytest.raises(BoardError, match=re.escape(complaint)):
+        load(tmp_path, HOURS.replace(old, new))
 
 
 def test_broken_profile_of_a_member_is_named_too(tmp_path: Path) -> None:
