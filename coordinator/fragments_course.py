@@ -19,6 +19,8 @@ from edge_sdk.protocol.transfer import Offer
 
 PUBLISHING_SHARE = 0.2
 """Of the time, at most, that goes into publishing versions."""
+MAX_EARLIER = 8
+"""Versions, the newest, that are held for devices that may be evaluating them."""
 SAVE_S = 5.0
 """How long a receipt waits for the checkpoint that has its movement."""
 
@@ -52,7 +54,8 @@ class FragmentsCourse:
         self._openings: dict[str, tuple[RoundOpen, Published]] = {}
         """Of each device, what it was last told, and the version that named."""
         self._earlier: dict[str, int] = {}
-        """Of each device, the version of its last movement: it may be evaluating that."""
+        """Of devices that are there, the version of their last movement: they may be evaluating it.
+        Of all versions, the newest `MAX_EARLIER`."""
         self._window: list[tuple[Bid, Arrival, int]] = []
         self._skips: dict[str, Bid] = {}
         self._saved = checkpoint.version
@@ -94,6 +97,8 @@ class FragmentsCourse:
     def handle(self, event: fragments.Event, now: float) -> list[Said]:
         """What is to be said after an event."""
         said: list[Said] = []
+        if isinstance(event, events.Left):
+            self._earlier.pop(event.device, None)
         if isinstance(event, Bid):
             if event.level is None:
                 self._skips[event.device] = event
@@ -171,7 +176,11 @@ class FragmentsCourse:
             case events.Send():
                 said.append(effect)
             case events.Keep(round, arrival):
-                parts.keep(round, arrival)
+                try:
+                    parts.keep(round, arrival)
+                except OSError:
+                    self._state = before  # it may come again
+                    raise
                 device = arrival.contribution.device
                 self._arrivals[device] = arrival
                 return [events.Kept(device, round)]
@@ -220,12 +229,18 @@ class FragmentsCourse:
             self._window.append((replace(bid, level=level), arrival, fetched))
         # What the device trained from is as old as its opening, which may be before its bid.
         parts.model.mix(self._config.rule, arrival, before.version - published.version)
-        self._earlier[device] = published.version
+        self._hold(device, published.version)
         self._changed.update(find_packs(plan).of_submodel(plan, plan.choose(arrival.groups)))
         self._unsaved.add((device, arrival.contribution.made))
         parts.outcomes[Outcome.COUNTED.value] += 1
         if self._state.version % self._config.min_devices == 0 or self._state.finished:
             self._report()
+
+    def _hold(self, device: str, version: int) -> None:
+        """Let a device evaluate the version that it trained from."""
+        self._earlier[device] = version
+        oldest = sorted(set(self._earlier.values()))[-MAX_EARLIER:][0]
+        self._earlier = {name: held for name, held in self._earlier.items() if held >= oldest}
 
     def _publish_if_due(self) -> None:
         parts, begun, last = self._parts, self._clock(), self._published

@@ -79,8 +79,11 @@ class Publisher:
 
     @property
     def drained(self) -> bool:
-        """Whether the link has taken all chunks."""
-        return not self._sending.waiting
+        """Whether the link has taken all that is for everybody.
+
+        What single devices asked for may wait: they must not hold up a round.
+        """
+        return not self._sending.waiting_for("")
 
     def publish_task(self, files: TaskFiles, task: str, run: str) -> None:
         """Publish plan, manifest, graphs, and the notice that names them."""

@@ -41,7 +41,7 @@ def on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) ->
         arrival = _checked(config, state, movement, past.expected.get(device))
     except Refused as refusal:
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
-    if _remembers(config, state):
+    if remembers(config, state):
         state = replace(state, keeping_late=state.keeping_late | {(device, round)})
         return _learned(state, arrival), [Keep(round, arrival)]
     return state, [receipt_of(device, round, Outcome.LATE, _is_closed(state, round))]
@@ -151,12 +151,27 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
     return state, [receipt_of(device, round, Outcome.COUNTED)]
 
 
+def unkept(state: RoundsState, device: str, round: int) -> RoundsState:
+    """What a device sent could not be stored: it may come again, and is waited for as before.
+
+    Its scale stays among what is usual: that it was fit to be learned from has not changed.
+    """
+    state = replace(state, keeping_late=state.keeping_late - {(device, round)})
+    if round != state.round:
+        return state
+    return replace(
+        state,
+        keeping=state.keeping - {device},
+        keeping_replays=state.keeping_replays - {device},
+    )
+
+
 def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
     past = state.past.get(round)
     state = replace(state, keeping_late=state.keeping_late - {(device, round)})
     if past is not None and device in past.outcomes:
         return state, [receipt_of(device, round, past.outcomes[device])]
-    takes = past is not None and device in past.expected and _remembers(config, state)
+    takes = past is not None and device in past.expected and remembers(config, state)
     if past is None or not takes:
         why = "the round closed, or the device withdrew, before the movement was stored"
         return state, [receipt_of(device, round, Outcome.LATE, why)]
@@ -169,7 +184,7 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
     return state, [receipt_of(device, round, Outcome.MEMORY, _is_closed(state, round))]
 
 
-def _remembers(config: RoundsConfig, state: RoundsState) -> bool:
+def remembers(config: RoundsConfig, state: RoundsState) -> bool:
     """Whether a movement that came too late still has a use: a commit that takes it is to come."""
     last = state.round - state.void >= config.rounds
     over = state.phase is Phase.FINISHED or (last and state.phase is Phase.CLOSING)

@@ -48,7 +48,7 @@ class RoundsConfig(RunConfig):
     target_accuracy: float | None = None
     """Stop when the model is this good; None: go on."""
     patience: int | None = None
-    """Stop after this many rounds without a better model; None: go on."""
+    """Stop after this many rounds without a better model, void ones aside; None: go on."""
     away_s: float = 10.0
     """How long devices that left are waited for when nobody else owes a movement."""
 
@@ -143,7 +143,7 @@ class RoundsState:
     void: int = 0
     """Rounds that had too few offers."""
     best: tuple[float, int] = (-math.inf, 0)
-    """The best accuracy so far, and after which round."""
+    """The best accuracy so far, and after how many rounds, void ones not among them."""
     selected: frozenset[str] = frozenset()
     """Devices that were asked to take part in the present round."""
     bids: Mapping[str, Bid] = field(default_factory=dict)

@@ -9,6 +9,8 @@
                                              CLOSING   Commit, if nothing is awaited
                                              BIDDING   Broadcast(RoundOpen) of the next round, if
                                                        at the deadline too few offered: it is void
+                                             BIDDING   –, if too few offered and nobody is there:
+                                                       the round stays open for whoever comes
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -143,6 +145,8 @@ def recount(
     config: RoundsConfig, state: RoundsState, sent: Movement | Replay
 ) -> tuple[RoundsState, Keep | None]:
     """Count again what was kept before the process ended; None: it is of no use any more."""
+    # It was screened when it came; what was usual then is not known any more.
+    config = replace(config, rms_limit=None)
     if isinstance(sent, Replay):
         after, effects = on_replay(config, state, sent)
     else:
@@ -194,7 +198,8 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     if state.phase is Phase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
     if state.phase is Phase.BIDDING and not known:
-        state = replace(state, selected=state.selected | {device})
+        deadline = now + config.bid_s if state.deadline is None else state.deadline
+        state = replace(state, selected=state.selected | {device}, deadline=deadline)
         return state, [Send(device, opening_of(config, state))]
     return state, []
 
@@ -253,6 +258,8 @@ def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) ->
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
+    if len(offers) < config.min_participants and not state.present:
+        return replace(state, deadline=None), []  # a new round would find nobody either
     if len(offers) < config.min_participants:
         return _open(config, replace(state, void=state.void + 1), now)
     offers, passed_over = _pick(config, state.round, offers)
@@ -365,7 +372,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
 def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:
     accuracy, best = event.accuracy, state.best
     if accuracy is not None and accuracy > best[0]:
-        best = (accuracy, event.round)
+        best = (accuracy, event.round - state.void)
     state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
     closed = Broadcast(RoundClosed(round=event.round))
     if _is_over(config, state, accuracy):
@@ -375,12 +382,13 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
 
 
 def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -> bool:
-    if state.round - state.void >= config.rounds:
+    committed = state.round - state.void
+    if committed >= config.rounds:
         return True
     if accuracy is None:
         return False
     reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
-    stuck = config.patience is not None and state.round - state.best[1] >= config.patience
+    stuck = config.patience is not None and committed - state.best[1] >= config.patience
     return reached or stuck
 
 

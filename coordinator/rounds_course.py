@@ -12,13 +12,21 @@ from coordinator import events, rounds
 from coordinator.arrivals import Arrival
 from coordinator.close import close_round
 from coordinator.courses import Parts, Said, is_news, receipt_for
-from coordinator.journal import Journal
+from coordinator.journal import Journal, terms_of
 from coordinator.memory import Memory
 from coordinator.publishing import stamp
+from coordinator.round_arrivals import remembers, unkept
 from coordinator.round_report import report_round
 from coordinator.rounds import OpenRound, Phase, RoundsConfig, RoundsState
 from coordinator.runs import Checkpoint, Run, RunError
-from edge_sdk.protocol.messages import Assignment, Outcome, Receipt, RoundOpen
+from edge_sdk.protocol.messages import (
+    Assignment,
+    Movement,
+    Outcome,
+    Receipt,
+    Replay,
+    RoundOpen,
+)
 from edge_sdk.protocol.transfer import Offer
 
 log = logging.getLogger(__name__)
@@ -40,7 +48,8 @@ def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Check
 class RoundsCourse:
     """A run in rounds. A commit is over when its model is published: then `proceed`.
 
-    A round that was open when an earlier process ended is gone on with.
+    A round that was open when an earlier process ended is gone on with, by the same terms; with
+    others, `RunError` is raised.
     """
 
     def __init__(
@@ -72,28 +81,54 @@ class RoundsCourse:
             self._state = replace(self._state, phase=Phase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
+        interrupted = self._interrupted(checkpoint)
         self._published = parts.publish()
         self._started = time.perf_counter()
-        self._resumed = self._reopening = self._resume(checkpoint, now)
+        self._resumed = self._reopening = interrupted is not None
+        self._resume(interrupted, now)
         self._journalled = self._state.assigned
         """What `round.json` has."""
 
-    def _resume(self, checkpoint: Checkpoint, now: float) -> bool:
-        """Go on with the round that was open, if there was one with assignments."""
-        opened, state = self._journal.read(), self._state
-        current = opened is not None and opened.round == state.round > checkpoint.round
-        if opened is None or not current or self.finished:
+    def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
+        """The round to go on with; None: none had assignments. Raises `RunError`."""
+        opened = self._journal.read()
+        current = opened is not None and opened.round == self._state.round > checkpoint.round
+        if not current or self.finished:
+            return None
+        try:
+            self._journal.check_terms(terms_of(self._config))
+        except RunError:
+            self.kill()
+            raise
+        return opened
+
+    def _resume(self, opened: OpenRound | None, now: float) -> None:
+        """Go on with the round that was open, and with what was kept."""
+        state = self._state
+        if opened is None:
             self._journal.clear()
-            self._parts.receiving.clear_kept()
-            return False
-        # It is no void round: it is not over.
-        state = rounds.resume(self._config, replace(state, void=state.void - 1), opened, now)
+        else:
+            # It is no void round: it is not over.
+            state = replace(state, void=state.void - 1)
+            state = rounds.resume(self._config, state, opened, now)
         for sent in self._parts.receiving.kept():
+            before = state
             state, keep = rounds.recount(self._config, state, sent)
             if keep is not None:
                 device = keep.arrival.contribution.device
                 self._arrivals[device, keep.round] = keep.arrival
+            elif not _is_done_with(before, sent):
+                movement = sent.movement if isinstance(sent, Replay) else sent
+                log.error(
+                    "the movement of %r of round %d had a receipt, but is of no use any more",
+                    movement.device,
+                    movement.round,
+                )
         self._state = state
+        if opened is None:
+            if not self._arrivals:
+                self._parts.receiving.clear_kept()  # else at the next commit
+            return
         log.info(
             "round %d goes on: %d of %d movements are here",
             state.round,
@@ -101,7 +136,6 @@ class RoundsCourse:
             len(state.assigned),
             extra={"facts": {"event": "resumed", "round": state.round}},
         )
-        return True
 
     @property
     def resumed(self) -> bool:
@@ -153,29 +187,41 @@ class RoundsCourse:
         state = self._state
         assigned = state.phase in (Phase.TRAINING, Phase.CLOSING)
         if assigned and state.assigned is not self._journalled:
-            self._journal.write(OpenRound(state.round, state.selected, state.bids, state.assigned))
+            opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
+            self._journal.write(opened, terms_of(self._config))
             self._journalled = state.assigned
 
     def settled(self, offer: Offer) -> Receipt | None:
-        """The receipt for something that need not be sent: its outcome is known."""
+        """The receipt for something that need not be sent: its outcome is known.
+
+        It is what the machine would say of it once all its bytes are here.
+        """
         state, device, round = self._state, offer.device, offer.round
+        if (wanted := offer.answers or round) > state.round:
+            future = f"round {wanted} has not begun; this is round {state.round}"
+            return receipt_for(offer, Outcome.REJECTED, future)
+        collects = state.phase in (Phase.BIDDING, Phase.TRAINING)
         if offer.answers is not None:
             if offer.answers == state.round and device in state.replayed:
                 return receipt_for(offer, Outcome.COUNTED)
-            if offer.answers >= state.round:
+            if offer.answers == state.round and collects:
                 return None
             return receipt_for(offer, Outcome.LATE, f"round {offer.answers} is closed")
+        unasked = receipt_for(offer, Outcome.REJECTED, f"it has no assignment of round {round}")
+        if round == state.round and collects:
+            if device in state.counted:
+                return receipt_for(offer, Outcome.COUNTED)
+            return None if device in state.assigned else unasked
         past = state.past.get(round)
-        if past is not None and device in past.outcomes:
+        if past is None:
+            gone = f"round {round} is long gone, or was interrupted"
+            return receipt_for(offer, Outcome.LATE, gone)
+        if device in past.outcomes:
             return receipt_for(offer, past.outcomes[device])
-        if round == state.round and device in state.counted:
-            return receipt_for(offer, Outcome.COUNTED)
-        if round == state.round and state.phase is Phase.TRAINING and device not in state.assigned:
-            return receipt_for(offer, Outcome.REJECTED, f"it has no assignment of round {round}")
-        if past is None and round < state.round:
-            return receipt_for(
-                offer, Outcome.LATE, f"round {round} is long gone, or was interrupted"
-            )
+        if device not in past.expected:
+            return unasked
+        if not remembers(self._config, state):
+            return receipt_for(offer, Outcome.LATE, f"round {round} is closed")
         return None
 
     def say_again(self, device: str | None = None) -> list[Said]:
@@ -214,8 +260,12 @@ class RoundsCourse:
             case events.Broadcast() | events.Send():
                 said.append(effect)
             case events.Keep(round, arrival):
-                self._parts.keep(round, arrival)
                 device = arrival.contribution.device
+                try:
+                    self._parts.keep(round, arrival)
+                except OSError:
+                    self._state = unkept(self._state, device, round)
+                    raise
                 self._arrivals[device, round] = arrival
                 return [events.Kept(device, round)]
             case rounds.Commit():
@@ -257,7 +307,7 @@ class RoundsCourse:
         self._norms = model.norms
         self._committed += 1
         better = accuracy is not None and accuracy > state.best[0]
-        best = (accuracy or 0.0, commit.round) if better else state.best
+        best = (accuracy or 0.0, self._committed) if better else state.best
         parts.run.save(
             Checkpoint(
                 round=commit.round,
@@ -282,13 +332,23 @@ class RoundsCourse:
         self._due = rounds.Committed(commit.round, self._norms, accuracy)
 
 
+def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
+    """Whether something that was kept is in the model or in memory, or was for a void round."""
+    if isinstance(sent, Replay):
+        return sent.round < state.round or state.phase is not Phase.TRAINING
+    past = state.past.get(sent.round)
+    if past is None:
+        return sent.round < min(state.past, default=0)
+    return sent.device in past.outcomes
+
+
 def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
     """Whether a run had come to its end when it was last stopped."""
-    accuracy, round = checkpoint.best
+    accuracy, committed = checkpoint.best
     reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
     stuck = (
         config.patience is not None
         and np.isfinite(accuracy)
-        and checkpoint.round - round >= config.patience
+        and checkpoint.committed - committed >= config.patience
     )
     return checkpoint.committed >= config.rounds or reached or bool(stuck)

@@ -17,8 +17,8 @@ Rules:
 - A round's checkpoint comes before its memory: if a crash leaves memory behind, the round is
   closed once more from the checkpoint before, to the same bits.
 - Files appear whole or not at all: written beside their place, synced, renamed.
-- Going back removes the later checkpoints, the open round and the memory, whose entries were made
-  by later models; round numbers still go forward.
+- Going back removes the open round and the memory, whose entries were made by later models, and
+  then the later checkpoints, newest first; round numbers still go forward.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
 ROUND = "round.json"
 
 _BUFFER = "buffer/"
+_STATE = "state"
 
 
 class RunError(CoordinatorError):
@@ -219,12 +220,15 @@ class Run:
             known = ", ".join(map(str, rounds))
             raise ConfigError(f"there is no checkpoint of round {to_round}; there are {known}")
         _decode(_checkpoint_path(self.folder, to_round), self.plan)
-        for number in reversed([each for each in rounds if each > to_round]):
-            _checkpoint_path(self.folder, number).unlink()
+        # First what belongs to the newest model: with an older one it would do harm.
         (self.folder / ROUND).unlink(missing_ok=True)
-        for name in (MEMORY, MOVEMENTS):
+        for name in (MOVEMENTS, MEMORY):
             if (self.folder / name).is_dir():
                 shutil.rmtree(self.folder / name)
+        sync_folder(self.folder)
+        for number in reversed([each for each in rounds if each > to_round]):
+            _checkpoint_path(self.folder, number).unlink()
+        sync_folder(self.folder / CHECKPOINTS)
         self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
 
     # -- history ----------------------------------------------------------------------------
@@ -300,8 +304,9 @@ def _encode(checkpoint: Checkpoint) -> bytes:
             for round, past in checkpoint.past.items()
         },
     }
-    contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    encoded: bytes = save(contiguous, metadata={"state": json.dumps(state)})
+    # An array, not the file's metadata: that may not have more than 100 MB.
+    arrays[_STATE] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    encoded: bytes = save({name: np.asarray(each, order="C") for name, each in arrays.items()})
     return encoded
 
 
@@ -310,8 +315,8 @@ def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
 
     try:
         with safe_open(path, framework="np") as file:
-            state = json.loads(file.metadata()["state"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = json.loads(arrays[_STATE].tobytes())
         checkpoint = _build(state, arrays)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
         raise RunError(

@@ -71,7 +71,7 @@ class Sending:
         self._asked[asked_by] += 1
 
     def waiting_for(self, device: str) -> int:
-        """Chunks that wait because this device asked for them."""
+        """Chunks that wait because this device asked for them; "": those that nobody asked for."""
         return self._asked[device]
 
     def pump(self) -> None:

@@ -46,7 +46,14 @@ from coordinator.runs import (
 from coordinator.sending import Sending
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages import Bid, Outcome, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages import (
+    MAX_REASON_CHARACTERS,
+    Bid,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
 from edge_sdk.protocol.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.transfer import Credit, Evaluation, Offer, Presence, Want
 from edge_sdk.protocol.wire import ControlMessage, decode_received, encode_message
@@ -426,7 +433,10 @@ class Service:
             receipt = _receipt_in(said, device, round)
         except MessageError as error:
             receipt = Receipt(
-                device=device, round=round, outcome=Outcome.REJECTED, reason=str(error)
+                device=device,
+                round=round,
+                outcome=Outcome.REJECTED,
+                reason=str(error)[:MAX_REASON_CHARACTERS],
             )
             said = [events.Send(device, receipt)]
             self._parts.note(receipt)

@@ -145,7 +145,7 @@ class DeviceApp:
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case Decide(opened):
-                return Decided(opened.round, self._decide(opened), self._facts)
+                return Decided(opened.round, self._answer(opened), self._facts)
             case Fetch(_, assignment):
                 round = assignment.round
                 log.info("round %d: assigned", round, extra=fact("assigned", round=round))
@@ -232,6 +232,16 @@ class DeviceApp:
             return False
         return True
 
+    def _answer(self, opened: RoundOpen) -> Decision:
+        """The decision; the same when a round is heard of again. What fails is a skip."""
+        if (before := self._observer.recalled(opened)) is not None:
+            return before
+        try:
+            return self._decide(opened)
+        except TesseraError as error:
+            log.warning("%s: %s", self.name, error, extra=fact("failed", round=opened.round))
+            return Decision(None, f"skip: {error}"[:MAX_REASON_CHARACTERS], "failed")
+
     def _decide(self, opened: RoundOpen) -> Decision:
         if self.unfit is not None:
             return Decision(None, self.unfit, "data")
@@ -248,7 +258,7 @@ class DeviceApp:
             round=opened.round,
             seed=self._seed,
         )
-        self._observer.decided(decision)
+        self._observer.decided(opened, decision)
         return decision
 
     def _attempt(self, round: int, work: Callable[[], Event]) -> Event:

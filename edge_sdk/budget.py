@@ -42,7 +42,7 @@ class History:
     def heard(self, now_s: float) -> History:
         """A round opens now. A clock that went back begins nothing anew: joules stay spent."""
         start, spent = self.day_from_s, self.spent_j
-        if start is None:
+        if start is None or now_s < start:
             start = now_s
         elif now_s - start >= DAY_S:
             start, spent = start + DAY_S * math.floor((now_s - start) / DAY_S), 0.0
@@ -87,10 +87,12 @@ class Allowance:
         0 when they are more than is left today, with a margin for what a prediction can be off.
         """
         left = self.left_j(history)
-        if math.isinf(left) or joules <= 0:
+        if math.isinf(left):
             return 1.0
-        if MARGIN * joules > left:
+        if left <= 0 or MARGIN * joules > left:
             return 0.0
+        if joules <= 0:
+            return 1.0
         return min(1.0, left / history.rounds_left(in_run) / (MARGIN * joules))
 
 

@@ -121,8 +121,8 @@ def _add_explain(commands: Any) -> None:
         description=(
             "Prints what is seen of this machine (battery, memory, heat, power, network), which "
             "gates are open, what each level would cost, the decision, and what the next level up "
-            "is short of. Changes nothing and connects to nothing. Costs are known once the device "
-            "has taken part in the task; they may be measured first, which takes a few seconds."
+            "is short of. Connects to nothing. Costs are known once the device has taken part in "
+            "the task; they may be measured first, which takes a few seconds, and are kept."
         ),
         epilog="example: tessera-device explain --config device.toml",
     )

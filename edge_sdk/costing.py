@@ -64,13 +64,16 @@ class Costing:
         self._samples = samples
         self._memory_share = memory_share
         self._clock = clock
-        self._start_bytes = resident_bytes()
+        self._held_bytes = 0
+        """By which trainings have made this process larger."""
+        self._failed_at: float | None = None
+        """Bytes there were for a calibration that failed."""
         self._machine = this_machine(
             backend.plan, probe.snapshot(), providers=providers, threads=threads
         )
         kept = None if path is None else load(path)
         why = why_calibrate(kept, self._machine)
-        self._model: CostModel | None
+        self._model: CostModel | None = None
         if kept is None or why is not None:
             self._measure(why or "nothing was measured yet", Learned())
         else:
@@ -81,10 +84,13 @@ class Costing:
         if self._model is not None and self._model.learned.is_off:
             learned = self._model.learned
             self._measure(f"predictions are off by {learned.off:.0%}", learned.recalibrated())
+        elif self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
+            self._measure("there is more memory than when it failed", Learned())
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
-        held = max(0, resident_bytes() - self._start_bytes)
-        return self._model.predict(levels, opened, samples=self._samples, held_bytes=held)
+        return self._model.predict(
+            levels, opened, samples=self._samples, held_bytes=self._held_bytes
+        )
 
     def metered(self, opened: RoundOpen, level: float) -> Meter:
         """See `Costs`."""
@@ -92,25 +98,31 @@ class Costing:
 
     def _measure(self, why: str, learned: Learned) -> None:
         log.info("what levels cost is measured: %s", why, extra=fact("calibrating"))
-        available = self._probe.snapshot().memory.available_bytes
-        room = None if available is None else self._memory_share * available
+        room, before = self._room(), resident_bytes()
         try:
             calibration = calibrate(
                 self._backend,
                 self._manifest,
                 levels=self._levels,
-                room_bytes=room,
-                held_bytes=max(0, resident_bytes() - self._start_bytes),
+                room_bytes=None if math.isinf(room) else room,
+                held_bytes=self._held_bytes,
                 watts=probed_watts(self._probe),
                 clock=self._clock,
             )
         except TrainingError as error:
             log.warning("what levels cost is not known: %s", error, extra=fact("calibrating"))
-            self._model = None
+            self._failed_at = room
             return
+        finally:
+            self._held_bytes += max(0, resident_bytes() - before)
         kept = Kept(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
         self._keep()
+
+    def _room(self) -> float:
+        """Bytes that a calibration may take; infinite: not known."""
+        available = self._probe.snapshot().memory.available_bytes
+        return math.inf if available is None else self._memory_share * available
 
     def _made(self, kept: Kept) -> CostModel:
         return CostModel(
@@ -170,12 +182,14 @@ class Meter:
 
     def __enter__(self) -> Meter:
         self._started = self._costing._clock()
+        self._before_bytes = resident_bytes()
         self.measured.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.measured.__exit__(*error)
         self.seconds = self._costing._clock() - self._started
+        self._costing._held_bytes += max(0, resident_bytes() - self._before_bytes)
         self._costing._trained(self, complete=error[0] is None)
 
     @property

@@ -29,6 +29,8 @@ from edge_sdk.stores import write_whole
 
 log = logging.getLogger(__name__)
 
+SETTLE_S = 6.0
+"""For sensors that are asked by a command, such as a phone's battery, when a round opens."""
 LOOK_S = 1.0
 """Between two looks at the gates during training, at least."""
 
@@ -90,6 +92,7 @@ class Observer:
         self._history = History() if history is None else load_history(history)
         self._looked_s = -LOOK_S
         self._closed: Gate | None = None
+        self._last: tuple[str, int, Decision] | None = None
 
     @property
     def history(self) -> History:
@@ -99,6 +102,10 @@ class Observer:
     def look(self, opened: RoundOpen) -> Sight:
         """All there is to know when a round opens."""
         levels = tuple(sorted({1.0, *self._policy.offered_levels()}, reverse=True))
+        settle = getattr(self._probe, "settle", None)
+        if settle is not None:  # what slow sensors said last may be of the round before
+            self._snapshot()
+            settle(min(SETTLE_S, opened.bid_s / 2))
         return Sight(
             snapshot=self._snapshot(),
             costs=() if self._costs is None else self._costs.predict(levels, opened),
@@ -109,23 +116,33 @@ class Observer:
             minute=self._minute(),
         )
 
-    def decided(self, decision: Decision) -> None:
-        """Remember what a decision changes."""
+    def decided(self, opened: RoundOpen, decision: Decision) -> None:
+        """Remember a decision, and what it changes."""
+        self._last = (opened.run, opened.round, decision)
         self._remember(decision.history)
+
+    def recalled(self, opened: RoundOpen) -> Decision | None:
+        """What was decided when this round was heard of before; None: it is new.
+
+        A coordinator that was started again asks again, and is given the same answer.
+        """
+        if self._last is None or self._last[:2] != (opened.run, opened.round):
+            return None
+        return self._last[2]
 
     @contextmanager
     def training(self, opened: RoundOpen, level: float) -> Iterator[None]:
         """Measure what is trained in the block, and book its energy, whatever comes of it."""
-        self._looked_s, self._closed = self._clock(), None
+        self._looked_s, self._closed = self._clock() - LOOK_S, None
         if self._costs is None:
             yield
             return
-        meter = self._costs.metered(opened, level)
+        meter, drained = self._costs.metered(opened, level), self._is_on_battery()
         try:
             with meter:
                 yield
         finally:
-            if meter.joules is not None and self._is_on_battery():
+            if meter.joules is not None and (drained or self._is_on_battery()):
                 self._remember(self._history.spent(meter.joules))
 
     def closed_gate(self) -> Gate | None:

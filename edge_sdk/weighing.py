@@ -37,6 +37,11 @@ class BoardProbe:
         """See `Probe`."""
         return self._probe.snapshot().filled_from(self._known)
 
+    def settle(self, timeout_s: float) -> bool:
+        """See `LocalProbe`."""
+        settle = getattr(self._probe, "settle", None)
+        return settle is None or bool(settle(timeout_s))
+
 
 def find_board(config: DeviceConfig) -> Board | None:
     """The board that the settings name. Raises `ConfigError`."""
@@ -59,9 +64,13 @@ def make_probe(config: DeviceConfig) -> Probe:
     if config.probe is not None and config.probe not in get_args(ProbeName):
         known = ", ".join(get_args(ProbeName))
         raise ConfigError(f"probe = {config.probe!r}: must be one of {known}")
-    local = choose_probe(name=cast("ProbeName | None", config.probe))
+    return with_board(config, choose_probe(name=cast("ProbeName | None", config.probe)))
+
+
+def with_board(config: DeviceConfig, probe: Probe) -> Probe:
+    """The probe, with what the board's profile knows besides. Raises `ConfigError`."""
     board = find_board(config)
-    return local if board is None else BoardProbe(local, board)
+    return probe if board is None else BoardProbe(probe, board)
 
 
 def make_emulation(config: DeviceConfig, folder: Path) -> Emulation | None:
@@ -133,6 +142,6 @@ def make_observer(
         costs = make_costing(config, probe, backend, manifest, folder, samples, emulation)
         clock, wall = emulation.clock, emulation.wall
         return Observer(config.policy, probe, costs, history=history, clock=clock, wall=wall)
-    probe = make_probe(config) if probe is None else probe
+    probe = make_probe(config) if probe is None else with_board(config, probe)
     costs = make_costing(config, probe, backend, manifest, folder, samples)
     return Observer(config.policy, probe, costs, history=history)

@@ -254,6 +254,7 @@ class ProcessDemo:
                     "round",
                     {
                         "min_devices": devices,
+                        "min_participants": 0,  # a round in which all skip counts
                         "bid_s": BID_S,
                         "train_s": self.fleet.deadline_s,
                     },

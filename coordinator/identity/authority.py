@@ -81,6 +81,8 @@ def coordinator_name(text: str) -> str:
 
 def device_name(text: str) -> str:
     """The name of a device. Raises IdentityError for one that devices may not have."""
+    if text == "ca":
+        raise IdentityError("a device cannot be called ca: its bundle has the authority's ca.pem")
     try:
         return check_device(text)
     except MessageError as error:

@@ -378,8 +378,10 @@ class CostModel:
 
     def watts(self) -> tuple[float | None, EnergySource]:
         """What training draws above idle, and who says so; None: nobody knows."""
+        # A sensor that is too slow for the difference says that training is free.
+        least = 0.05 * (self.calibration.idle_w or 0.0)
         for watts in (self.learned.net_w, self.calibration.net_w):
-            if watts is not None:
+            if watts is not None and watts > least:
                 return watts, "measured"
         return self.known.net_w, "unknown" if self.known.net_w is None else "profile"
 

@@ -105,7 +105,7 @@ def _read_specs(value: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
     try:
         specs = [_read_spec(*entry) for entry in value]
     except (TypeError, ValueError) as error:
-        raise MessageError(f"the statistics of a movement are wrong: {error}") from error
+        raise MessageError(f"the statistics of a movement are wrong: {str(error)[:200]}") from error
     if len({name for name, _, _ in specs}) != len(specs):
         raise MessageError("a movement has two statistics of one name")
     return specs

@@ -10,7 +10,6 @@ Complaint                        why the coordinator drops what a device sends
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from edge_sdk.protocol.chunks import (
     chunk_count,
 )
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages import MAX_SAMPLES
 
 UPLOAD_BYTES = 16
 """Of an upload's id."""
@@ -32,6 +32,8 @@ MAX_RANGES = 64
 MAX_WINDOW = 1024
 """Chunks that a `Credit` may ask for at a time."""
 MAX_WANTED = 64
+MAX_LOSS = 1e9
+"""Of an evaluation; what is summed over a fleet must stay finite."""
 """Chunks of one `Want`."""
 
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -193,10 +195,10 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         check_run(self.run)
-        if self.round < 1 or self.samples < 1:
+        if self.round < 1 or not 1 <= self.samples <= MAX_SAMPLES:
             raise MessageError(f"an evaluation of {self.samples} samples in round {self.round}")
-        if not math.isfinite(self.loss):
-            raise MessageError(f"the loss of an evaluation must be finite, not {self.loss!r}")
+        if not abs(self.loss) <= MAX_LOSS:  # nan is not either
+            raise MessageError(f"a loss is at most {MAX_LOSS:g}, not {self.loss!r}")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
             raise MessageError(f"an accuracy is a share in [0, 1], not {self.accuracy!r}")
 

@@ -222,7 +222,7 @@ class UploadLimits:
     max_open_bytes: int = 2**32
     """Of all uploads that are not complete; further ones wait. A single one always fits."""
     idle_s: float = 600.0
-    """An upload of which nothing was heard for so long is dropped; it may be offered again."""
+    """An upload of which no new chunk came for so long is dropped; it may be offered again."""
     window: int = WINDOW
     """Chunks of one upload that may be on their way."""
     max_flight_bytes: int = 2**26
@@ -255,6 +255,7 @@ class _Incoming:
     space: Space
     there: bytearray
     heard_s: float
+    """When it was first offered, or a new chunk came: offers alone hold no room."""
     arrived: int = 0
     lowest: int = 0
     """No chunk below is missing."""
@@ -358,7 +359,6 @@ class Uploads:
             space = self._allocate(offer.size)
             incoming = _Incoming(offer, space, bytearray(offer.chunk_count), now)
             sender.open[offer.upload] = incoming
-        incoming.heard_s = now
         return self._credit(incoming)
 
     def received(self, device: str, payload: bytes, now: float) -> Progress:
@@ -372,10 +372,9 @@ class Uploads:
         incoming = None if sender is None else sender.open.get(upload)
         if sender is None or incoming is None:
             return Progress(new=False)
-        new = incoming.put(index, data)
-        incoming.heard_s = now
-        if not new:
+        if not incoming.put(index, data):
             return Progress(new=False)
+        incoming.heard_s = now
         incoming.since_credit += 1
         if incoming.arrived < len(incoming.there):
             due = incoming.since_credit >= min(CREDIT_EVERY, incoming.window)
@@ -393,7 +392,7 @@ class Uploads:
             sender.ended.pop(upload, None)
 
     def drop_idle(self, now: float) -> list[Offer]:
-        """Drop uploads of which nothing was heard for long; they are returned."""
+        """Drop uploads of which no new chunk came for long; they are returned."""
         idle = [
             incoming.offer
             for sender in self._senders.values()

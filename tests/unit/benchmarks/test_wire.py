@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -262,10 +263,13 @@ def test_process_is_read_as_psutil_reads_it() -> None:
     times = own.cpu_times()
     assert 0 < spent <= times.user + times.system + 0.02
     before = processes.anonymous_bytes(own.pid)
-    held = bytearray(b"x" * 50_000_000)
+    # New pages, whatever this process freed before.
+    held = mmap.mmap(-1, 50_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for page in range(0, len(held), 4096):
+        held[page] = 1
     assert processes.anonymous_bytes(own.pid) - before > 40_000_000
     assert processes.peak_resident_bytes(own.pid) >= own.memory_info().rss - 2**20
-    del held
+    held.close()
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     with pytest.raises(FigureError, match="has ended while it was measured"):

@@ -140,6 +140,17 @@ def test_all_is_said_again(tmp_path: Path) -> None:
     store.close()
 
 
+def test_device_that_wants_chunks_does_not_hold_up_a_round(tmp_path: Path) -> None:
+    link = FullLink(room=10_000)
+    made, sending, store = publisher(tmp_path, link)
+    publish(made, 0, 0.0)
+    link.room = 0
+    made.answer(Want(device="a", chunks=tuple(store)[:3]))
+    assert sending.waiting == 3
+    assert made.drained
+    store.close()
+
+
 def test_want_of_what_is_gone_is_not_answered(tmp_path: Path) -> None:
     link = FullLink(room=10_000)
     made, _, store = publisher(tmp_path, link)

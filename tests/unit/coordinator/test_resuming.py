@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ from coordinator.round_state import OpenRound
 from coordinator.rounds import Phase, RoundsConfig
 from coordinator.rules import RULES
 from coordinator.runs import MOVEMENTS, ROUND, Run, RunError, read_history
-from edge_sdk.protocol.messages import Bid, RoundClosed, RoundOpen
+from edge_sdk.protocol.encoding import Encoding
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.messages import Bid, Outcome, RoundClosed, RoundOpen
+from edge_sdk.protocol.movement_codec import encode_movement
 from tests.unit.coordinator.service_world import TOPICS, ScriptedDevice, World, rounds_config
 
 RULE_NAMES = ["ra-fed", "ram-fed", "ccfl-2"]
@@ -209,6 +214,118 @@ def test_late_movement_for_memory_outlives_the_process(tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def test_late_movement_for_memory_outlives_a_round_without_assignments(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    digests = []
+    for crashes in (False, True):
+        world = World(tmp_path / str(crashes), config_of("ram-fed", min_participants=2))
+        world.add("fast")
+        slow = world.add(
+            "slow", value=0.4, sends=False, level=lambda number: None if number == 2 else 1.0
+        )
+        world.settle()
+        world.wait(101)
+        slow.offer(slow.movements[1])
+        world.settle()
+        assert slow.receipts == [(1, "memory")]
+        assert (world.state.round, world.state.phase) == (2, Phase.BIDDING)
+        for _ in range(2 if crashes else 0):
+            world.crash()
+            world.start()
+            assert not world.service.course.resumed
+            assert world.state.late == {("slow", 1)}
+        world.wait(11)  # round 2 has too few offers
+        assert world.state.round == 3
+        world.wait(101)
+        assert world.state.past[1].outcomes["slow"] is Outcome.MEMORY
+        assert world.state.late == frozenset()
+        world.wait(101)
+        assert world.service.finished
+        digests.append(world.service.model.digest)
+        world.stop()
+        assert os.listdir(tmp_path / str(crashes) / MOVEMENTS) == []
+    assert digests[0] == digests[1]
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+def test_movement_with_a_receipt_is_not_screened_again(tmp_path: Path) -> None:
+    """The large one came when nothing was usual yet; by name, it would come last."""
+    digests = []
+    for crashes in (False, True):
+        world = World(
+            tmp_path / str(crashes), rounds_config(rounds=1, min_devices=7, rms_limit=5.0)
+        )
+        large = world.add("z", value=10.0)
+        small = [world.add(name, value=0.1, sends=False) for name in "abcde"]
+        world.add("mute", sends=False)
+        world.settle()
+        for device in small:
+            device.offer(device.movements[1])
+        world.settle()
+        assert large.receipts == [(1, "counted")]
+        assert world.state.counted == set("abcdez")
+        if crashes:
+            world.crash()
+            world.start()
+            assert world.state.counted == set("abcdez")
+            world.settle()
+        world.wait(101)
+        assert world.service.finished
+        digests.append(world.service.model.digest)
+        world.stop()
+    assert digests[0] == digests[1]
+
+
+def test_kept_movement_that_is_of_no_use_any_more_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path / "run", config_of("ra-fed", min_devices=4))
+    a, *_ = add_devices(world)
+    world.settle()
+    world.crash()
+    other = encode_movement(replace(a.movements[1], learning_rate=0.2))
+    (tmp_path / "run" / MOVEMENTS / "00000001-a").write_bytes(other)
+    world.start()
+    assert world.state.counted == {"b"}
+    (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert "movement of 'a' of round 1" in record.getMessage()
+    world.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"local_rule": LocalRule(learning_rate=0.2)}, "learning_rate 0.1, the settings say 0.2"),
+        ({"steps": 3}, "steps 1, the settings say 3"),
+        ({"batch_size": 8}, "batch_size 4, the settings say 8"),
+        ({"encoding": Encoding(kind="fp16")}, "up fp32, the settings say fp16"),
+    ],
+)
+def test_settings_that_changed_while_a_round_is_open_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = config_of("ram-fed", min_devices=4)
+    world = World(tmp_path / "run", config)
+    add_devices(world)
+    world.settle()
+    world.crash()
+    world.machine = replace(config, **changes)
+    with pytest.raises(RunError, match=f"^round 1 is open with {message}; put it back until"):
+        world.start()
+    world.run.close()
+    world.machine = config
+    world.start()
+    assert world.state.counted == {"a", "b"}
+    world.crash()
+    with Run(tmp_path / "run") as run:
+        run.rollback(0)
+    world.machine = replace(config, **changes)
+    world.start()
+    assert not world.service.course.resumed
+    world.stop()
+
+
 def test_replay_that_was_counted_outlives_the_process(tmp_path: Path) -> None:
     digests = []
     for crashes in (False, True):
@@ -249,7 +366,11 @@ class Crash(Exception):
     + [(rule, "memory") for rule in RULE_NAMES[1:]],
 )
 def test_crash_inside_a_commit_ends_with_the_same_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, where: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rule: str,
+    where: str,
 ) -> None:
     config = config_of(rule, min_devices=4)
     expected = undisturbed(tmp_path / "calm", config)
@@ -273,6 +394,7 @@ def test_crash_inside_a_commit_ends_with_the_same_model(
     world.settle()
     finish(world, slow)
     assert world.service.model.digest == expected
+    assert not [each for each in caplog.records if "of no use" in each.getMessage()]
     world.stop()
 
 
@@ -281,10 +403,14 @@ def test_journal_that_is_damaged_is_named(tmp_path: Path) -> None:
     assert journal.read() is None
     bid = Bid(device="a", round=3, level=0.5, reason="because", samples=4, compute=2.5)
     opened = OpenRound(3, frozenset({"a", "b"}), {"a": bid}, {"a": {"hidden": (0, 2)}})
-    journal.write(opened)
+    terms = {"steps": 3, "clip_norm": None}
+    journal.write(opened, terms)
     assert journal.read() == opened
+    journal.check_terms(terms)
+    with pytest.raises(RunError, match="round 3 is open with clip_norm None, the settings say 2"):
+        journal.check_terms({**terms, "clip_norm": 2})
     whole = (tmp_path / ROUND).read_text()
-    for text in (whole[:40], "[]", "{}", whole.replace("0.5", "7")):
+    for text in (whole[:40], "[]", "{}", whole.replace("0.5", "7"), whole.replace("terms", "t")):
         (tmp_path / ROUND).write_text(text)
         with pytest.raises(RunError, match=r"round\.json is damaged"):
             journal.read()

@@ -12,6 +12,7 @@ import pytest
 from coordinator.errors import ConfigError
 from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.masks import make_masks
+from coordinator.round_arrivals import unkept
 from coordinator.rounds import Commit, Committed, Effect, Event, Phase, RoundsConfig, handle, start
 from coordinator.rules import RULES
 from coordinator.rules.ccfl import Ccfl1
@@ -474,6 +475,16 @@ def test_replay_is_waited_for_and_counts_for_the_round_it_answers() -> None:
     assert closed == commit(2, ("a",), replayed=("b",))
 
 
+def test_replay_that_could_not_be_stored_may_come_again() -> None:
+    coordinator, made = replay_round()
+    coordinator.count("a")
+    coordinator.tell(Replay(round=2, movement=made))
+    coordinator.state = unkept(coordinator.state, "b", 2)
+    (keep,) = coordinator.tell(Replay(round=2, movement=made))
+    assert isinstance(keep, Keep)
+    assert coordinator.tell(Kept("b", 2))[-1] == commit(2, ("a",), replayed=("b",))
+
+
 def test_replay_may_come_before_all_have_bid() -> None:
     coordinator = training("a", "b", config=REPLAYING)
     made = coordinator.movement("b")
@@ -741,6 +752,28 @@ def test_round_with_too_few_offers_is_void_and_does_not_count() -> None:
     assert coordinator.state.phase is Phase.FINISHED
 
 
+def test_round_that_everybody_left_stays_open_for_whoever_comes() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, min_participants=1))
+    coordinator.tell(Left("a"), Left("b"))
+    assert coordinator.run_out() == []
+    assert (coordinator.state.round, coordinator.state.void) == (1, 0)
+    assert coordinator.run_out() == []
+    coordinator.tell(Joined("b"))
+    assert coordinator.state.deadline == coordinator.now + CONFIG.bid_s
+    coordinator.tell(bid("b"))
+    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.assigned.keys() == {"b"}
+
+
+def test_round_that_somebody_came_back_to_is_void_when_nobody_offers() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, min_participants=1))
+    coordinator.tell(Left("a"), Left("b"))
+    coordinator.run_out()
+    coordinator.tell(Joined("a"))
+    coordinator.run_out()
+    assert (coordinator.state.round, coordinator.state.void) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("options", "accuracies", "rounds"),
     [
@@ -760,6 +793,24 @@ def test_run_stops_when_it_is_good_enough_or_stuck(
         coordinator.tell(Committed(round, accuracy=accuracy))
     over = coordinator.state.phase is Phase.FINISHED
     assert over == (rounds is not None)
+
+
+def test_void_rounds_try_nobodys_patience() -> None:
+    config = replace(CONFIG, rounds=99, patience=2, min_participants=1)
+    coordinator = Coordinator("a", "b", config=config)
+
+    def commit_next(accuracy: float) -> Phase:
+        round = coordinator.state.round
+        coordinator.tell(bid("a", round=round), bid("b", None, round))
+        coordinator.count("a")
+        coordinator.tell(Committed(round, accuracy=accuracy))
+        return coordinator.state.phase
+
+    for accuracy in (0.5, 0.4):
+        for _ in range(3):
+            coordinator.run_out()
+        assert commit_next(accuracy) is Phase.BIDDING
+    assert commit_next(0.4) is Phase.FINISHED
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator import runs
 from coordinator.arrivals import Expected
 from coordinator.errors import ConfigError
 from coordinator.fleet import Fleet
+from coordinator.memory.segments import sync_folder
 from coordinator.rounds import PastRound
 from coordinator.runs import (
     CHECKPOINTS,
     HISTORY,
     MEMORY,
+    MOVEMENTS,
+    ROUND,
     About,
     Checkpoint,
     Run,
@@ -86,6 +91,16 @@ def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
     assert (read.fleet.trained, read.fleet.samples) == ({"a": 5}, {"a": 7, "b": 9})
 
 
+def test_checkpoint_of_a_large_fleet_does_not_fill_the_files_header(run: Run) -> None:
+    groups = {f"axis-{n}": tuple(range(64)) for n in range(50)}
+    past = {4: PastRound({f"d{n}": Expected(groups, 0.5, 7) for n in range(200)}, {})}
+    written = replace(checkpoint(5), past=past)
+    run.save(written)
+    assert run.latest().past == past
+    path = run.folder / CHECKPOINTS / "00000005.safetensors"
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 10_000
+
+
 def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:
     for round in range(1, 12):
         run.save(checkpoint(round))
@@ -123,6 +138,46 @@ def test_rollback_makes_an_earlier_checkpoint_the_newest(run: Run) -> None:
     assert list(read_history(run.folder)) == [{"rolled_back": {"from": 3, "to": 2}}]
     with pytest.raises(ConfigError, match="there are 0, 1, 2"):
         run.rollback(3)
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_rollback_that_a_crash_cuts_short_leaves_no_open_round_to_an_older_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    for round in range(1, 4):
+        run.save(checkpoint(round))
+    (run.folder / ROUND).write_text("{}")
+    for name in (MEMORY, MOVEMENTS):
+        (run.folder / name).mkdir()
+        (run.folder / name / "file").write_text("here")
+    synced: list[tuple[Path, set[str], list[int]]] = []
+    unlink = Path.unlink
+
+    def sync(folder: Path) -> None:
+        sync_folder(folder)
+        synced.append((folder, {path.name for path in run.folder.iterdir()}, run.rounds()))
+
+    def unlink_some(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == CHECKPOINTS and len(run.rounds()) == 4 - removed:
+            raise Crash
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "sync_folder", sync)
+        patch.setattr(Path, "unlink", unlink_some)
+        with pytest.raises(Crash):
+            run.rollback(0)
+    assert run.rounds() == list(range(4 - removed))
+    ((folder, left, rounds),) = synced
+    assert folder == run.folder
+    assert not left & {ROUND, MEMORY, MOVEMENTS}
+    assert rounds == [0, 1, 2, 3]
+    run.rollback(0)
+    assert run.rounds() == [0]
 
 
 def test_damaged_checkpoint_is_named(run: Run) -> None:

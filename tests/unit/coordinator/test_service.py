@@ -498,6 +498,28 @@ def test_accuracy_stops_the_run_and_is_in_the_history(tmp_path: Path) -> None:
     world.stop()
 
 
+def test_void_rounds_try_nobodys_patience_across_a_restart(tmp_path: Path) -> None:
+    said = iter([0.5, 0.4, 0.4])
+    skips = {1, 3, 4, 5}
+    config = rounds_config(rounds=50, patience=2)
+    world = World(tmp_path / "run", config, evaluate=lambda _: next(said))
+    for name in ("one", "two"):
+        world.add(name, level=lambda n: None if n in skips or n > 6 else 1.0)
+    world.settle()
+    for _ in range(4):
+        world.wait(11)
+    assert [line["round"] for line in read_history(tmp_path / "run")] == [2, 6]
+    world.stop()
+    world.start()
+    for device in world.devices:
+        device.level = lambda _: 1.0
+    world.settle()
+    world.wait(11)
+    assert world.service.finished
+    assert len(list(read_history(tmp_path / "run"))) == 3
+    world.stop()
+
+
 def test_evaluations_of_devices_are_averaged_by_samples(tmp_path: Path) -> None:
     world = World(tmp_path / "run", rounds_config(rounds=1))
     one, two = world.add("one"), world.add("two", sends=False)

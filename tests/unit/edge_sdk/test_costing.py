@@ -134,3 +134,34 @@ def test_level_that_cannot_even_be_tried_takes_forever(world: World) -> None:
     assert all(cost.seconds == math.inf and cost.peak_bytes > 1e6 for cost in costs)
     assert world.train(costing, 1.0) is None
     assert not world.path.exists()
+
+
+def test_calibration_that_failed_is_tried_again_with_more_memory(world: World) -> None:
+    class Growing:
+        now = Snapshot(memory=MemoryState(available_bytes=1e6))
+
+        def snapshot(self) -> Snapshot:
+            return self.now
+
+    probe = Growing()
+    costing = Costing(
+        world.backend,
+        world.manifest,
+        world.path,
+        probe=probe,
+        levels=LEVELS,
+        clock=world.backend.clock,
+    )
+    assert world.seconds(costing) == math.inf
+    probe.now = MACHINE
+    assert world.seconds(costing) < math.inf
+
+
+def test_memory_that_others_take_is_not_taken_for_ours(world: World) -> None:
+    costing = world.start()
+    opened = calibrations.opened(world.task, 20, 32)
+    (before,) = costing.predict((1.0,), opened)
+    others = bytearray(b"x" * 200_000_000)
+    (after,) = costing.predict((1.0,), opened)
+    assert after.peak_bytes == before.peak_bytes
+    del others

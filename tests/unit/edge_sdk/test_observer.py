@@ -18,7 +18,7 @@ from edge_sdk.gates import Limits
 from edge_sdk.observer import Observer, load_history, save_history
 from edge_sdk.profile.cost import Cost
 from edge_sdk.profile.snapshot import Battery, MemoryState, Snapshot
-from edge_sdk.protocol.errors import TrainingStopped
+from edge_sdk.protocol.errors import GraphError, TrainingStopped
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.messages import Bid, Movement, Replay, RoundOpen
 from edge_sdk.train.backend import Batch, Job, Trained
@@ -134,7 +134,7 @@ def test_gates_are_looked_at_once_a_second() -> None:
         for tick in range(41):  # four seconds, ten questions each
             now[0] = tick / 10
             assert observer.closed_gate() is None
-        assert probe.looks - before == 4
+        assert probe.looks - before == 5  # at once, and after each
         probe.drain(20)
         now[0] += 0.5
         assert observer.closed_gate() is None
@@ -150,7 +150,8 @@ def test_gates_are_looked_at_once_a_second() -> None:
 def test_history_outlives_the_program(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     observer = Observer(Policy(), Shown(), Priced(), history=path)
-    observer.decided(Decision(1.0, "full", history=History(turn=0.25, skipped=3, opened_s=5.0)))
+    remembered = History(turn=0.25, skipped=3, opened_s=5.0)
+    observer.decided(opening(), Decision(1.0, "full", history=remembered))
     with observer.training(opening(), 1.0):
         pass
     again = Observer(Policy(), history=path).history
@@ -237,6 +238,54 @@ def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
         code="battery",
     )
     assert not any(isinstance(each, Movement) for each in sent)
+
+
+def test_round_that_is_heard_of_again_is_answered_alike() -> None:
+    sent: list[Bid | Movement | Replay] = []
+    policy = Policy(participation=0.5)
+    observer = Observer(policy, history=None)
+
+    def hear(round: int) -> None:
+        DeviceApp(
+            "pi",
+            backend=Doubling(),
+            data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
+            policy=policy,
+            source=Source(),
+            send=sent.append,
+            seed=1,
+            observer=observer,
+        ).receive(opening(round))
+
+    for round in (1, 1, 1, 2, 2, 3):
+        hear(round)
+    levels = [bid.level for bid in sent if isinstance(bid, Bid)]
+    assert levels[0] == levels[1] == levels[2] != levels[3] == levels[4] != levels[5]
+
+
+class Unpriced(Priced):
+    """Costs that cannot be had."""
+
+    def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
+        raise GraphError("no gradient graph fits")
+
+
+def test_decision_that_fails_is_a_skip_and_not_silence() -> None:
+    sent: list[Bid | Movement | Replay] = []
+    app = DeviceApp(
+        "pi",
+        backend=Doubling(),
+        data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
+        policy=Policy(),
+        source=Source(),
+        send=sent.append,
+        seed=1,
+        observer=Observer(Policy(), Shown(), Unpriced()),
+    )
+    app.receive(opening())
+    (bid,) = sent
+    assert isinstance(bid, Bid)
+    assert (bid.level, bid.code, bid.reason) == (None, "failed", "skip: no gradient graph fits")
 
 
 def test_device_bids_what_it_can_afford() -> None:

@@ -364,6 +364,18 @@ def test_idle_upload_is_dropped_and_may_be_offered_again() -> None:
     assert uploads.offered("pi", device.offer, 111.0).missing == ((0, 2),)
 
 
+def test_upload_that_is_only_offered_holds_its_room_no_longer_than_others() -> None:
+    uploads = Uploads(UploadLimits(idle_s=60.0))
+    device = outgoing(random_bytes(2 * CHUNK))
+    (chunk, _) = device.credited(uploads.offered("pi", device.offer, 0.0), 0.0)
+    uploads.received("pi", chunk, 10.0)
+    uploads.offered("pi", device.offer, 60.0)
+    assert not uploads.received("pi", chunk, 65.0).new
+    assert uploads.drop_idle(70.0) == []
+    assert uploads.drop_idle(70.1) == [device.offer]
+    assert uploads.open_bytes == 0
+
+
 def test_only_the_last_ended_uploads_are_remembered() -> None:
     uploads = Uploads()
     devices = [outgoing(b"%d" % n, round=n) for n in range(1, REMEMBERED + 2)]

@@ -302,6 +302,11 @@ def test_name_that_devices_may_not_have_is_not_enrolled(name: str) -> None:
         device_name(name)
 
 
+def test_device_may_not_be_called_like_the_authoritys_file() -> None:
+    with pytest.raises(IdentityError, match=r"ca\.pem"):
+        device_name("ca")
+
+
 def test_names_of_coordinators() -> None:
     assert coordinator_name("") == "coordinator"
     assert coordinator_name("eu") == "coordinator-eu"

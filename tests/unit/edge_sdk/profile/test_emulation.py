@@ -417,7 +417,7 @@ def live(
         emulation.round_opened(number)
         sight = observer.look(opened)
         decision = decide(policy, sight, observer.history, device=member.name, round=number, seed=0)
-        observer.decided(decision)
+        observer.decided(opened, decision)
         decisions.append(decision)
         if decision.level is not None:
             with observer.training(opened, decision.level):

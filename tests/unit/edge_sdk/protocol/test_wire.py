@@ -358,9 +358,9 @@ def test_unknown_types_are_refused(kind: Any) -> None:
         ("credit", "window", [-1, 1025, None]),
         ("credit", "refused", [True]),
         ("want", "chunks", [b"", A[:15], [A], None, A * (MAX_WANTED + 1)]),
-        ("evaluation", "loss", [float("nan"), float("inf"), None]),
+        ("evaluation", "loss", [float("nan"), float("inf"), None, 1e308, -1e308]),
         ("evaluation", "accuracy", [-0.1, 1.1]),
-        ("evaluation", "samples", [0]),
+        ("evaluation", "samples", [0, 2**41]),
         ("evaluation", "run", [""]),
     ],
 )
