@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.logs import fact
-from edge_sdk.profile.calibration import Kept, calibrate, load, save, this_machine, why_calibrate
+from edge_sdk.profile.calibration import (
+    LIMIT_S,
+    Kept,
+    calibrate,
+    load,
+    save,
+    this_machine,
+    why_calibrate,
+)
 from edge_sdk.profile.cost import Cost
 from edge_sdk.profile.costs import CostModel, Known, Learned, memory_bound
 from edge_sdk.profile.energy import EnergyMeter, probed_watts
@@ -47,13 +55,15 @@ class Costing:
         memory_share: float = 1.0,
         providers: Sequence[str] = (),
         threads: int = 1,
+        may_measure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`path`: the file that keeps what was measured; None: it is gone with the process.
         `levels`: those that may be trained.
 
         `samples`: how many the device has. `memory_share`: of available memory that a calibration
-        may take. Raises what the backend raises.
+        may take. `may_measure`: whether the device may train now; a calibration waits until then.
+        Raises what the backend raises.
         """
         self._backend = backend
         self._manifest = manifest
@@ -63,6 +73,7 @@ class Costing:
         self._known = Known() if known is None else known
         self._samples = samples
         self._memory_share = memory_share
+        self._may_measure = may_measure
         self._clock = clock
         self._held_bytes = 0
         """By which trainings have made this process larger."""
@@ -81,11 +92,13 @@ class Costing:
 
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         """See `Costs`. Before anything could be measured, a level takes forever."""
+        within_s = min(LIMIT_S, opened.bid_s / 2)
         if self._model is not None and self._model.learned.is_off:
             learned = self._model.learned
-            self._measure(f"predictions are off by {learned.off:.0%}", learned.recalibrated())
+            why = f"predictions are off by {learned.off:.0%}"
+            self._measure(why, learned.recalibrated(), within_s)
         elif self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
-            self._measure("there is more memory than when it failed", Learned())
+            self._measure("it could not be before", Learned(), within_s)
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
         return self._model.predict(
@@ -96,7 +109,9 @@ class Costing:
         """See `Costs`."""
         return Meter(self, opened, level)
 
-    def _measure(self, why: str, learned: Learned) -> None:
+    def _measure(self, why: str, learned: Learned, limit_s: float = LIMIT_S) -> None:
+        if not self._may_measure():
+            return
         log.info("what levels cost is measured: %s", why, extra=fact("calibrating"))
         room, before = self._room(), resident_bytes()
         try:
@@ -107,6 +122,7 @@ class Costing:
                 room_bytes=None if math.isinf(room) else room,
                 held_bytes=self._held_bytes,
                 watts=probed_watts(self._probe),
+                limit_s=limit_s,
                 clock=self._clock,
             )
         except TrainingError as error:

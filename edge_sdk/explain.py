@@ -18,7 +18,7 @@ from edge_sdk.config import DeviceConfig
 from edge_sdk.datafolder import load_data
 from edge_sdk.decide import Decision, Sight, Verdict, decide, gates, verdicts
 from edge_sdk.gates import Gate
-from edge_sdk.observer import Observer, Probe
+from edge_sdk.observer import Observer, Probe, local_minute
 from edge_sdk.profile.cost import Cost
 from edge_sdk.profile.snapshot import Snapshot
 from edge_sdk.protocol.chunks import Blob, join_blob
@@ -143,10 +143,8 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
 
 def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str | None]:
     """What is seen now, and why levels are not weighed, if they are not."""
-    local = time.localtime()
-    alone = Sight(
-        snapshot=probe.snapshot(), now_s=time.time(), minute=60 * local.tm_hour + local.tm_min
-    )
+    now = time.time()
+    alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
     if not config.weigh:
         return alone, "weigh is false"
     try:

@@ -113,7 +113,7 @@ class Observer:
             rounds_left=opened.rounds_left,
             whole=opened.whole,
             now_s=self._wall(),
-            minute=self._minute(),
+            minute=local_minute(self._wall()),
         )
 
     def decided(self, opened: RoundOpen, decision: Decision) -> None:
@@ -150,7 +150,9 @@ class Observer:
         now = self._clock()
         if self._closed is None and now - self._looked_s >= LOOK_S:
             self._looked_s = now
-            self._closed = closed_gate(self._policy.limits, self._snapshot(), self._minute())
+            self._closed = closed_gate(
+                self._policy.limits, self._snapshot(), local_minute(self._wall())
+            )
         return self._closed
 
     def _snapshot(self) -> Snapshot:
@@ -160,10 +162,6 @@ class Observer:
         battery = self._snapshot().battery
         return battery.present is not False and not battery.charging
 
-    def _minute(self) -> int:
-        local = time.localtime(self._wall())
-        return 60 * local.tm_hour + local.tm_min
-
     def _remember(self, history: History) -> None:
         self._history = history
         if self._path is None:
@@ -172,6 +170,12 @@ class Observer:
             save_history(self._path, history)
         except OSError as error:
             log.warning("what was spent is not kept if this program stops: %s", error)
+
+
+def local_minute(wall_s: float) -> int:
+    """The minute of the local day at a time in seconds since 1970."""
+    local = time.localtime(wall_s)
+    return 60 * local.tm_hour + local.tm_min
 
 
 def load_history(path: Path) -> History:

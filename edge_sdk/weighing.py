@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from edge_sdk.config import ConfigError, DeviceConfig
-from edge_sdk.observer import Observer, Probe
+from edge_sdk.gates import closed_gate
+from edge_sdk.observer import Observer, Probe, local_minute
 from edge_sdk.profile.snapshot import Battery, Snapshot
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def make_costing(
     from edge_sdk.profile.costs import known_of
 
     policy = config.policy
+    wall = time.time if emulation is None else emulation.wall
     return Costing(
         backend,
         manifest,
@@ -116,6 +118,9 @@ def make_costing(
         memory_share=policy.memory_share,
         providers=config.providers,
         threads=config.threads,
+        may_measure=lambda: (
+            closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
+        ),
         clock=time.perf_counter if emulation is None else emulation.clock,
     )
 

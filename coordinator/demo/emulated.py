@@ -9,7 +9,8 @@ from coordinator.errors import ConfigError
 from coordinator.report import RoundReport
 from edge_sdk.costing import Costing
 from edge_sdk.decide import Policy
-from edge_sdk.observer import Observer
+from edge_sdk.gates import closed_gate
+from edge_sdk.observer import Observer, local_minute
 from edge_sdk.profile.costs import known_of
 from edge_sdk.profile.emulation import PASSES, Emulation, Moment, emulate
 from edge_sdk.profile.fleet import Fleet, Member
@@ -75,6 +76,9 @@ def observe(
         known=known_of(emulation.board, policy.bytes_per_s),
         samples=len(data),
         memory_share=policy.memory_share,
+        may_measure=lambda: (
+            closed_gate(policy.limits, emulation.snapshot(), local_minute(emulation.wall())) is None
+        ),
         clock=emulation.clock,
     )
     return Observer(policy, emulation.probe, costs, clock=emulation.clock, wall=emulation.wall)

@@ -147,8 +147,8 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         device=names,
         run=hexes,
         round=rounds,
-        samples=rounds,
-        loss=finite,
+        samples=st.integers(1, 2**40),
+        loss=st.floats(-1e9, 1e9),
         accuracy=st.one_of(st.none(), st.floats(0, 1)),
     ),
 )

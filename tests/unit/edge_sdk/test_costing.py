@@ -165,3 +165,12 @@ def test_memory_that_others_take_is_not_taken_for_ours(world: World) -> None:
     (after,) = costing.predict((1.0,), opened)
     assert after.peak_bytes == before.peak_bytes
     del others
+
+
+def test_nothing_is_measured_while_the_device_may_not_train(world: World) -> None:
+    allowed = [False]
+    costing = world.start(may_measure=lambda: allowed[0])
+    assert world.seconds(costing) == math.inf
+    assert not world.backend.trained
+    allowed[0] = True
+    assert world.seconds(costing) < math.inf
