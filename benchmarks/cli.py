@@ -6,10 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks.commands import aggregate, costs, footprint, load, step, wire
+from benchmarks.commands import (
+    aggregate,
+    compare,
+    costs,
+    device,
+    footprint,
+    kit,
+    learn,
+    load,
+    profile,
+    step,
+    wire,
+)
 from edge_sdk import TesseraError, __version__
 
-COMMANDS = (step, footprint, costs, aggregate, wire, load)
+COMMANDS = (device, kit, compare, profile, learn, step, footprint, costs, aggregate, wire, load)
 """In the order of `--help`. What a command needs besides its options it imports when it runs."""
 EXIT_INTERRUPTED = 130
 

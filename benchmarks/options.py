@@ -36,3 +36,25 @@ def check_writable(path: Path | None) -> None:
     """Raise `UsageError` for a file that cannot be written, before the minutes are spent."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"cannot write {path}: name a file in a directory that exists")
+
+
+def levels(text: str) -> tuple[float, ...]:
+    """Shares of every width with commas between them, each once, the largest first."""
+    try:
+        found = {float(each) for each in text.split(",")}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give shares such as 1,0.5,0.25") from None
+    if not all(0 < level <= 1 for level in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: a level is above 0 and at most 1")
+    return tuple(sorted(found, reverse=True))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers above 0 with commas between them, each once, the smallest first."""
+    try:
+        found = {int(each) for each in text.split(",")}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers such as 1,4") from None
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers of at least 1")
+    return tuple(sorted(found))

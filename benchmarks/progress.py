@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,7 +17,7 @@ def silent(_name: str) -> Callable[[], None]:
 
 @contextmanager
 def progress(what: str, ticks: int) -> Iterator[Begin]:
-    """A bar on a terminal's stderr, a line per part elsewhere.
+    """A bar with the time left on a terminal's stderr, a line per part elsewhere.
 
     Yields a function that begins a named part and returns what to call at each of its ticks.
     """
@@ -26,11 +27,29 @@ def progress(what: str, ticks: int) -> Iterator[Begin]:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=ticks)
+        started, done = time.monotonic(), 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress.advance(task)
 
         def begin(name: str) -> Callable[[], None]:
             progress.update(task, description=f"{what} {name}")
             if not console.is_terminal:
-                console.print(f"{what} {name} …", highlight=False)
-            return lambda: progress.advance(task)
+                left = (ticks - done) * (time.monotonic() - started) / done if done else None
+                more = "" if left is None else f" about {duration(left)} left"
+                console.print(f"{what} {name} …{more}", highlight=False, soft_wrap=True)
+            return advance
 
         yield begin
+
+
+def duration(seconds: float) -> str:
+    """Such as `40 s`, `2 min 5 s`, `1 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

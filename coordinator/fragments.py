@@ -22,6 +22,8 @@ Rules:
 - `version` counts updates of the global model; `round` numbers the openings, all devices together,
   so each device sees its own rounds go forward. A movement is as old as the versions that passed
   since its device's fragment was reserved.
+- Where the rule's one fragment is the whole model, devices are told so when they are asked, and a
+  lower offer is a skip all the same.
 - `Reserve` keeps the fragment as it is now: the device fetches that, and the rule needs it again.
 - What a device sends at the wrong time is ignored or receipted; a `Kept` at the wrong time raises.
 """
@@ -189,7 +191,7 @@ def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float
     round = state.openings + 1
     work = Work(Stage.ASKED, round, now + config.bid_s)
     state = replace(state, openings=round, work={**state.work, device: work})
-    return state, [Send(device, config.opening(round))]
+    return state, [Send(device, config.opening(round, whole=not config.rule.fragments))]
 
 
 def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> Step:

@@ -70,6 +70,10 @@ class RoundsConfig(RunConfig):
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
 
+    def wants_whole(self, round: int) -> bool:
+        """Whether only whole models are of use in this round."""
+        return self.rule.whole_models or round <= self.rule.warmup_rounds
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Committed:

@@ -38,7 +38,8 @@ Rules:
   it gets the first one's receipt again.
 - Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
   what its device was to train in the round it names.
-- Where the rule takes whole models only, a lower offer is a skip.
+- Where only whole models are of use, devices are told so as the round opens, and a lower offer is
+  a skip all the same: a device may not have understood.
 - With `participants`, that many of the offers are picked, times `over_selection`; the round closes
   when `quorum` of those wanted have sent their movement. Who offered and was not picked was not
   selected: its silence is no skip.
@@ -308,11 +309,9 @@ def _assignment(state: RoundsState, device: str) -> Send:
 
 def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
     """The bid, as a skip where the rule has no use for what it offers."""
-    rule = config.rule
-    if bid.replays and not rule.replay_within:
+    if bid.replays and not config.rule.replay_within:
         bid = replace(bid, replays=False)
-    whole = rule.whole_models or round <= rule.warmup_rounds
-    if bid.level is None or bid.level == 1 or not whole:
+    if bid.level is None or bid.level == 1 or not config.wants_whole(round):
         return bid
     reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
     return replace(bid, level=None, reason=reason)
@@ -396,7 +395,7 @@ def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
     """What devices are told as a round begins."""
     return config.opening(
         state.round,
-        whole=state.round <= config.rule.warmup_rounds,
+        whole=config.wants_whole(state.round),
         replay_within=replay_within(config),
         rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
     )

@@ -10,8 +10,8 @@ import pytest
 
 NO_SKIPS = "TESSERA_NO_SKIPS"
 """Set by CI: a skipped test then fails."""
-EXCUSED = ("CUDA", "control group", "mount a disk")
-"""What no package brings: a graphics card, rights that a container may not have."""
+EXCUSED = ("CUDA", "control group", "mount a disk", "real data")
+"""What no package brings: a graphics card, rights that a container may not have, data sets."""
 
 
 def pytest_configure() -> None:

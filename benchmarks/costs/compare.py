@@ -15,25 +15,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
+from benchmarks.device.kit import LEVELS, write_task
 from benchmarks.figures import Figure, FigureError
 from benchmarks.imports import child_environment
-from benchmarks.models import FAMILIES
 from benchmarks.progress import Begin, silent
-from coordinator.graphs import compile_graphs
-from coordinator.tasks import make_task
-from edge_sdk.protocol.encoded_model import encode_model
-from edge_sdk.protocol.encoding import Encoding
-from edge_sdk.protocol.graph_codec import encode_manifest
-from edge_sdk.protocol.model_index import encode_index, pack_model
-from edge_sdk.protocol.plan_codec import encode_plan
-from edge_sdk.streams import stream
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
-GROUPS = 4
 TIME_TARGET = 0.20
-CHUNK_BYTES = 2**18
 
 METHOD = {
     "time": (
@@ -136,28 +123,6 @@ def compare_costs(
             tick()
             memory += _memory(family, folder, config, tick)
     return times, memory
-
-
-def write_task(family: str, batch: int, folder: Path) -> None:
-    """What a device is sent and has: plan, graphs, a model in chunks, data."""
-    model = FAMILIES[family]
-    task = make_task(model.model(), model.inputs(2), groups=GROUPS)
-    sizes = (max(1, batch // 4), batch)
-    compiled = compile_graphs(task, levels=LEVELS, batch_sizes=sizes)
-    (folder / "plan").write_bytes(encode_plan(task.plan))
-    (folder / "manifest").write_bytes(encode_manifest(compiled.manifest))
-    for digest, data in compiled.files.items():
-        (folder / f"{digest}.onnx").write_bytes(data)
-    draws = stream(0, "costs", "model")
-    encoded = encode_model(task.plan, task.plan.flatten(task.weights), Encoding(), draws)
-    index, chunks = pack_model(task.plan, encoded, task.buffers, CHUNK_BYTES)
-    (folder / "index").write_bytes(encode_index(task.plan, index))
-    (folder / "chunks").mkdir()
-    for name, chunk in chunks.items():
-        (folder / "chunks" / name.hex()).write_bytes(chunk)
-    samples = 2 * batch
-    labels = draws.integers(model.classes, size=samples)
-    np.savez(folder / "data.npz", x0=model.inputs(samples).numpy(), targets=labels)
 
 
 def _times(family: str, folder: Path, config: CostsConfig) -> list[TimeRow]:

@@ -207,6 +207,27 @@ def _bytes_per_s(mbit_s: Quantity | None) -> float | None:
     return None if mbit_s is None else mbit_s.value * 1e6 / 8
 
 
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+def bytes_up(plan: ModelPlan, level: float, encoding: Encoding) -> int:
+    """Bytes of a movement at this level, at most. Raises `GroupError` for no level."""
+    groups = largest_groups(plan, level)
+    packs = find_packs(plan)
+    # Statistics go up with a movement; constants do not, but are few and bound them.
+    statistics = int(packs.part_sizes[packs.parts_of_submodel(plan, plan.choose(groups))].sum())
+    names = sum(len(buffer.name) + 64 for buffer in plan.buffers if buffer.statistic)
+    return encoded_size(plan, groups, encoding) + statistics + names + HEADER_BYTES
+
+
+def bytes_down(plan: ModelPlan, level: float, encoding: Encoding) -> int:
+    """Bytes of a level's packs; the model's index comes on top. Raises `GroupError`."""
+    packs = find_packs(plan)
+    sizes = packs.sizes(plan, encoding)
+    chosen = plan.choose(largest_groups(plan, level))
+    return sum(sizes[number] for number in packs.of_submodel(plan, chosen))
+
+
 @dataclass(frozen=True)
 class CostModel:
     """Predicts what rounds of one task cost on one device. A value: observing makes a new one."""
@@ -249,13 +270,14 @@ class CostModel:
         held = held_bytes if self._shares_memory else 0.0
         least = self._least_memory(opened, batch)
         encoding = opened.encoding.agreed(available_encodings())
+        index = 0 if opened.model is None else opened.model.size
         return tuple(
             self._cost(
                 level,
                 seconds[level],
                 max(peaks[level] - held, min(peaks[level], least(level))),
-                bytes_down=self._bytes_down(level, opened, model_encoding or Encoding()),
-                bytes_up=self._bytes_up(level, encoding),
+                bytes_down=index + bytes_down(self.plan, level, model_encoding or Encoding()),
+                bytes_up=bytes_up(self.plan, level, encoding),
             )
             for level in levels
         )
@@ -320,24 +342,6 @@ class CostModel:
 
     def _ratio(self, level: float) -> float:
         return self.learned.ratios.get(repr(float(level)), self.learned.ratio)
-
-    # -- bytes --------------------------------------------------------------------------------
-
-    def _bytes_up(self, level: float, encoding: Encoding) -> int:
-        groups = largest_groups(self.plan, level)
-        chosen = self.plan.choose(groups)
-        packs = find_packs(self.plan)
-        # Statistics go up with a movement; constants do not, but are few and bound them.
-        statistics = int(packs.part_sizes[packs.parts_of_submodel(self.plan, chosen)].sum())
-        names = sum(len(buffer.name) + 64 for buffer in self.plan.buffers if buffer.statistic)
-        return encoded_size(self.plan, groups, encoding) + statistics + names + HEADER_BYTES
-
-    def _bytes_down(self, level: float, opened: RoundOpen, encoding: Encoding) -> int:
-        packs = find_packs(self.plan)
-        sizes = packs.sizes(self.plan, encoding)
-        chosen = self.plan.choose(largest_groups(self.plan, level))
-        index = 0 if opened.model is None else opened.model.size
-        return index + sum(sizes[number] for number in packs.of_submodel(self.plan, chosen))
 
     # -- memory and energy --------------------------------------------------------------------
 

@@ -126,6 +126,13 @@ class EnergyMeter:
         seconds = self._readings[-1][0] - self._readings[0][0]
         return Energy(seconds=seconds, gross_j=joules, idle_w=self._idle_w)
 
+    @property
+    def hz(self) -> float | None:
+        """How often the sensor was read, on average; None: it was not."""
+        if len(self._readings) < 2:
+            return None
+        return (len(self._readings) - 1) / (self._readings[-1][0] - self._readings[0][0])
+
     def _run(self) -> None:
         while not self._done.wait(self._period_s):
             self._read()

@@ -3,8 +3,8 @@
     TesseraError
     └── ProfileError     a value, a key or a probe's name that cannot be; says which and what to do
 
-None and what is left out are the same: the field's default. Fields are numbers, flags, texts,
-tables of numbers, dataclasses, tuples of dataclasses, and any of these or None.
+None and what is left out are the same: the field's default. Fields are numbers, flags, texts, one
+of a few texts (`Literal`), dataclasses, tables and tuples of these, and any of these or None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from edge_sdk.protocol.errors import TesseraError
 
@@ -60,7 +60,8 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> Any:
-    if get_origin(hint) is types.UnionType:
+    # `Literal[…] | None` is a Union of typing before Python 3.14, and so is `Optional[…]`.
+    if get_origin(hint) in (types.UnionType, Union):
         return next(each for each in get_args(hint) if each is not types.NoneType)
     return hint
 
@@ -71,7 +72,12 @@ def _read(hint: Any, value: Any, path: str) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise ProfileError(f"{path} = {value!r:.80}: must be a list")
-        return tuple(from_plain(get_args(hint)[0], each, path) for each in value)
+        return tuple(_read(get_args(hint)[0], each, path) for each in value)
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            known = ", ".join(map(str, get_args(hint)))
+            raise ProfileError(f"{path} = {value!r:.80}: must be one of {known}")
+        return value
     if hint in (float, int):
         return _number(hint, value, path)
     if hint in (bool, str):
@@ -79,8 +85,9 @@ def _read(hint: Any, value: Any, path: str) -> Any:
             words = "true or false" if hint is bool else "a text"
             raise ProfileError(f"{path} = {value!r:.80}: must be {words}")
         return value
+    content = get_args(hint)[1]
     return {
-        str(key): _number(float, each, f"{path}.{key}") for key, each in _table(value, path).items()
+        str(key): _read(content, each, f"{path}.{key}") for key, each in _table(value, path).items()
     }
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.costs.compare import LEVELS, CostsConfig, MemoryRow, TimeRow, cost_figures
+from benchmarks.costs.compare import CostsConfig, MemoryRow, TimeRow, cost_figures
+from benchmarks.device.kit import LEVELS
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"

@@ -244,6 +244,22 @@ def test_run_ends_after_its_updates() -> None:
     assert coordinator.tell(Joined("c")) == []
 
 
+@pytest.mark.parametrize(("rule", "whole"), [("fedasync", True), ("fed-raa", False)])
+def test_devices_are_told_whether_only_the_whole_model_is_of_use(rule: str, whole: bool) -> None:
+    masks = make_masks("random") if whole else CONFIG.masks
+    config = replace(CONFIG, rule=ASYNC_RULES[rule](), masks=masks)
+    coordinator = Coordinator("a", config=config)
+    asked = coordinator.tell(Joined("b"))
+    coordinator.bid("b", None)
+    coordinator.now = 1e6  # its rest is over, and so is a's time to bid
+    asked += coordinator.tell(Tick())
+    assert len(asked) == 4
+    for effect in asked:
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, RoundOpen)
+        assert effect.message.whole is whole
+
+
 def test_whole_model_rule_takes_lower_offers_as_skips() -> None:
     whole = replace(CONFIG, rule=ASYNC_RULES["fedasync"](), masks=make_masks("random"))
     coordinator = Coordinator("a", "b", config=whole)

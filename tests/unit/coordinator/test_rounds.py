@@ -13,7 +13,17 @@ from coordinator.errors import ConfigError
 from coordinator.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.masks import make_masks
 from coordinator.round_arrivals import unkept
-from coordinator.rounds import Commit, Committed, Effect, Event, Phase, RoundsConfig, handle, start
+from coordinator.rounds import (
+    Commit,
+    Committed,
+    Effect,
+    Event,
+    Phase,
+    RoundsConfig,
+    handle,
+    opening_of,
+    start,
+)
 from coordinator.rules import RULES
 from coordinator.rules.ccfl import Ccfl1
 from coordinator.rules.ram_fed import RamFed
@@ -533,6 +543,26 @@ def test_rule_for_whole_models_takes_lower_offers_as_skips() -> None:
     skip = coordinator.state.bids["b"]
     assert skip.level is None
     assert "whole models" in skip.reason
+
+
+@pytest.mark.parametrize(
+    ("rule", "whole"), [("fedavg", True), ("fedvarp", True), ("ra-fed", False)]
+)
+def test_every_opening_says_whether_only_whole_models_are_of_use(rule: str, whole: bool) -> None:
+    """To all in every round, to who comes in between, and to who asks after a restart."""
+    config = replace(CONFIG, rule=RULES[rule](), rounds=3)
+    coordinator = Coordinator("a", config=config)
+    said = [*coordinator.tell(Joined("b")), *coordinator.tell(Joined("c"))]
+    coordinator.tell(*(bid(name, None) for name in "abc"))
+    said += coordinator.tell(Committed(1))
+    openings = [
+        effect.message
+        for effect in said
+        if isinstance(effect, Broadcast | Send) and isinstance(effect.message, RoundOpen)
+    ]
+    assert [opened.round for opened in openings] == [1, 1, 2]
+    openings.append(opening_of(config, coordinator.state))
+    assert {opened.whole for opened in openings} == {whole}
 
 
 def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> None:

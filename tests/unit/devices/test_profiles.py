@@ -135,7 +135,7 @@ def test_mixed_fleet_is_eight_devices_some_of_them_low_on_battery() -> None:
 
 def test_page_has_the_tables_of_the_files() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    found = re.search(r"<!-- python -m devices.table -->\n(.*)\n<!-- end -->", text, re.DOTALL)
+    found = re.search(r"<!-- python -m devices.table -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert found
     assert found[1] == tables(), "run python -m devices.table and put its output into the page"
 

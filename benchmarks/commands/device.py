@@ -1,0 +1,462 @@
+"""`tessera-bench device`: what each level costs on this machine, or would on a board."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
+from benchmarks.options import (
+    UsageError,
+    add_common,
+    check_families,
+    check_writable,
+    levels,
+    names,
+    numbers,
+)
+from benchmarks.progress import progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.data import Dataset
+    from benchmarks.device.machine import Seen
+    from benchmarks.device.results import Config, Results
+
+FOLDER = Path("bench-results")
+ALL = "all"
+EXIT_INTERRUPTED = 130
+SAME = ("model", "system", "cores", "power_mode", "versions")
+"""Of a machine; results of two that differ in these do not belong together."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "device",
+        help="what each level costs on this machine: seconds, joules, megabytes, bytes",
+        description=(
+            "Trains each model family at each level, on each backend and number of threads, in a "
+            "fresh process: seconds of a step and of a round, peak memory, joules (from rails or "
+            "battery where they can be read, net of idle; else from a board's profile, and "
+            "labelled so), bytes in every encoding, temperature and throttling, beside what the "
+            "SDK predicted. Leaves a folder with results.json, report.md and plots. Close other "
+            "programs first, and let the device rest and cool. Takes some minutes; --quick under "
+            "two. Ctrl-C keeps what is done, --resume goes on."
+        ),
+        epilog=(
+            "examples: tessera-bench device --quick | tessera-bench device --kit kit --board "
+            "raspberry_pi_4 --cooling 'heat sink, no fan' | tessera-bench device --emulate "
+            "devices/jetson_nano.toml | tessera-bench device --emulate all"
+        ),
+    )
+    add_common(parser, "three models, three levels, short bursts, more noise")
+    where = parser.add_argument_group("where results go")
+    where.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help=f"results.json, report.md, plots (default: a new folder in {FOLDER}/)",
+    )
+    where.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"go on with the run in --out, or with the newest in {FOLDER}/ that is not complete",
+    )
+    what = parser.add_argument_group("what is measured")
+    what.add_argument(
+        "--families",
+        type=names,
+        metavar="A,B",
+        help=f"models (default {','.join(KIT_FAMILIES)}; quick {','.join(QUICK_FAMILIES)})",
+    )
+    what.add_argument(
+        "--levels",
+        type=levels,
+        metavar="L,M",
+        help="shares of every width (default 1,0.75,0.5,0.25; quick 1,0.5,0.25)",
+    )
+    what.add_argument(
+        "--backends",
+        type=names,
+        metavar="A,B",
+        help="onnx, torch (default: both where torch is installed)",
+    )
+    what.add_argument(
+        "--threads", type=numbers, metavar="N,M", help="default: one, and as many as cores"
+    )
+    what.add_argument("--batch", type=int, metavar="N", help="samples a step (default 32)")
+    what.add_argument("--steps", type=int, metavar="N", help="of a round (default 20; quick 10)")
+    what.add_argument(
+        "--kit", type=Path, metavar="DIR", help="made by `tessera-bench kit`: no torch needed here"
+    )
+    what.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "MNIST or Fashion-MNIST (idx), CIFAR-10 (binary) or UCI HAR (npz), for accuracy "
+            "against joules (default: scikit-learn's digits)"
+        ),
+    )
+    device = parser.add_argument_group("the device")
+    device.add_argument(
+        "--board",
+        metavar="NAME|FILE",
+        help="profile whose watts count where no sensor tells (default: recognised, if it is one)",
+    )
+    device.add_argument("--title", metavar="TEXT", help="what to call it in the report")
+    device.add_argument(
+        "--cooling", metavar="TEXT", help="such as 'fan on' (default: what the kernel says)"
+    )
+    device.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="read sensors below this folder: a container's view of its host",
+    )
+    device.add_argument(
+        "--emulate",
+        metavar="NAME|FILE|all",
+        help="run nothing: model a profile's report, or those of all that ship with the project",
+    )
+    device.add_argument(
+        "--update",
+        type=Path,
+        metavar="PAGE",
+        help="with --emulate all: put the table of all profiles into this Markdown page",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    check_writable(arguments.json)
+    if arguments.update is not None and arguments.emulate != ALL:
+        raise UsageError("--update needs --emulate all, which makes the table")
+    console = Console()
+    if arguments.emulate is not None:
+        return _emulate(arguments, console)
+    return _measure(arguments, console)
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def _measure(arguments: argparse.Namespace, console: Console) -> int:
+    from benchmarks.device.machine import look, named_board, rest
+    from benchmarks.device.measure import Bench, measure, missing, missing_curves
+
+    folder, before = _begun(arguments)
+    board = None if arguments.board is None else named_board(arguments.board)
+    seen = look(arguments.root, board=board, cooling=arguments.cooling)
+    threads = arguments.threads or tuple(sorted({1, max(1, int(seen.machine.cores or 1))}))
+    with _kit(arguments, before) as kit:
+        data = _data(arguments, kit)
+        if before is not None and _plain(arguments):
+            config = before.config
+        else:
+            config = _config(arguments, kit, data, threads)
+        if before is not None:
+            results = _resumed(before, seen, config)
+        else:
+            seen = rest(seen, 2.0 if arguments.quick else 5.0)
+            results = _new(arguments, seen, config)
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep(folder, results)
+        bench = Bench(kit, seen, data, arguments.root)
+        parts = len(missing(results)) + len(missing_curves(results))
+        try:
+            with progress("device", parts) as part:
+                for newer in measure(bench, results, part):
+                    results = newer
+                    _keep(folder, results)
+        except KeyboardInterrupt:
+            _finish(arguments, folder, results, console)
+            print(
+                f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Go on with: "
+                f"tessera-bench device --resume --out {folder}",
+                file=sys.stderr,
+            )
+            return EXIT_INTERRUPTED
+    _finish(arguments, folder, results, console)
+    return 0
+
+
+def _begun(arguments: argparse.Namespace) -> tuple[Path, Results | None]:
+    """The folder of the run, and what it has so far; None: it is new."""
+    from benchmarks.device.results import FILE, read_results
+
+    folder: Path | None = arguments.out
+    if arguments.resume:
+        if folder is None:
+            folder = _newest()
+        return folder, read_results(folder / FILE)
+    if folder is None:
+        folder = FOLDER / _now().replace(":", "").removesuffix("Z")
+    if (folder / FILE).exists():
+        raise UsageError(
+            f"{folder} has results already: add --resume to go on with them, or name another folder"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file: name a folder")
+    return folder, None
+
+
+def _newest() -> Path:
+    from benchmarks.device.results import FILE, read_results
+
+    for file in sorted(FOLDER.glob(f"*/{FILE}"), reverse=True):
+        if not read_results(file).complete:
+            return file.parent
+    raise UsageError(f"there is no run to resume in {FOLDER}/: name its folder with --out")
+
+
+@contextmanager
+def _kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path]:
+    """The kit that was given, or one that is made and gone afterwards."""
+    from tempfile import TemporaryDirectory
+
+    from benchmarks.device.kit import BATCH, read_kit, write_kit
+
+    if arguments.kit is not None:
+        read_kit(arguments.kit)
+        yield arguments.kit
+        return
+    families = arguments.families or (QUICK_FAMILIES if arguments.quick else KIT_FAMILIES)
+    batch = arguments.batch or BATCH
+    own_levels = arguments.levels or _levels(arguments.quick)
+    if before is not None and _plain(arguments):
+        config = before.config
+        families, batch, own_levels = config.families, config.batch, config.levels
+    if find_spec("torch") is None:
+        raise UsageError(
+            "there is no torch here to compile models with: give --kit DIR, which `tessera-bench "
+            "kit` makes on another machine, or pip install 'tessera-fl[bench]'"
+        )
+    check_families(families)
+    with TemporaryDirectory(prefix="tessera-kit-") as temporary:
+        with progress("compile", len(families)) as part:
+            write_kit(Path(temporary), families, levels=own_levels, batch=batch, begin=part)
+        yield Path(temporary)
+
+
+def _data(arguments: argparse.Namespace, kit: Path) -> Dataset:
+    from benchmarks.data import load_data
+    from benchmarks.device.kit import kit_digits
+
+    return kit_digits(kit) if arguments.data is None else load_data(arguments.data)
+
+
+def _config(
+    arguments: argparse.Namespace, folder: Path, data: Dataset, threads: Sequence[int]
+) -> Config:
+    from benchmarks.device.kit import check_kit, read_kit
+    from benchmarks.device.learning import learners
+    from benchmarks.device.results import Config
+
+    kit, quick = read_kit(folder), arguments.quick
+    families = arguments.families
+    if families is None:
+        few = tuple(each for each in kit.families if each in QUICK_FAMILIES)
+        families = few if quick and few else kit.families
+    backends = arguments.backends or _backends()
+    if unknown := [name for name in backends if name not in ("onnx", "torch")]:
+        raise UsageError(f"--backends {unknown[0]!r}: known are onnx and torch")
+    steps = arguments.steps or (10 if quick else 20)
+    if min(steps, arguments.batch or 1) < 1:
+        raise UsageError("--steps and --batch must be at least 1")
+    shares = arguments.levels or tuple(x for x in _levels(quick) if x in kit.levels)
+    batch = arguments.batch or kit.batch
+    check_kit(folder, kit, families, shares, batch)
+    return Config(
+        families=tuple(families),
+        levels=shares,
+        backends=tuple(backends),
+        threads=tuple(threads),
+        batch=batch,
+        steps=steps,
+        rounds=3 if quick else 10,
+        burst_s=0.4 if quick else 2.0,
+        data=data.name,
+        learners=learners(data, folder, families)[: 1 if quick else None],
+        learn_rounds=12 if quick else 30,
+        quick=quick,
+    )
+
+
+def _levels(quick: bool) -> tuple[float, ...]:
+    return (1.0, 0.5, 0.25) if quick else (1.0, 0.75, 0.5, 0.25)
+
+
+def _backends() -> tuple[str, ...]:
+    return ("onnx", "torch") if find_spec("torch") else ("onnx",)
+
+
+def _plain(arguments: argparse.Namespace) -> bool:
+    """Whether nothing was said of what is measured."""
+    said = ("families", "levels", "backends", "threads", "batch", "steps", "data")
+    return not arguments.quick and all(getattr(arguments, name) is None for name in said)
+
+
+def _new(arguments: argparse.Namespace, seen: Seen, config: Config) -> Results:
+    from benchmarks.device.results import Results
+
+    title = arguments.title or (seen.board and seen.board.title) or seen.machine.model
+    return Results(
+        title=title or "this machine",
+        provenance="measured",
+        started=_now(),
+        seconds=0.0,
+        complete=False,
+        machine=seen.machine,
+        config=config,
+    )
+
+
+def _resumed(before: Results, seen: Seen, config: Config) -> Results:
+    """What was begun, if it can be continued here. Raises `UsageError`."""
+    for name in SAME:
+        then, now = getattr(before.machine, name), getattr(seen.machine, name)
+        if then != now:
+            raise UsageError(f"the run was begun where {name} was {then}; here it is {now}")
+    for each in fields(config):
+        then, now = getattr(before.config, each.name), getattr(config, each.name)
+        if then != now:
+            raise UsageError(
+                f"the run was begun with {each.name} = {then}, not {now}: resume it with the same "
+                "options, or with none"
+            )
+    return replace(before, complete=False)
+
+
+def _keep(folder: Path, results: Results) -> None:
+    from benchmarks.device.measure import device_figures
+    from benchmarks.device.results import FILE, write_results
+
+    write_results(folder / FILE, results, device_figures(results))
+
+
+def _finish(
+    arguments: argparse.Namespace, folder: Path, results: Results, console: Console
+) -> None:
+    _report(folder, results)
+    _show(arguments, folder, results, console)
+
+
+def _report(folder: Path, results: Results) -> None:
+    from benchmarks.device.plots import write_plots
+    from benchmarks.device.report import write_report
+
+    _keep(folder, results)
+    write_plots(results, folder)
+    write_report(results, folder)
+
+
+def _show(arguments: argparse.Namespace, folder: Path, results: Results, console: Console) -> None:
+    from benchmarks.device.lines import print_results
+    from benchmarks.device.measure import device_figures
+    from benchmarks.device.report import FILE
+    from benchmarks.device.results import write_results
+    from benchmarks.figures import print_figures
+
+    figures = device_figures(results)
+    print_results(results, console)
+    print_figures(figures, console)
+    if arguments.json:
+        write_results(arguments.json, results, figures)
+    said = f"{folder / FILE} has all of it, with plots"
+    console.print(said, highlight=False, soft_wrap=True)
+
+
+# -- modelling -----------------------------------------------------------------------------------
+
+
+def _emulate(arguments: argparse.Namespace, console: Console) -> int:
+    """Reports of what profiles say; the accuracies alone are those of trainings here."""
+    from benchmarks.device.kit import read_task
+    from benchmarks.device.machine import named_board
+    from benchmarks.device.modelled import board_threads, model_results
+    from benchmarks.device.page import CONFIG, profiles_table, update_page
+    from edge_sdk.profile.board import find_board, shipped_boards
+
+    if arguments.resume:
+        raise UsageError("--resume is for measuring; modelling takes seconds, so start anew")
+    every = arguments.emulate == ALL
+    names = shipped_boards() if every else ()
+    boards = [find_board(name) for name in names] or [named_board(arguments.emulate)]
+    folder, _ = _begun(arguments)
+    arguments.backends = arguments.backends or ("onnx",)
+    with _kit(arguments, None) as kit:
+        data = _data(arguments, kit)
+        config = _config(arguments, kit, data, (1,))
+        tasks = {family: read_task(kit, family) for family in config.families}
+        accuracies = _learn(kit, data, config)
+    started = _now()
+    all_results = []
+    for board in boards:
+        own = replace(config, threads=arguments.threads or board_threads(board))
+        results = model_results(board, tasks, own, started, accuracies=accuracies)
+        own_folder = folder / board.name if every else folder
+        own_folder.mkdir(parents=True, exist_ok=True)
+        _report(own_folder, results)
+        all_results.append(results)
+    if every:
+        from rich.markdown import Markdown
+
+        missing = [family for family in CONFIG.families if family not in tasks]
+        if missing:
+            raise UsageError(f"the table wants {', '.join(CONFIG.families)}: leave --families out")
+        table = profiles_table(boards, tasks)
+        console.print(Markdown(table))
+        if arguments.update:
+            update_page(arguments.update, table)
+        console.print(f"{folder} has a report for each, with plots", soft_wrap=True)
+    else:
+        _show(arguments, folder, all_results[0], console)
+    return 0
+
+
+def _learn(kit: Path, data: Dataset, config: Config) -> dict[tuple[str, float], list[float]]:
+    """How each level learns, by a real training on this machine."""
+    from itertools import product
+
+    from benchmarks.device.fresh import ProcessFailed
+    from benchmarks.device.learning import learn
+    from benchmarks.device.process import Asked
+
+    pairs = list(product(config.learners, config.levels))
+    found = {}
+    with progress("learn", len(pairs)) as part:
+        for family, level in pairs:
+            tick = part(f"{family} {level:.0%}")
+            ask = Asked(
+                folder=str(kit / family),
+                backend="onnx",
+                threads=1,
+                levels=(level,),
+                batch=config.batch,
+                steps=config.steps,
+                rounds=config.learn_rounds,
+            )
+            try:
+                found[family, level] = learn(kit, family, data, ask)
+            except ProcessFailed as error:
+                raise UsageError(f"{family} at {level:.0%} does not train here: {error}") from error
+            tick()
+    return found
+
+
+def _now() -> str:
+    from datetime import datetime, timezone
+
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,45 @@
+"""A data set in memory, and the one error that reading it raises.
+
+TesseraError
+└── DatasetError     files that are missing, damaged or of another format; which, and what to do
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk import TesseraError
+from edge_sdk.train.data import ArrayData
+
+Format = Literal["digits", "idx", "cifar-10", "uci-har"]
+
+
+class DatasetError(TesseraError):
+    """Files that cannot be used; the text names the file and says what to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Samples to train on and others to test with.
+
+    Inputs are float32, samples first, one array; targets are int64 from 0 to below `classes`.
+    """
+
+    name: str
+    """For people: `digits`, or that of the folder."""
+    format: Format
+    train: ArrayData
+    test: ArrayData
+    classes: int
+    owners: NDArray[np.int64] | None = None
+    """Whose each training sample is, where samples belong to people; None: they do not."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample: (channels, height, width) of images, (channels, length) of windows."""
+        shape: tuple[int, ...] = self.train.inputs[0].shape[1:]
+        return shape

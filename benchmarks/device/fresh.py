@@ -1,0 +1,30 @@
+"""Fresh processes: each does one thing that `benchmarks.device.process` can, and says so."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+from benchmarks.children import run_child
+from benchmarks.device.process import Asked
+from benchmarks.imports import child_environment
+
+_CODE = "import sys; from benchmarks.device.process import {function} as f; f(sys.argv[1])"
+
+
+class ProcessFailed(Exception):
+    """A process did not do what it was asked; the text says why."""
+
+
+def run_fresh(function: str, ask: Asked) -> Any:
+    """What a fresh interpreter says. Raises `ProcessFailed`."""
+    done = run_child(["-c", _CODE.format(function=function), ask.text()], child_environment(None))
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        more = "; the system does that where memory runs out" if name == "SIGKILL" else ""
+        raise ProcessFailed(f"its process was ended by {name}{more}")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ProcessFailed(lines[-1])
+    return json.loads(done.stdout)

@@ -1,0 +1,259 @@
+"""Results as tables and sentences: what is printed, and what the report repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from benchmarks.device.results import (
+    Amount,
+    Bytes,
+    Case,
+    Joules,
+    Machine,
+    Provenance,
+    Results,
+    Spread,
+)
+from benchmarks.device.sheet import (
+    DASH,
+    MODELLED,
+    Sheet,
+    listed,
+    number,
+    percent,
+    printable,
+    yes_or_no,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PLAIN = "fp32"
+"""The encoding that all others are compared with."""
+LEGEND = (
+    f"{MODELLED} modelled from a profile, not measured; {DASH} not known. "
+    "A step is of a whole batch; a round goes from the model's chunks on disk to the movement on "
+    "disk, without the link. "
+    "MB, kB: 10⁶, 10³ bytes. J gross: all that was drawn meanwhile; net: above idle. "
+    "The last two columns: predicted ÷ measured, of the seconds of a round's training and of the "
+    "memory it adds."
+)
+NOT_RUN = "No such device was run: every number is modelled from a profile, or counted."
+
+
+def print_results(results: Results, console: Console) -> None:
+    """The tables, what was left out and why, the machine, and what stands behind the numbers."""
+
+    def say(text: str) -> None:
+        console.print(printable(text), markup=False, highlight=False)
+
+    for line in headline(results):
+        say(line)
+    for sheet in (*case_sheets(results), bytes_sheet(results)):
+        if sheet.rows:
+            sheet.print(console)
+    say(LEGEND)
+    for line in left_out_lines(results):
+        say(f"left out: {line}")
+    say(machine_line(results.machine))
+    for line in provenance_lines(results):
+        say(line)
+
+
+def headline(results: Results) -> list[str]:
+    """What this is, and what a reader must know before any number."""
+    lines = [f"{results.title}: {results.provenance}, {results.started}"]
+    if results.provenance == "modelled":
+        lines.append(NOT_RUN)
+    if not results.complete:
+        lines.append(f"Incomplete: the run ended early, after {len(results.cases)} cases.")
+    return lines
+
+
+def families(results: Results) -> dict[str, list[Case]]:
+    """The cases of each family, in the order that was asked for; large levels first."""
+    found: dict[str, list[Case]] = {name: [] for name in results.config.families}
+    for case in sorted(results.cases, key=lambda case: (-case.level, case.backend, case.threads)):
+        found.setdefault(case.family, []).append(case)
+    return {name: cases for name, cases in found.items() if cases}
+
+
+def case_sheets(results: Results) -> list[Sheet]:
+    """For each family a row for each case, all in the same columns."""
+    config = results.config
+    mark = ", modelled" if results.provenance == "modelled" else ""
+    return [
+        Sheet(
+            title=f"{name}: {config.steps} steps of {config.batch} samples in a round{mark}",
+            columns=(
+                *("level", "backend,\nthreads", "ms/step\nmedian", "\np90", "s/round\nmedian"),
+                *("\np90", "peak\nMB", "J/round\ngross", "\nnet", "°C\nmax", "\nthrottled"),
+                *("pred.\n÷ s", "pred.\n÷ MB"),
+            ),
+            rows=tuple(_case_row(case) for case in cases),
+            texts=2,
+        )
+        for name, cases in families(results).items()
+    ]
+
+
+def _case_row(case: Case) -> tuple[str, ...]:
+    step, round, joules = case.step_s, case.round_s, case.joules
+    round_modelled, memory_modelled = is_modelled(round), is_modelled(case.peak_bytes)
+    energy_modelled = is_modelled(joules)
+    return (
+        percent(case.level),
+        how(case),
+        number(step.median * 1e3, modelled=is_modelled(step)),
+        number(step.p90 * 1e3, modelled=is_modelled(step)),
+        number(round.median, modelled=round_modelled),
+        number(round.p90, modelled=round_modelled),
+        number(case.peak_bytes.value / 1e6, modelled=memory_modelled),
+        number(None if joules is None else joules.gross, modelled=energy_modelled),
+        number(None if joules is None else joules.net, modelled=energy_modelled),
+        DASH if case.heat.highest_c is None else f"{case.heat.highest_c:.0f}",
+        yes_or_no(case.heat.throttled),
+        number(time_ratio(case)),
+        number(memory_ratio(case)),
+    )
+
+
+def how(case: Case) -> str:
+    """Backend and threads, as `onnx × 4`."""
+    return f"{case.backend} × {case.threads}"
+
+
+def foretold(results: Results) -> list[Case]:
+    """The cases whose round was predicted, and measured then."""
+    return [case for case in results.cases if time_ratio(case) is not None]
+
+
+def time_ratio(case: Case) -> float | None:
+    """Predicted ÷ measured seconds of training; None: one of the two is not there."""
+    if case.predicted is None or case.train_s is None or is_modelled(case.train_s):
+        return None
+    return case.predicted.seconds / case.train_s.median
+
+
+def memory_ratio(case: Case) -> float | None:
+    """Predicted ÷ measured growth; None: one of the two is not there, or nothing grew."""
+    grown = case.grown_bytes
+    if case.predicted is None or is_modelled(grown) or not grown.value:
+        return None
+    return case.predicted.grown_bytes / grown.value
+
+
+def bytes_sheet(results: Results) -> Sheet:
+    """Payload of a round in fp32 and in the encoding that sends least, by family and level."""
+    rows = []
+    for case in one_per_level(results):
+        plain = next((each for each in case.bytes if each.encoding == PLAIN), None)
+        least = min(case.bytes, key=lambda each: each.up)
+        rows.append(
+            (
+                case.family,
+                percent(case.level),
+                f"{case.parameters:,}",
+                kilobytes(plain, None if plain is None else plain.up),
+                kilobytes(plain, None if plain is None else plain.down),
+                kilobytes(least, least.up),
+                least.encoding,
+            )
+        )
+    return Sheet(
+        title="Bytes of a round",
+        columns=(
+            *("family", "level", "parameters", f"kB up\n{PLAIN}", f"kB down\n{PLAIN}"),
+            *("kB up\nsmallest", "smallest\nencoding"),
+        ),
+        rows=tuple(rows),
+        texts=2,
+    )
+
+
+def kilobytes(of: Bytes | None, size_bytes: int | None) -> str:
+    """One of the sizes in `of`; a dash for None."""
+    size = None if size_bytes is None else size_bytes / 1e3
+    return number(size, modelled=is_modelled(of))
+
+
+def one_per_level(results: Results) -> Iterator[Case]:
+    """One case with bytes for every family and level: backends and threads send the same."""
+    for cases in families(results).values():
+        by_level: dict[float, Case] = {}
+        for case in cases:
+            if case.bytes:
+                by_level.setdefault(case.level, case)
+        yield from by_level.values()
+
+
+def left_out_lines(results: Results) -> list[str]:
+    """For each reason, the cases that were not measured."""
+    reasons: dict[str, list[str]] = {}
+    for each in results.left_out:
+        case = f"{each.family} {percent(each.level)} {each.backend} × {each.threads}"
+        reasons.setdefault(each.why, []).append(case)
+    return [f"{', '.join(cases)}: {why}" for why, cases in reasons.items()]
+
+
+def machine_facts(machine: Machine) -> list[tuple[str, str]]:
+    """(what, value) of all that the numbers hold for; a dash for what is not known."""
+    sensor = machine.power_sensor
+    if sensor is not None and machine.sensor_hz is not None:
+        sensor += f", read at {machine.sensor_hz:g} Hz"
+    idle = machine.idle_w
+    clocks = [
+        f"{clock.cores} × {DASH if clock.max_mhz is None else f'{clock.max_mhz:.0f} MHz'}"
+        + (f", governor {clock.governor}" if clock.governor else "")
+        + ("" if clock.pinned is None else ", pinned" if clock.pinned else ", not pinned")
+        for clock in machine.clocks
+    ]
+    memory = machine.memory_bytes
+    return [
+        ("model", machine.model or DASH),
+        ("profile", machine.board or DASH),
+        ("power mode", machine.power_mode or DASH),
+        ("cores", DASH if machine.cores is None else f"{machine.cores:g}"),
+        ("clocks", "; ".join(clocks) or DASH),
+        ("cooling", machine.cooling or DASH),
+        ("fed by", machine.fed_by or DASH),
+        ("power sensor", sensor or DASH),
+        (
+            "idle",
+            DASH if idle is None else f"{number(idle.value, modelled=is_modelled(idle))} W",
+        ),
+        ("memory", DASH if memory is None else f"{memory / 1e6:.0f} MB"),
+        ("system", machine.system),
+        ("Python", machine.python),
+        *((name, text) for name, text in sorted(machine.versions.items())),
+    ]
+
+
+def machine_line(machine: Machine) -> str:
+    """What a number depends on most, in one line."""
+    facts = dict(machine_facts(machine))
+    named = ("power mode", "clocks", "cooling", "fed by", "power sensor", "idle")
+    model = machine.model or (f"profile {machine.board}" if machine.board else "model not known")
+    return f"machine: {model}; " + "; ".join(f"{name} {facts[name]}" for name in named)
+
+
+def provenance_lines(results: Results) -> list[str]:
+    """Which numbers are measured, modelled and counted, and where joules come from."""
+    said: dict[Provenance, dict[str, None]] = {"measured": {}, "modelled": {}, "counted": {}}
+    for case in results.cases:
+        said[case.round_s.provenance]["seconds"] = None
+        said[case.peak_bytes.provenance]["memory"] = None
+        if case.joules is not None:
+            said[case.joules.provenance][f"energy ({case.joules.source})"] = None
+        for each in case.bytes:
+            said[each.provenance]["bytes"] = None
+    lines = [f"{name}: {listed(list(what))}" for name, what in said.items() if what]
+    if results.cases and not any(case.joules for case in results.cases):
+        lines.append("not known: energy")
+    return lines
+
+
+def is_modelled(what: Spread | Amount | Joules | Bytes | None) -> bool:
+    """Whether it comes from a profile; what is not known does not."""
+    return what is not None and what.provenance == "modelled"

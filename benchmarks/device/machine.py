@@ -1,0 +1,168 @@
+"""What measured numbers hold for: the machine, its clocks, cooling and power, and the versions."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.device.process import SENSOR_PERIOD_S
+from benchmarks.device.results import Amount, Clock, Machine
+from benchmarks.figures import environment
+from edge_sdk.profile.board import Board, find_board, load_board, shipped_boards
+from edge_sdk.profile.energy import EnergyMeter, probed_watts
+from edge_sdk.profile.files import Files
+from edge_sdk.profile.probe import LocalProbe, choose_probe
+from edge_sdk.profile.snapshot import Snapshot
+
+PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
+SETTLE_S = 5.0
+"""For commands such as nvpmodel."""
+CPU = "sys/devices/system/cpu/cpufreq"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A machine, and the probe that looks at it."""
+
+    machine: Machine
+    board: Board | None
+    """The profile whose watts count where no sensor tells."""
+    probe: LocalProbe
+
+
+def look(root: Path = Path("/"), *, board: Board | None = None, cooling: str | None = None) -> Seen:
+    """Look at the machine below a root.
+
+    `board` None: the shipped profile whose title the machine calls itself by, if any. `cooling`:
+    the owner's word on it; None: what the kernel says of fans.
+    """
+    files = Files(root)
+    probe = choose_probe(root)
+    probe.snapshot()
+    probe.settle(SETTLE_S)
+    snapshot = probe.snapshot()
+    model = _model(files)
+    board = board or recognised(model)
+    versions = environment(*PACKAGES)["versions"]
+    machine = Machine(
+        model=model,
+        board=None if board is None else board.name,
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        cores=snapshot.cpu.cores,
+        clocks=_clocks(files, snapshot),
+        memory_bytes=snapshot.memory.total_bytes,
+        power_mode=snapshot.power.mode or files.text("sys/firmware/acpi/platform_profile"),
+        cooling=cooling or _fans(files),
+        fed_by=_fed_by(snapshot),
+        power_sensor=power_sensor(snapshot),
+        versions={name: found for name, found in versions.items() if found},
+    )
+    return Seen(machine, board, probe)
+
+
+def rest(seen: Seen, seconds: float) -> Seen:
+    """The same, with what the machine draws at rest; where no sensor tells, at once."""
+    watts = probed_watts(seen.probe)
+    if watts() is None:
+        return seen
+    with EnergyMeter(watts, period_s=SENSOR_PERIOD_S) as meter:
+        time.sleep(seconds)
+    energy = meter.energy
+    if energy is None:
+        return seen
+    idle_w = Amount(value=energy.gross_j / energy.seconds, provenance="measured")
+    return replace(seen, machine=replace(seen.machine, idle_w=idle_w, sensor_hz=meter.hz))
+
+
+def named_board(text: str) -> Board:
+    """A profile by its name or its file. Raises `BoardError`."""
+    return load_board(Path(text)) if text.endswith(".toml") else find_board(text)
+
+
+def recognised(model: str | None) -> Board | None:
+    """The shipped profile that a machine's own name begins with or contains; None: none does."""
+    best: Board | None = None
+    for name in shipped_boards() if model else ():
+        board = find_board(name)
+        title = _plain_title(board)
+        longer = best is None or len(title) > len(_plain_title(best))
+        if title in str(model) and longer:
+            best = board
+    return best
+
+
+def _plain_title(board: Board) -> str:
+    """Without the variant in brackets, and without the maker that some leave out."""
+    return re.sub(r" \(.*\)", "", board.title).removeprefix("NVIDIA ")
+
+
+def power_sensor(snapshot: Snapshot) -> str | None:
+    """What tells the watts of the whole device now, in words; None: nothing does."""
+    if snapshot.power.total_watts is not None:
+        rails = ", ".join(snapshot.power.rails or ())
+        return f"rails: {rails}" if rails else "rails"
+    return None if snapshot.battery.watts is None else "battery, while it discharges"
+
+
+def _model(files: Files) -> str | None:
+    if found := files.text("proc/device-tree/model"):
+        return found
+    for line in (files.text("proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or None if files.is_machine else None
+
+
+def _clocks(files: Files, snapshot: Snapshot) -> tuple[Clock, ...]:
+    """Of every class of cores; without cpufreq, what the probe found."""
+    found = []
+    for policy in files.names(CPU, "policy*") or ():
+        folder = f"{CPU}/{policy}"
+        members = (files.text(f"{folder}/affected_cpus") or "").split()
+        low = files.number(f"{folder}/scaling_min_freq")
+        high = files.number(f"{folder}/scaling_max_freq")
+        if members:
+            found.append(
+                Clock(
+                    cores=len(members),
+                    max_mhz=None if high is None else high / 1000,
+                    governor=files.text(f"{folder}/scaling_governor"),
+                    pinned=None if low is None or high is None else low == high,
+                )
+            )
+    if found:
+        return tuple(found)
+    return tuple(
+        Clock(cores=each.cores, max_mhz=each.max_mhz) for each in snapshot.cpu.classes or ()
+    )
+
+
+def _fans(files: Files) -> str | None:
+    """Fans that the kernel knows and how fast they are set; None: it knows none."""
+    fans = []
+    folder = "sys/class/thermal"
+    for name in files.names(folder, "cooling_device*") or ():
+        kind = files.text(f"{folder}/{name}/type") or ""
+        state = files.number(f"{folder}/{name}/cur_state")
+        most = files.number(f"{folder}/{name}/max_state")
+        if "fan" in kind.lower() and state is not None and most is not None:
+            fans.append(f"{kind} at {state:g} of {most:g}")
+    for name in files.names("sys/class/hwmon", "hwmon*") or ():
+        for speed in files.names(f"sys/class/hwmon/{name}", "fan*_input") or ():
+            rpm = files.number(f"sys/class/hwmon/{name}/{speed}")
+            if rpm is not None:
+                fans.append(f"{speed.removesuffix('_input')} at {rpm:g} rpm")
+    return ", ".join(fans) or None
+
+
+def _fed_by(snapshot: Snapshot) -> Literal["mains", "battery"] | None:
+    battery = snapshot.battery
+    if battery.present is False or battery.charging:
+        return "mains"
+    return "battery" if battery.present and battery.charging is False else None

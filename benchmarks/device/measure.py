@@ -1,0 +1,259 @@
+"""Measures what levels cost on this machine: one fresh process a case, in a fixed order.
+
+A case that fails, or would not fit into memory, is left out with the reason; the others go on.
+After every case there are whole `Results`: whoever stops then has them, and `measure` goes on from
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from benchmarks.data import Dataset
+from benchmarks.device.fresh import ProcessFailed, run_fresh
+from benchmarks.device.learning import learn, make_curve
+from benchmarks.device.machine import Seen, power_sensor
+from benchmarks.device.process import Asked
+from benchmarks.device.results import (
+    Amount,
+    BackendName,
+    Bytes,
+    Case,
+    Config,
+    Curve,
+    Heat,
+    Joules,
+    Key,
+    LeftOut,
+    Predicted,
+    Results,
+    Spread,
+)
+from benchmarks.figures import Figure
+from benchmarks.progress import Begin, silent
+from edge_sdk.profile.board import Board
+from edge_sdk.profile.calibration import LIMIT_S
+
+QUICK_TARGET_S = 120.0
+QUICK_CALIBRATE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What cases are measured with."""
+
+    kit: Path
+    seen: Seen
+    data: Dataset | None = None
+    """For curves; None: there are none."""
+    root: Path = Path("/")
+    """Below which sensors are read."""
+
+    def ask(self, config: Config, family: str, backend: str, threads: int) -> Asked:
+        """For one family; without levels."""
+        return Asked(
+            folder=str(self.kit / family),
+            backend=backend,
+            threads=threads,
+            levels=(),
+            batch=config.batch,
+            steps=config.steps,
+            root=str(self.root),
+        )
+
+
+def all_keys(config: Config) -> list[Key]:
+    """All cases, in the order in which they are measured."""
+    return [
+        (family, level, backend, threads)
+        for family, backend, threads, level in product(
+            config.families, config.backends, config.threads, config.levels
+        )
+    ]
+
+
+def missing(results: Results) -> list[Key]:
+    """The cases that are still to be measured."""
+    done = {case.key for case in results.cases} | {each.key for each in results.left_out}
+    return [key for key in all_keys(results.config) if key not in done]
+
+
+def missing_curves(results: Results) -> list[tuple[str, float]]:
+    """Family and level of the curves that are still to be made."""
+    done = {(curve.family, curve.level) for curve in results.curves}
+    wanted = product(results.config.learners, results.config.levels)
+    return [pair for pair in wanted if pair not in done]
+
+
+def measure(bench: Bench, results: Results, begin: Begin = silent) -> Iterator[Results]:
+    """Measure what `results` has not yet, and give them again with every case and curve.
+
+    `begin` is called with each of those, and its result once.
+    """
+    config = results.config
+    started = time.monotonic() - results.seconds
+    predictions: dict[tuple[str, str, int], dict[float, Predicted] | str] = {}
+    for key in missing(results):
+        family, level, backend, threads = key
+        tick = begin(f"{family} {level:.0%} {backend}, {_threads(threads)}")
+        of = (family, backend, threads)
+        if of not in predictions:
+            predictions[of] = _predict(bench, config, *of)
+        done = _case(bench, results, key, predictions[of])
+        results = _with(results, done, time.monotonic() - started)
+        tick()
+        yield results
+    for family, level in missing_curves(results):
+        tick = begin(f"{family} {level:.0%} learns {config.data}")
+        curve = _curve(bench, results, family, level)
+        seconds = time.monotonic() - started
+        results = replace(results, curves=(*results.curves, curve), seconds=seconds)
+        tick()
+        yield results
+    yield replace(results, complete=True)
+
+
+def _with(results: Results, done: Case | LeftOut, seconds: float) -> Results:
+    results = replace(results, seconds=seconds)
+    if isinstance(done, Case):
+        return replace(results, cases=(*results.cases, done))
+    return replace(results, left_out=(*results.left_out, done))
+
+
+def _predict(
+    bench: Bench, config: Config, family: str, backend: str, threads: int
+) -> dict[float, Predicted] | str:
+    """The cost model's word on every level; a text: why there is none."""
+    ask = replace(
+        bench.ask(config, family, backend, threads),
+        levels=config.levels,
+        calibrate_s=QUICK_CALIBRATE_S if config.quick else LIMIT_S,
+    )
+    try:
+        said = run_fresh("predict", ask)
+    except ProcessFailed as error:
+        return str(error)
+    return {row.pop("level"): Predicted(**row) for row in said}
+
+
+def _case(
+    bench: Bench, results: Results, key: Key, predicted: dict[float, Predicted] | str
+) -> Case | LeftOut:
+    family, level, backend, threads = key
+    config, probe, idle_w = results.config, bench.seen.probe, results.machine.idle_w
+    name = cast("BackendName", backend)
+
+    def left_out(why: str) -> LeftOut:
+        return LeftOut(family=family, level=level, backend=name, threads=threads, why=why)
+
+    if isinstance(predicted, str):
+        return left_out(f"calibrating failed: {predicted}")
+    free, wanted = probe.snapshot().memory.available_bytes, predicted[level].grown_bytes
+    if free is not None and wanted > free:
+        return left_out(f"it may take {wanted / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
+    alike = (each for each in results.cases if (each.family, each.level) == (family, level))
+    sized = next(alike, None)
+    ask = replace(
+        bench.ask(config, family, backend, threads),
+        levels=(level,),
+        rounds=config.rounds,
+        burst_s=config.burst_s,
+        idle_w=None if idle_w is None else idle_w.value,
+        sized=sized is None,
+    )
+    try:
+        said = run_fresh("case", ask)
+    except ProcessFailed as error:
+        return left_out(str(error))
+    round_s = Spread(**said["round_s"], provenance="measured")
+    joules = _joules(said["energy"], power_sensor(probe.snapshot()))
+    return Case(
+        family=family,
+        level=level,
+        backend=name,
+        threads=threads,
+        parameters=said["parameters"],
+        macs=said["macs"],
+        step_s=Spread(**said["step_s"], provenance="measured"),
+        round_s=round_s,
+        train_s=Spread(**said["train_s"], provenance="measured"),
+        peak_bytes=Amount(value=said["peak_bytes"], provenance="measured"),
+        grown_bytes=Amount(value=said["grown_bytes"], provenance="measured"),
+        joules=joules or modelled_joules(bench.seen.board, round_s.median),
+        bytes=tuple(Bytes(**row, provenance="counted") for row in said["bytes"])
+        if sized is None
+        else sized.bytes,
+        heat=Heat(**said["heat"]),
+        predicted=predicted[level],
+    )
+
+
+def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | None:
+    if energy is None:
+        return None
+    source = f"{sensor or 'a sensor'}, read {energy['hz']:.0f} times a second"
+    return Joules(gross=energy["gross"], net=energy["net"], provenance="measured", source=source)
+
+
+def modelled_joules(board: Board | None, seconds: float) -> Joules | None:
+    """Of a round, by the watts of a profile; None: there is no profile, or it has none."""
+    if board is None or board.power.train_w is None:
+        return None
+    train, idle = board.power.train_w, board.power.idle_w
+    return Joules(
+        gross=train.value * seconds,
+        net=None if idle is None else (train.value - idle.value) * seconds,
+        provenance="modelled",
+        source=f"profile {board.name}: {train.value:g} W with all cores busy ({train.provenance})",
+    )
+
+
+def _curve(bench: Bench, results: Results, family: str, level: float) -> Curve:
+    config = results.config
+    cases = [each for each in results.cases if (each.family, each.level) == (family, level)]
+    none = Curve(family=family, level=level, data=config.data, provenance="measured")
+    if not cases or bench.data is None:
+        return replace(none, failed="what its rounds cost is not known")
+    fastest = min(cases, key=lambda case: case.round_s.median)
+    ask = replace(
+        bench.ask(config, family, "onnx", fastest.threads),
+        levels=(level,),
+        rounds=config.learn_rounds,
+    )
+    try:
+        accuracies = learn(bench.kit, family, bench.data, ask)
+    except ProcessFailed as error:
+        return replace(none, failed=str(error))
+    return make_curve(fastest, config.data, accuracies)
+
+
+def device_figures(results: Results) -> list[Figure]:
+    """The figures of a run."""
+    figures = []
+    for case in results.cases:
+        stem = f"device.{case.family}.{case.level * 100:.0f}.{case.backend}.threads-{case.threads}"
+        figures += [
+            Figure(name=f"{stem}.step", value=case.step_s.median, unit="s"),
+            Figure(name=f"{stem}.round", value=case.round_s.median, unit="s"),
+            Figure(name=f"{stem}.peak", value=case.peak_bytes.value / 1e6, unit="MB"),
+        ]
+        if case.joules is not None and case.joules.gross is not None:
+            figures.append(Figure(name=f"{stem}.energy", value=case.joules.gross, unit="J"))
+    errors = [case.time_error for case in results.cases if case.time_error is not None]
+    if errors:
+        figures.append(Figure(name="device.time_error", value=median(errors), unit="×"))
+    if results.config.quick and results.complete and results.provenance == "measured":
+        figures.append(
+            Figure(name="device.quick", value=results.seconds, unit="s", target=QUICK_TARGET_S)
+        )
+    return figures
+
+
+def _threads(number: int) -> str:
+    return "1 thread" if number == 1 else f"{number} threads"

@@ -1,0 +1,287 @@
+"""What levels would cost on a board that only its profile is known of. Nothing is run.
+
+    seconds   steps × multiply-accumulates, of three forward passes each, over the speed that the
+              profile gives: what the emulator's time passes by (`Emulation.step_s`)
+    memory    what the SDK takes a round for before it has measured any: `memory_bound`, an upper
+              bound, and on top what a device program holds before its first round
+    joules    the profile's watts with all cores busy × seconds
+    bytes     of the movement and of the model's packs, as the cost model counts them
+
+Left out, because no profile tells: what a round takes besides its steps, the overhead of narrow
+layers, the bandwidth of memory, heat, the link. Speed is known with one thread and with all cores,
+watts with all cores alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import cast
+
+from benchmarks.device.results import (
+    Amount,
+    BackendName,
+    Bytes,
+    Case,
+    Clock,
+    Config,
+    Curve,
+    Joules,
+    LeftOut,
+    Machine,
+    Point,
+    Results,
+    Spread,
+)
+from edge_sdk.profile.board import Board, Quantity, Speed
+from edge_sdk.profile.costs import bytes_down, bytes_up, memory_bound
+from edge_sdk.profile.emulation import MIB, PASSES, Emulation
+from edge_sdk.profile.fleet import Member
+from edge_sdk.profile.work import batch_bytes, largest_groups, work_at
+from edge_sdk.protocol.encoding import Encoding
+from edge_sdk.protocol.graphs import Manifest
+from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.plan import ModelPlan
+
+Tasks = Mapping[str, tuple[ModelPlan, Manifest]]
+"""Of each family, what a device is sent."""
+Accuracies = Mapping[tuple[str, float], Sequence[float]]
+"""Of a family at a level, after each round of a training that was run for real."""
+
+ENCODINGS = ("fp32", "fp16", "int8", "top-k:0.1")
+RULE = LocalRule(learning_rate=0.01, momentum=0.9)
+HELD_BYTES = Quantity(
+    64e6,
+    "Python, numpy, onnxruntime and an open session, before any weight: docs/graphs.md; processes "
+    "of `tessera-bench costs` had 61 MB before their first round, on x86-64 with Python 3.11",
+    "measured",
+)
+"""What a device program holds before its first round."""
+NOT_RUN = "none: nothing was run"
+NO_TORCH = "only the onnx backend is modelled: nobody knows what torch takes on this board"
+
+
+def board_threads(board: Board) -> tuple[int, ...]:
+    """With how many threads the board's speed is known: one, and as many as it has cores."""
+    return tuple(sorted({1, _cores(board)}))
+
+
+def model_results(
+    board: Board,
+    tasks: Tasks,
+    config: Config,
+    started: str,
+    *,
+    accuracies: Accuracies | None = None,
+) -> Results:
+    """What `tessera-bench device` would report of this board, every number modelled.
+
+    `accuracies`: of each curve that is wanted, on the data that `config.data` names; its seconds,
+    bytes and joules are those of the case with the most threads. What nobody can model is left
+    out, and says why.
+
+    Raises `BoardError` when the profile lacks what an emulator needs, `KeyError` for a family that
+    `tasks` has not, `GroupError` for no level, `GraphError` when no gradient graph fits.
+    """
+    made = list(_cases(board, tasks, config))
+    cases = tuple(case for case in made if isinstance(case, Case))
+    return Results(
+        title=board.title,
+        provenance="modelled",
+        started=started,
+        seconds=0.0,
+        complete=True,
+        machine=_machine(board),
+        config=config,
+        cases=cases,
+        left_out=tuple(case for case in made if isinstance(case, LeftOut)),
+        curves=tuple(_curves(cases, accuracies or {}, config.data)),
+    )
+
+
+# -- cases ---------------------------------------------------------------------------------------
+
+
+def _cases(board: Board, tasks: Tasks, config: Config) -> Iterator[Case | LeftOut]:
+    _emulation(board)  # raises for a profile that is not enough, whatever the cases are
+    for family, level, backend, threads in product(
+        config.families, config.levels, config.backends, config.threads
+    ):
+        made: Case | str = NO_TORCH
+        if backend == "onnx":
+            made = _case(board, family, *tasks[family], level, threads, config)
+        yield (
+            made
+            if isinstance(made, Case)
+            else LeftOut(
+                family=family,
+                level=level,
+                backend=cast(BackendName, backend),
+                threads=threads,
+                why=made,
+            )
+        )
+
+
+def _case(
+    board: Board,
+    family: str,
+    plan: ModelPlan,
+    manifest: Manifest,
+    level: float,
+    threads: int,
+    config: Config,
+) -> Case | str:
+    """The case, or why there is none."""
+    timed = _timed(board, threads)
+    if isinstance(timed, str):
+        return timed
+    work = work_at(plan, manifest, level, config.batch)
+    grown = memory_bound(work, batch_bytes(manifest.data, config.batch), RULE, Encoding())
+    peak = HELD_BYTES.value + grown
+    room = board.memory.app_mb
+    if room is not None and peak > MIB * room.value:
+        return (
+            f"may take {peak / MIB:.0f} MB, and one process has {room.value:g} MB on this board "
+            "(app_mb)"
+        )
+    macs = PASSES * config.batch * plan.submodel_macs(largest_groups(plan, level))
+    step_s = timed.step_s(macs)
+    round_s = config.steps * step_s
+    return Case(
+        family=family,
+        level=level,
+        backend="onnx",
+        threads=threads,
+        parameters=plan.cost_at(level).parameters,
+        macs=macs,
+        step_s=_spread(step_s),
+        round_s=_spread(round_s),
+        peak_bytes=Amount(value=peak, provenance="modelled"),
+        grown_bytes=Amount(value=grown, provenance="modelled"),
+        joules=_joules(board, round_s) if threads == _cores(board) else None,
+        bytes=tuple(_bytes(plan, level, text) for text in ENCODINGS),
+    )
+
+
+def _timed(board: Board, threads: int) -> Emulation | str:
+    """The board as it is with so many threads, or why nobody knows."""
+    if threads == _cores(board):
+        return _emulation(board)
+    if threads != 1:
+        return (
+            f"the profile has the speed of one core and of all {_cores(board)}, "
+            f"not of {threads} threads"
+        )
+    one = board.speed.one_core_ratio
+    if one is None:
+        return "the profile has no speed.one_core_ratio"
+    return _emulation(replace(board, speed=Speed(speed_ratio=one)))
+
+
+def _emulation(board: Board) -> Emulation:
+    percent = None if board.battery is None else 100.0
+    return Emulation(Member(name="board", board=board, battery_percent=percent))
+
+
+def _cores(board: Board) -> int:
+    return int(sum(each.count.value for each in board.cores))
+
+
+def _spread(seconds: float) -> Spread:
+    return Spread(median=seconds, p90=seconds, samples=0, provenance="modelled")
+
+
+def _joules(board: Board, seconds: float) -> Joules | None:
+    busy, idle = board.power.train_w, board.power.idle_w
+    if busy is None:
+        return None
+    watts = [
+        f"{key} = {quantity.value:g} W ({quantity.provenance})"
+        for key, quantity in (("train_w", busy), ("idle_w", idle))
+        if quantity is not None
+    ]
+    return Joules(
+        gross=busy.value * seconds,
+        net=None if idle is None else (busy.value - idle.value) * seconds,
+        provenance="modelled",
+        source=f"profile {board.name}: {', '.join(watts)}",
+    )
+
+
+def _bytes(plan: ModelPlan, level: float, text: str) -> Bytes:
+    encoding = Encoding.parse(text)
+    # Of a movement the largest values are most of it; of a model they are no model.
+    travels = encoding.kind != "top-k"
+    return Bytes(
+        encoding=text,
+        up=bytes_up(plan, level, encoding),
+        down=bytes_down(plan, level, encoding) if travels else None,
+        provenance="modelled",
+    )
+
+
+# -- curves --------------------------------------------------------------------------------------
+
+
+def _curves(cases: Sequence[Case], accuracies: Accuracies, data: str) -> Iterator[Curve]:
+    for (family, level), after_round in accuracies.items():
+        own = [case for case in cases if (case.family, case.level) == (family, level)]
+        if not own:
+            continue
+        case = max(own, key=lambda case: case.threads)
+        plain = next(each for each in case.bytes if each.encoding == "fp32")
+        gross = None if case.joules is None else case.joules.gross
+        yield Curve(
+            family=family,
+            level=level,
+            data=data,
+            provenance="modelled",
+            joules_source=None if case.joules is None else f"gross; {case.joules.source}",
+            points=tuple(
+                Point(
+                    round=number,
+                    accuracy=accuracy,
+                    seconds=number * case.round_s.median,
+                    bytes=number * (plain.up + (plain.down or 0)),
+                    joules=None if gross is None else number * gross,
+                )
+                for number, accuracy in enumerate(after_round, start=1)
+            ),
+        )
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def _machine(board: Board) -> Machine:
+    idle = board.power.idle_w
+    return Machine(
+        model=board.soc,
+        board=board.name,
+        system=NOT_RUN,
+        python=NOT_RUN,
+        cores=_cores(board),
+        clocks=tuple(
+            Clock(
+                cores=int(each.count.value),
+                max_mhz=None if each.ghz is None else 1e3 * each.ghz.value,
+            )
+            for each in board.cores
+        ),
+        memory_bytes=MIB * board.memory.memory_mb.value,
+        power_mode=_power_mode(board.title),
+        fed_by="mains" if board.battery is None else "battery",
+        idle_w=None if idle is None else Amount(value=idle.value, provenance="modelled"),
+    )
+
+
+def _power_mode(title: str) -> str | None:
+    """As a title has it in parentheses, beside the memory: `(8 GB, 15 W mode)`."""
+    found = re.search(r"\(([^)]*\bmode\b[^)]*)\)", title)
+    if found is None:
+        return None
+    parts = [part for part in found[1].split(", ") if not re.fullmatch(r"[0-9]+ GB", part)]
+    return ", ".join(parts)
