@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
             "sensors what its owner does: walking, sitting, lying … Without --data, the digits of "
             f"scikit-learn are dealt unevenly to {DEVICES} phones. A run of one rule and one seed "
             "takes about 40 s; Ctrl-C keeps the runs that are done. Example: tessera-bench learn "
-            "--data ~/data/uci_har --rule ram-fed,fedavg --plot learn.png --json learn.json"
+            "--data ~/data/uci_har --rule ram-fed,fedavg --json learn.json"
         ),
     )
     add_common(
@@ -68,7 +68,11 @@ def add_parser(commands: Any) -> None:
         "--seeds", type=int, metavar="N", help=f"runs of every rule (default {full.seeds})"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw both curves: .png, .svg or .pdf"
+        "--plot",
+        type=Path,
+        default=Path("tessera-learn.png"),
+        metavar="FILE",
+        help="accuracy against joules and bytes: .png, .svg or .pdf (default %(default)s)",
     )
     parser.set_defaults(run=_run)
 
@@ -85,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = _config(arguments)
     check_writable(arguments.json)
     check_writable(arguments.plot)
-    if arguments.plot is not None and arguments.plot.suffix not in PLOT_FORMATS:
+    if arguments.plot.suffix not in PLOT_FORMATS:
         raise UsageError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
     # What a phone gives up is counted; its warnings would tear the progress bar.
     logging.getLogger("edge_sdk").addHandler(logging.NullHandler())
@@ -159,15 +163,14 @@ def _conclude(
     figures = learn_figures(comparison)
     _print_tables(comparison, console)
     print_figures(figures, console)
-    if arguments.plot:
-        seeds = max(each.seeds for each in comparison.summaries)
-        title = (
-            f"{setting.data.name}, {setting.model}: {setting.devices} emulated phones, "
-            f"{config.rounds} rounds; "
-            + ("one seed" if seeds == 1 else f"mean and range of {seeds} seeds")
-        )
-        save_plot(runs, arguments.plot, title)
-        console.print(f"plot: {arguments.plot}", highlight=False, soft_wrap=True)
+    seeds = max(each.seeds for each in comparison.summaries)
+    title = (
+        f"{setting.data.name}, {setting.model}: {setting.devices} emulated phones, "
+        f"{config.rounds} rounds; "
+        + ("one seed" if seeds == 1 else f"mean and range of {seeds} seeds")
+    )
+    save_plot(runs, arguments.plot, title)
+    console.print(f"plot: {arguments.plot}", highlight=False, soft_wrap=True)
     if arguments.json:
         data = {
             "command": "learn",
@@ -213,16 +216,16 @@ def _print_tables(comparison: Comparison, console: Console) -> None:
             each.rule,
             str(each.seeds),
             _range(each.accuracy, 100),
-            _range(each.joules, 1e-3),
-            _range(each.bytes, 1e-6),
+            f"{each.joules.mean / 1e3:.1f}",
+            f"{each.bytes.mean / 1e6:.1f}",
             f"{each.train_s.mean / 3600:.2f}",
             f"{100 * each.trained:.0f}",
             f"{100 * each.level:.0f}",
         )
         fair.add_row(
             each.rule,
-            _range(each.joules_to_common, 1e-3),
-            _range(each.bytes_to_common, 1e-6),
+            _range(each.joules_to_common, 1e-3, 0),
+            _range(each.bytes_to_common, 1e-6, 0),
             _range(each.accuracy_at_joules, 100),
             _range(each.accuracy_at_bytes, 100),
         )
@@ -235,9 +238,9 @@ def _print_tables(comparison: Comparison, console: Console) -> None:
     )
 
 
-def _range(spread: Spread, factor: float) -> str:
+def _range(spread: Spread, factor: float, digits: int = 1) -> str:
     """The mean, and the least and the greatest where they are others."""
     middle, least, greatest = (
-        f"{factor * each:.1f}" for each in (spread.mean, spread.least, spread.greatest)
+        f"{factor * each:.{digits}f}" for each in (spread.mean, spread.least, spread.greatest)
     )
     return middle if least == greatest else f"{middle} ({least}–{greatest})"

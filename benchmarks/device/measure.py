@@ -19,6 +19,7 @@ from benchmarks.data import Dataset
 from benchmarks.device.fresh import ProcessFailed, run_fresh
 from benchmarks.device.learning import learn, make_curve
 from benchmarks.device.machine import Seen, power_sensor
+from benchmarks.device.modelled import joules_of
 from benchmarks.device.process import Asked
 from benchmarks.device.results import (
     Amount,
@@ -37,7 +38,6 @@ from benchmarks.device.results import (
 )
 from benchmarks.figures import Figure
 from benchmarks.progress import Begin, silent
-from edge_sdk.profile.board import Board
 from edge_sdk.profile.calibration import LIMIT_S
 
 QUICK_TARGET_S = 120.0
@@ -172,7 +172,9 @@ def _case(
     except ProcessFailed as error:
         return left_out(str(error))
     round_s = Spread(**said["round_s"], provenance="measured")
-    joules = _joules(said["energy"], power_sensor(probe.snapshot()))
+    joules, board = _joules(said["energy"], power_sensor(probe.snapshot())), bench.seen.board
+    if joules is None and board is not None and threads >= (results.machine.cores or 1):
+        joules = joules_of(board, round_s.median)  # whose watts are those of all cores
     return Case(
         family=family,
         level=level,
@@ -185,7 +187,7 @@ def _case(
         train_s=Spread(**said["train_s"], provenance="measured"),
         peak_bytes=Amount(value=said["peak_bytes"], provenance="measured"),
         grown_bytes=Amount(value=said["grown_bytes"], provenance="measured"),
-        joules=joules or modelled_joules(bench.seen.board, round_s.median),
+        joules=joules,
         bytes=tuple(Bytes(**row, provenance="counted") for row in said["bytes"])
         if sized is None
         else sized.bytes,
@@ -199,19 +201,6 @@ def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | No
         return None
     source = f"{sensor or 'a sensor'}, read {energy['hz']:.0f} times a second"
     return Joules(gross=energy["gross"], net=energy["net"], provenance="measured", source=source)
-
-
-def modelled_joules(board: Board | None, seconds: float) -> Joules | None:
-    """Of a round, by the watts of a profile; None: there is no profile, or it has none."""
-    if board is None or board.power.train_w is None:
-        return None
-    train, idle = board.power.train_w, board.power.idle_w
-    return Joules(
-        gross=train.value * seconds,
-        net=None if idle is None else (train.value - idle.value) * seconds,
-        provenance="modelled",
-        source=f"profile {board.name}: {train.value:g} W with all cores busy ({train.provenance})",
-    )
 
 
 def _curve(bench: Bench, results: Results, family: str, level: float) -> Curve:

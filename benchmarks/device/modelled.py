@@ -20,6 +20,7 @@ from dataclasses import replace
 from itertools import product
 from typing import cast
 
+from benchmarks.device.learning import make_curve
 from benchmarks.device.results import (
     Amount,
     BackendName,
@@ -31,7 +32,6 @@ from benchmarks.device.results import (
     Joules,
     LeftOut,
     Machine,
-    Point,
     Results,
     Spread,
 )
@@ -161,7 +161,7 @@ def _case(
         round_s=_spread(round_s),
         peak_bytes=Amount(value=peak, provenance="modelled"),
         grown_bytes=Amount(value=grown, provenance="modelled"),
-        joules=_joules(board, round_s) if threads == _cores(board) else None,
+        joules=joules_of(board, round_s) if threads == _cores(board) else None,
         bytes=tuple(_bytes(plan, level, text) for text in ENCODINGS),
     )
 
@@ -194,7 +194,8 @@ def _spread(seconds: float) -> Spread:
     return Spread(median=seconds, p90=seconds, samples=0, provenance="modelled")
 
 
-def _joules(board: Board, seconds: float) -> Joules | None:
+def joules_of(board: Board, seconds: float) -> Joules | None:
+    """Of training with all cores for so long; None: the profile has no watts."""
     busy, idle = board.power.train_w, board.power.idle_w
     if busy is None:
         return None
@@ -229,28 +230,8 @@ def _bytes(plan: ModelPlan, level: float, text: str) -> Bytes:
 def _curves(cases: Sequence[Case], accuracies: Accuracies, data: str) -> Iterator[Curve]:
     for (family, level), after_round in accuracies.items():
         own = [case for case in cases if (case.family, case.level) == (family, level)]
-        if not own:
-            continue
-        case = max(own, key=lambda case: case.threads)
-        plain = next(each for each in case.bytes if each.encoding == "fp32")
-        gross = None if case.joules is None else case.joules.gross
-        yield Curve(
-            family=family,
-            level=level,
-            data=data,
-            provenance="modelled",
-            joules_source=None if case.joules is None else f"gross; {case.joules.source}",
-            points=tuple(
-                Point(
-                    round=number,
-                    accuracy=accuracy,
-                    seconds=number * case.round_s.median,
-                    bytes=number * (plain.up + (plain.down or 0)),
-                    joules=None if gross is None else number * gross,
-                )
-                for number, accuracy in enumerate(after_round, start=1)
-            ),
-        )
+        if own:
+            yield make_curve(max(own, key=lambda case: case.threads), data, after_round)
 
 
 # -- the machine ---------------------------------------------------------------------------------
