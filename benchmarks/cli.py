@@ -19,11 +19,11 @@ from benchmarks.commands import (
     step,
     wire,
 )
+from benchmarks.options import EXIT_INTERRUPTED
 from edge_sdk import TesseraError, __version__
 
 COMMANDS = (device, kit, compare, profile, learn, step, footprint, costs, aggregate, wire, load)
 """In the order of `--help`. What a command needs besides its options it imports when it runs."""
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

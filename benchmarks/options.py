@@ -8,6 +8,8 @@ from pathlib import Path
 
 from edge_sdk import TesseraError
 
+EXIT_INTERRUPTED = 130
+
 
 class UsageError(TesseraError):
     """The command line asks for something that does not exist."""

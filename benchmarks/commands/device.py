@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
 from benchmarks.options import (
+    EXIT_INTERRUPTED,
     UsageError,
     add_common,
     check_families,
@@ -29,11 +32,14 @@ if TYPE_CHECKING:
     from benchmarks.data import Dataset
     from benchmarks.device.machine import Seen
     from benchmarks.device.results import Config, Results
+    from edge_sdk.profile.board import Board
 
 FOLDER = Path("bench-results")
 ALL = "all"
-EXIT_INTERRUPTED = 130
-SAME = ("model", "system", "cores", "power_mode", "versions")
+SAME = (
+    *("model", "system", "cores", "power_mode", "versions"),
+    *("board", "cooling", "fed_by"),
+)
 """Of a machine; results of two that differ in these do not belong together."""
 
 
@@ -153,27 +159,36 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, console: Console) -> int:
-    from benchmarks.device.machine import look, named_board, rest
+    from benchmarks.device.kit import check_kit, read_kit
+    from benchmarks.device.machine import look, named_board
     from benchmarks.device.measure import Bench, measure, missing, missing_curves
+    from benchmarks.device.own_profile import others, usable_threads
 
+    started = time.monotonic()
     folder, before = _begun(arguments)
     board = None if arguments.board is None else named_board(arguments.board)
     seen = look(arguments.root, board=board, cooling=arguments.cooling)
-    threads = arguments.threads or tuple(sorted({1, max(1, int(seen.machine.cores or 1))}))
+    if busy := others(seen.probe.snapshot()):
+        print(f"tessera-bench: measuring {busy}; close them for better numbers", file=sys.stderr)
+    if before is None and arguments.kit is None:
+        seen = _rest(arguments, seen)  # before compiling makes it warm
     with _kit(arguments, before) as kit:
         data = _data(arguments, kit)
         if before is not None and _plain(arguments):
             config = before.config
+            check_kit(kit, read_kit(kit), config.families, config.levels, config.batch)
         else:
+            threads = arguments.threads or tuple(sorted({1, usable_threads(seen.probe.snapshot())}))
             config = _config(arguments, kit, data, threads)
         if before is not None:
-            results = _resumed(before, seen, config)
+            results = _resumed(before, seen, config, data.name)
         else:
-            seen = rest(seen, 2.0 if arguments.quick else 5.0)
-            results = _new(arguments, seen, config)
+            if arguments.kit is not None:
+                seen = _rest(arguments, seen)
+            results = _new(arguments, seen, config, time.monotonic() - started)
         folder.mkdir(parents=True, exist_ok=True)
         _keep(folder, results)
-        bench = Bench(kit, seen, data, arguments.root)
+        bench = Bench(kit, seen, data, arguments.root, folder)
         parts = len(missing(results)) + len(missing_curves(results))
         try:
             with progress("device", parts) as part:
@@ -183,13 +198,30 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
         except KeyboardInterrupt:
             _finish(arguments, folder, results, console)
             print(
-                f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Go on with: "
-                f"tessera-bench device --resume --out {folder}",
+                f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Go on with:\n"
+                f"  {_again(arguments, folder)}",
                 file=sys.stderr,
             )
             return EXIT_INTERRUPTED
     _finish(arguments, folder, results, console)
     return 0
+
+
+def _rest(arguments: argparse.Namespace, seen: Seen) -> Seen:
+    from benchmarks.device.machine import rest
+
+    return rest(seen, 2.0 if arguments.quick else 5.0)
+
+
+def _again(arguments: argparse.Namespace, folder: Path) -> str:
+    """The command that goes on with a run."""
+    words = ["tessera-bench", "device", "--resume", "--out", str(folder)]
+    for name in ("kit", "data", "board", "cooling"):
+        if (value := getattr(arguments, name)) is not None:
+            words += [f"--{name}", str(value)]
+    if arguments.root != Path("/"):
+        words += ["--root", str(arguments.root)]
+    return shlex.join(words)
 
 
 def _begun(arguments: argparse.Namespace) -> tuple[Path, Results | None]:
@@ -275,7 +307,8 @@ def _config(
     steps = arguments.steps or (10 if quick else 20)
     if min(steps, arguments.batch or 1) < 1:
         raise UsageError("--steps and --batch must be at least 1")
-    shares = arguments.levels or tuple(x for x in _levels(quick) if x in kit.levels)
+    few_levels = tuple(level for level in _levels(quick) if level in kit.levels) if quick else ()
+    shares = arguments.levels or few_levels or kit.levels
     batch = arguments.batch or kit.batch
     check_kit(folder, kit, families, shares, batch)
     return Config(
@@ -304,11 +337,11 @@ def _backends() -> tuple[str, ...]:
 
 def _plain(arguments: argparse.Namespace) -> bool:
     """Whether nothing was said of what is measured."""
-    said = ("families", "levels", "backends", "threads", "batch", "steps", "data")
+    said = ("families", "levels", "backends", "threads", "batch", "steps")
     return not arguments.quick and all(getattr(arguments, name) is None for name in said)
 
 
-def _new(arguments: argparse.Namespace, seen: Seen, config: Config) -> Results:
+def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: float) -> Results:
     from benchmarks.device.results import Results
 
     title = arguments.title or (seen.board and seen.board.title) or seen.machine.model
@@ -316,15 +349,20 @@ def _new(arguments: argparse.Namespace, seen: Seen, config: Config) -> Results:
         title=title or "this machine",
         provenance="measured",
         started=_now(),
-        seconds=0.0,
+        seconds=seconds,
         complete=False,
         machine=seen.machine,
         config=config,
     )
 
 
-def _resumed(before: Results, seen: Seen, config: Config) -> Results:
-    """What was begun, if it can be continued here. Raises `UsageError`."""
+def _resumed(before: Results, seen: Seen, config: Config, data: str) -> Results:
+    """What was begun, if it can be continued here; what failed is tried again.
+
+    Raises `UsageError`.
+    """
+    if data != before.config.data:
+        raise UsageError(f"the run was begun with the data {before.config.data!r}: give its --data")
     for name in SAME:
         then, now = getattr(before.machine, name), getattr(seen.machine, name)
         if then != now:
@@ -336,7 +374,8 @@ def _resumed(before: Results, seen: Seen, config: Config) -> Results:
                 f"the run was begun with {each.name} = {then}, not {now}: resume it with the same "
                 "options, or with none"
             )
-    return replace(before, complete=False)
+    curves = tuple(curve for curve in before.curves if curve.failed is None)
+    return replace(before, complete=False, left_out=(), curves=curves)
 
 
 def _keep(folder: Path, results: Results) -> None:
@@ -389,9 +428,11 @@ def _emulate(arguments: argparse.Namespace, console: Console) -> int:
     from benchmarks.device.page import CONFIG, profiles_table, update_page
     from edge_sdk.profile.board import find_board, shipped_boards
 
+    every = arguments.emulate == ALL
+    if every and arguments.title:
+        raise UsageError("--title is for one device, not for all")
     if arguments.resume:
         raise UsageError("--resume is for measuring; modelling takes seconds, so start anew")
-    every = arguments.emulate == ALL
     names = shipped_boards() if every else ()
     boards = [find_board(name) for name in names] or [named_board(arguments.emulate)]
     folder, _ = _begun(arguments)
@@ -406,6 +447,7 @@ def _emulate(arguments: argparse.Namespace, console: Console) -> int:
     for board in boards:
         own = replace(config, threads=arguments.threads or board_threads(board))
         results = model_results(board, tasks, own, started, accuracies=accuracies)
+        results = replace(results, title=arguments.title or results.title)
         own_folder = folder / board.name if every else folder
         own_folder.mkdir(parents=True, exist_ok=True)
         _report(own_folder, results)
@@ -420,10 +462,26 @@ def _emulate(arguments: argparse.Namespace, console: Console) -> int:
         console.print(Markdown(table))
         if arguments.update:
             update_page(arguments.update, table)
+        if arguments.json:
+            _write_all(arguments.json, boards, all_results)
         console.print(f"{folder} has a report for each, with plots", soft_wrap=True)
     else:
         _show(arguments, folder, all_results[0], console)
     return 0
+
+
+def _write_all(path: Path, boards: Sequence[Board], all_results: Sequence[Results]) -> None:
+    from benchmarks.device.measure import device_figures
+    from benchmarks.figures import write_json
+    from edge_sdk.profile.plain import to_plain
+
+    figures = [
+        replace(figure, name=f"{board.name}.{figure.name}")
+        for board, results in zip(boards, all_results, strict=True)
+        for figure in device_figures(results)
+    ]
+    rows = [to_plain(results) for results in all_results]
+    write_json(path, figures, {"command": "device-all", "boards": rows})
 
 
 def _learn(kit: Path, data: Dataset, config: Config) -> dict[tuple[str, float], list[float]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.learn.config import DEVICES, QUICK, LearnConfig
-from benchmarks.options import UsageError, add_common, check_writable, names
+from benchmarks.options import EXIT_INTERRUPTED, UsageError, add_common, check_writable, names
 from benchmarks.progress import progress
 from benchmarks.tables import make_table
 
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not interrupted:
         return 0
     console.print(f"interrupted: {len(runs)} of {len(config.cases)} runs are done and kept")
-    return 130
+    return EXIT_INTERRUPTED
 
 
 def _config(arguments: argparse.Namespace) -> LearnConfig:

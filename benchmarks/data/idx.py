@@ -53,7 +53,9 @@ def _split(folder: Path, which: str) -> ArrayData:
         raise DatasetError(
             f"{labels_path}: label {row} is {labels[row]}, and there are only 0 to {CLASSES - 1}"
         )
-    return ArrayData((images[:, None].astype(np.float32) / 255,), labels.astype(np.int64))
+    pixels = images[:, None].astype(np.float32)
+    pixels /= 255
+    return ArrayData((pixels,), labels.astype(np.int64))
 
 
 def _find(folder: Path, which: str, what: str) -> Path:

@@ -27,4 +27,4 @@ def run_fresh(function: str, ask: Asked) -> Any:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         raise ProcessFailed(lines[-1])
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])  # libraries print, too

@@ -15,11 +15,13 @@ Writing one needs torch and the coordinator; all else does without.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -73,24 +75,31 @@ def write_kit(
     """
     from edge_sdk import __version__
 
-    if folder.is_dir() and any(folder.iterdir()):
-        read_kit(folder)  # so that nothing is removed that is no kit
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if batch < 1:
+        raise KitError(f"a batch has at least 1 sample, not {batch}")
+    old = read_kit(folder) if folder.is_dir() and any(folder.iterdir()) else None
     kit = Kit(tessera=__version__, batch=batch, levels=tuple(levels), families=tuple(families))
-    for family in families:
-        tick = begin(family)
-        (folder / family).mkdir()
-        write_task(family, batch, folder / family, levels)
-        tick()
-    digits = load_data(None)
-    np.savez_compressed(
-        folder / DIGITS,
-        x=digits.train.inputs[0],
-        y=digits.train.targets,
-        test_x=digits.test.inputs[0],
-        test_y=digits.test.targets,
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".kit-", dir=folder) as temporary:
+        new = Path(temporary)
+        for family in families:
+            tick = begin(family)
+            (new / family).mkdir()
+            write_task(family, batch, new / family, levels)
+            tick()
+        digits = load_data(None)
+        np.savez_compressed(
+            new / DIGITS,
+            x=digits.train.inputs[0],
+            y=digits.train.targets,
+            test_x=digits.test.inputs[0],
+            test_y=digits.test.targets,
+        )
+        # Nothing is removed but what an older kit says is its own.
+        for name in () if old is None else old.families:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in (*families, DIGITS):
+            (new / name).replace(folder / name)
     text = json.dumps(to_plain(kit), indent=1)
     (folder / FILE).write_text(text + "\n", encoding="utf-8")
     return kit
@@ -136,6 +145,8 @@ def read_kit(folder: Path) -> Kit:
         raise KitError(f"{folder} is not a kit: it has no {FILE}; {advice}") from error
     except (OSError, ValueError, RecursionError, ProfileError) as error:
         raise KitError(f"{folder} is not a kit that can be read: {error}; {advice}") from error
+    if strange := [name for name in kit.families if not re.fullmatch(r"[a-z0-9_-]+", name)]:
+        raise KitError(f"{folder / FILE}: {strange[0]!r} is no family's name; {advice}")
     if kit.version != VERSION:
         raise KitError(f"{folder}: a kit of version {kit.version}, not {VERSION}; {advice}")
     return kit

@@ -32,8 +32,9 @@ def learners(data: Dataset, kit: Path, families: Sequence[str]) -> tuple[str, ..
 
 
 def _fits(data: Dataset, spec: DataSpec) -> bool:
+    one = ArrayData(tuple(each[:1] for each in data.train.inputs), data.train.targets[:1])
     try:
-        fit_data(data, spec)
+        fit_data(replace(data, train=one, test=one, owners=None), spec)
     except DatasetError:
         return False
     return True
@@ -82,6 +83,7 @@ def make_curve(case: Case, data: str, accuracies: Sequence[float]) -> Curve:
         level=case.level,
         data=data,
         provenance=case.round_s.provenance,
+        joules_provenance=None if case.joules is None else case.joules.provenance,
         joules_source=None if case.joules is None else case.joules.source,
         points=tuple(
             Point(

@@ -216,6 +216,7 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
         ("power mode", machine.power_mode or DASH),
         ("cores", DASH if machine.cores is None else f"{machine.cores:g}"),
         ("clocks", "; ".join(clocks) or DASH),
+        ("load before", DASH if machine.load is None else f"{machine.load:g}"),
         ("cooling", machine.cooling or DASH),
         ("fed by", machine.fed_by or DASH),
         ("power sensor", sensor or DASH),

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.device.process import SENSOR_PERIOD_S
+from benchmarks.device.process import SENSOR_PERIOD_S, SETTLE_S
 from benchmarks.device.results import Amount, Clock, Machine
 from benchmarks.figures import environment
 from edge_sdk.profile.board import Board, find_board, load_board, shipped_boards
-from edge_sdk.profile.energy import EnergyMeter, probed_watts
+from edge_sdk.profile.emulation import MIB
+from edge_sdk.profile.energy import MAX_AGE_S, EnergyMeter, probed_watts
 from edge_sdk.profile.files import Files
 from edge_sdk.profile.probe import LocalProbe, choose_probe
 from edge_sdk.profile.snapshot import Snapshot
 
 PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
-SETTLE_S = 5.0
-"""For commands such as nvpmodel."""
 CPU = "sys/devices/system/cpu/cpufreq"
+OTHER_MEMORY = 0.3
+"""By which share of its profile's memory a board may differ: systems keep some for themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def look(root: Path = Path("/"), *, board: Board | None = None, cooling: str | N
     probe.settle(SETTLE_S)
     snapshot = probe.snapshot()
     model = _model(files)
-    board = board or recognised(model)
+    board = board or recognised(model, snapshot.memory.total_bytes)
     versions = environment(*PACKAGES)["versions"]
     machine = Machine(
         model=model,
@@ -59,7 +60,7 @@ def look(root: Path = Path("/"), *, board: Board | None = None, cooling: str | N
         power_mode=snapshot.power.mode or files.text("sys/firmware/acpi/platform_profile"),
         cooling=cooling or _fans(files),
         fed_by=_fed_by(snapshot),
-        power_sensor=power_sensor(snapshot),
+        load=snapshot.cpu.load,
         versions={name: found for name, found in versions.items() if found},
     )
     return Seen(machine, board, probe)
@@ -75,8 +76,13 @@ def rest(seen: Seen, seconds: float) -> Seen:
     energy = meter.energy
     if energy is None:
         return seen
-    idle_w = Amount(value=energy.gross_j / energy.seconds, provenance="measured")
-    return replace(seen, machine=replace(seen.machine, idle_w=idle_w, sensor_hz=meter.hz))
+    machine = replace(
+        seen.machine,
+        idle_w=Amount(value=energy.gross_j / energy.seconds, provenance="measured"),
+        power_sensor=power_sensor(seen.probe.snapshot()),
+        sensor_hz=meter.hz,
+    )
+    return replace(seen, machine=machine)
 
 
 def named_board(text: str) -> Board:
@@ -84,25 +90,32 @@ def named_board(text: str) -> Board:
     return load_board(Path(text)) if text.endswith(".toml") else find_board(text)
 
 
-def recognised(model: str | None) -> Board | None:
-    """The shipped profile that a machine's own name begins with or contains; None: none does."""
-    best: Board | None = None
-    for name in shipped_boards() if model else ():
+def recognised(model: str | None, memory_bytes: float | None = None) -> Board | None:
+    """The shipped profile whose title is in what a machine calls itself; None: there is none.
+
+    One with another size of memory is another board.
+    """
+    if model is None:
+        return None
+    called = model.replace(" Plus", "+")
+    found = []
+    for name in shipped_boards():
         board = find_board(name)
-        title = _plain_title(board)
-        longer = best is None or len(title) > len(_plain_title(best))
-        if title in str(model) and longer:
-            best = board
-    return best
+        size = MIB * board.memory.memory_mb.value
+        fits = memory_bytes is None or abs(memory_bytes / size - 1) < OTHER_MEMORY
+        if fits and re.search(rf"\b{re.escape(_plain_title(board))}(?!\w)", called):
+            found.append(board)
+    return max(found, key=lambda board: len(_plain_title(board)), default=None)
 
 
 def _plain_title(board: Board) -> str:
-    """Without the variant in brackets, and without the maker that some leave out."""
-    return re.sub(r" \(.*\)", "", board.title).removeprefix("NVIDIA ")
+    """Without the variant in brackets and the makers' words that only some systems say."""
+    return re.sub(r" \(.*\)", "", board.title).removeprefix("NVIDIA ").removeprefix("Jetson ")
 
 
 def power_sensor(snapshot: Snapshot) -> str | None:
     """What tells the watts of the whole device now, in words; None: nothing does."""
+    snapshot = snapshot.no_older_than(MAX_AGE_S)
     if snapshot.power.total_watts is not None:
         rails = ", ".join(snapshot.power.rails or ())
         return f"rails: {rails}" if rails else "rails"

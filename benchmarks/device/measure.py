@@ -19,7 +19,7 @@ from benchmarks.data import Dataset
 from benchmarks.device.fresh import ProcessFailed, run_fresh
 from benchmarks.device.learning import learn, make_curve
 from benchmarks.device.machine import Seen, power_sensor
-from benchmarks.device.modelled import joules_of
+from benchmarks.device.modelled import board_cores, joules_of
 from benchmarks.device.process import Asked
 from benchmarks.device.results import (
     Amount,
@@ -54,6 +54,8 @@ class Bench:
     """For curves; None: there are none."""
     root: Path = Path("/")
     """Below which sensors are read."""
+    disk: Path | None = None
+    """Where movements are kept; None: where temporary files are."""
 
     def ask(self, config: Config, family: str, backend: str, threads: int) -> Asked:
         """For one family; without levels."""
@@ -65,6 +67,7 @@ class Bench:
             batch=config.batch,
             steps=config.steps,
             root=str(self.root),
+            disk=None if self.disk is None else str(self.disk),
         )
 
 
@@ -173,7 +176,7 @@ def _case(
         return left_out(str(error))
     round_s = Spread(**said["round_s"], provenance="measured")
     joules, board = _joules(said["energy"], power_sensor(probe.snapshot())), bench.seen.board
-    if joules is None and board is not None and threads >= (results.machine.cores or 1):
+    if joules is None and board is not None and threads == board_cores(board):
         joules = joules_of(board, round_s.median)  # whose watts are those of all cores
     return Case(
         family=family,
@@ -209,7 +212,8 @@ def _curve(bench: Bench, results: Results, family: str, level: float) -> Curve:
     none = Curve(family=family, level=level, data=config.data, provenance="measured")
     if not cases or bench.data is None:
         return replace(none, failed="what its rounds cost is not known")
-    fastest = min(cases, key=lambda case: case.round_s.median)
+    costed = [case for case in cases if case.joules is not None] or cases
+    fastest = min(costed, key=lambda case: case.round_s.median)
     ask = replace(
         bench.ask(config, family, "onnx", fastest.threads),
         levels=(level,),
@@ -226,7 +230,8 @@ def device_figures(results: Results) -> list[Figure]:
     """The figures of a run."""
     figures = []
     for case in results.cases:
-        stem = f"device.{case.family}.{case.level * 100:.0f}.{case.backend}.threads-{case.threads}"
+        level = f"{case.level * 100:g}".replace(".", "_")
+        stem = f"device.{case.family}.{level}.{case.backend}.threads-{case.threads}"
         figures += [
             Figure(name=f"{stem}.step", value=case.step_s.median, unit="s"),
             Figure(name=f"{stem}.round", value=case.round_s.median, unit="s"),

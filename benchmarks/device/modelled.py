@@ -20,6 +20,7 @@ from dataclasses import replace
 from itertools import product
 from typing import cast
 
+from benchmarks.device.kit import CHUNK_BYTES
 from benchmarks.device.learning import make_curve
 from benchmarks.device.results import (
     Amount,
@@ -40,9 +41,12 @@ from edge_sdk.profile.costs import bytes_down, bytes_up, memory_bound
 from edge_sdk.profile.emulation import MIB, PASSES, Emulation
 from edge_sdk.profile.fleet import Member
 from edge_sdk.profile.work import batch_bytes, largest_groups, work_at
+from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding import Encoding
 from edge_sdk.protocol.graphs import Manifest
 from edge_sdk.protocol.local_rule import LocalRule
+from edge_sdk.protocol.model_index import ModelIndex, encode_index
+from edge_sdk.protocol.packs import find_packs
 from edge_sdk.protocol.plan import ModelPlan
 
 Tasks = Mapping[str, tuple[ModelPlan, Manifest]]
@@ -65,7 +69,7 @@ NO_TORCH = "only the onnx backend is modelled: nobody knows what torch takes on 
 
 def board_threads(board: Board) -> tuple[int, ...]:
     """With how many threads the board's speed is known: one, and as many as it has cores."""
-    return tuple(sorted({1, _cores(board)}))
+    return tuple(sorted({1, board_cores(board)}))
 
 
 def model_results(
@@ -156,23 +160,23 @@ def _case(
         backend="onnx",
         threads=threads,
         parameters=plan.cost_at(level).parameters,
-        macs=macs,
+        macs=work.macs,
         step_s=_spread(step_s),
         round_s=_spread(round_s),
         peak_bytes=Amount(value=peak, provenance="modelled"),
         grown_bytes=Amount(value=grown, provenance="modelled"),
-        joules=joules_of(board, round_s) if threads == _cores(board) else None,
+        joules=joules_of(board, round_s) if threads == board_cores(board) else None,
         bytes=tuple(_bytes(plan, level, text) for text in ENCODINGS),
     )
 
 
 def _timed(board: Board, threads: int) -> Emulation | str:
     """The board as it is with so many threads, or why nobody knows."""
-    if threads == _cores(board):
+    if threads == board_cores(board):
         return _emulation(board)
     if threads != 1:
         return (
-            f"the profile has the speed of one core and of all {_cores(board)}, "
+            f"the profile has the speed of one core and of all {board_cores(board)}, "
             f"not of {threads} threads"
         )
     one = board.speed.one_core_ratio
@@ -186,7 +190,8 @@ def _emulation(board: Board) -> Emulation:
     return Emulation(Member(name="board", board=board, battery_percent=percent))
 
 
-def _cores(board: Board) -> int:
+def board_cores(board: Board) -> int:
+    """Of all classes."""
     return int(sum(each.count.value for each in board.cores))
 
 
@@ -219,9 +224,17 @@ def _bytes(plan: ModelPlan, level: float, text: str) -> Bytes:
     return Bytes(
         encoding=text,
         up=bytes_up(plan, level, encoding),
-        down=bytes_down(plan, level, encoding) if travels else None,
+        down=_index_bytes(plan, encoding) + bytes_down(plan, level, encoding) if travels else None,
         provenance="modelled",
     )
+
+
+def _index_bytes(plan: ModelPlan, encoding: Encoding) -> int:
+    """Of the index that tells where a model's chunks are; any hashes make it as long."""
+    sizes = find_packs(plan).sizes(plan, encoding)
+    hashes = [(bytes(HASH_BYTES),) * -(-size // CHUNK_BYTES) for size in sizes]
+    blobs = (Blob(size, chunks) for size, chunks in zip(sizes, hashes, strict=True))
+    return len(encode_index(plan, ModelIndex(encoding, CHUNK_BYTES, tuple(blobs))))
 
 
 # -- curves --------------------------------------------------------------------------------------
@@ -244,7 +257,7 @@ def _machine(board: Board) -> Machine:
         board=board.name,
         system=NOT_RUN,
         python=NOT_RUN,
-        cores=_cores(board),
+        cores=board_cores(board),
         clocks=tuple(
             Clock(
                 cores=int(each.count.value),

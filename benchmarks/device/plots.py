@@ -225,7 +225,12 @@ def _draw_accuracy(results: Results, path: Path) -> None:
                 color=shade("#9fb8d8", "#0b2545", at, len(levels)),
                 marker=MARKERS[at % len(MARKERS)],
             )
-        modelled = _mark([curve.provenance == "modelled" for curve in curves])
+        modelled = _mark(
+            [
+                (curve.joules_provenance if joules else curve.provenance) == "modelled"
+                for curve in curves
+            ]
+        )
         unit = "J" if joules else "s (joules are not known)"
         axis.set(title=f"{name} on {curves[0].data}", ylabel="accuracy, %")
         axis.set_xlabel(f"spent in training{modelled}, {unit}")

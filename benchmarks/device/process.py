@@ -14,13 +14,14 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 
+from benchmarks.device.kit import CHUNK_BYTES
 from benchmarks.device.trainee import RULE, Took, Trainee, onnx_backend, torch_backend
 from edge_sdk.profile.calibration import LIMIT_S, calibrate
 from edge_sdk.profile.costs import CostModel
@@ -33,6 +34,7 @@ from edge_sdk.protocol.encoded_model import encode_model
 from edge_sdk.protocol.encoding import Encoding, available_encodings
 from edge_sdk.protocol.local_rule import LocalRule
 from edge_sdk.protocol.model_index import encode_index, pack_model
+from edge_sdk.protocol.movement_codec import encode_movement
 from edge_sdk.protocol.packs import find_packs
 from edge_sdk.streams import stream
 
@@ -42,7 +44,8 @@ SENSOR_PERIOD_S = 0.04
 HEAT_PERIOD_S = 0.25
 PROCESSOR = re.compile(r"cpu|soc|tj|pkg|core", re.IGNORECASE)
 """In the names of zones that tell how warm the processor is."""
-CHUNK_BYTES = 2**18
+SETTLE_S = 5.0
+"""For commands such as nvpmodel."""
 LEARNING_RULE = LocalRule(learning_rate=0.1, momentum=0.5, rescale=0)
 """The submodel stands for itself, so nothing is scaled to what the whole model would give."""
 
@@ -61,6 +64,8 @@ class Asked:
     rounds: int = 1
     burst_s: float = 0.0
     calibrate_s: float = LIMIT_S
+    disk: str | None = None
+    """A folder where movements are kept; None: where temporary files are."""
     root: str = "/"
     """Below which sensors are read."""
     idle_w: float | None = None
@@ -76,11 +81,15 @@ class Asked:
     def trainee(self) -> Trainee:
         """With the backend."""
         make = torch_backend if self.backend == "torch" else onnx_backend
-        return Trainee(Path(self.folder), lambda trainee: make(trainee, self.threads))
+        disk = None if self.disk is None else Path(self.disk)
+        return Trainee(Path(self.folder), lambda trainee: make(trainee, self.threads), disk)
 
     def probe(self) -> Probe:
-        """Of the machine below the root."""
-        return choose_probe(Path(self.root))
+        """Of the machine below the root; sensors that are programs have answered."""
+        probe = choose_probe(Path(self.root))
+        probe.snapshot()
+        probe.settle(SETTLE_S)
+        return probe
 
 
 def asked(text: str) -> Asked:
@@ -251,7 +260,8 @@ def _sizes(trainee: Trainee, level: float, took: Took) -> list[dict[str, Any]]:
         if encoding.agreed(available_encodings()) != encoding:
             continue
         draws = stream(0, "sizes", name)
-        up = len(encode_blocks(plan, groups, took.moved, encoding, draws))
+        payload = encode_blocks(plan, groups, took.moved, encoding, draws)
+        up = len(encode_movement(replace(took.movement, payload=payload)))
         down = None
         if encoding.kind != "top-k":
             encoded = encode_model(plan, whole.values, encoding, draws)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from edge_sdk.profile.plain import ProfileError, from_plain, to_plain
 VERSION = 1
 FILE = "results.json"
 COMMAND = "device"
+MAX_BYTES = 1 << 26
 
 Provenance = Literal["measured", "counted", "modelled"]
 BackendName = Literal["onnx", "torch"]
@@ -172,7 +174,8 @@ class Curve:
     data: str
     """Name of the data set."""
     provenance: Provenance
-    """Of seconds and joules; the accuracy is always one of a real training."""
+    """Of seconds; the accuracy is always one of a real training."""
+    joules_provenance: Provenance | None = None
     joules_source: str | None = None
     points: tuple[Point, ...] = ()
     failed: str | None = None
@@ -205,11 +208,13 @@ class Machine:
     clocks: tuple[Clock, ...] = ()
     memory_bytes: float | None = None
     power_mode: str | None = None
+    load: float | None = None
+    """Programs that ran or waited to before the run, mean of a minute."""
     cooling: str | None = None
     fed_by: Literal["mains", "battery"] | None = None
     power_sensor: str | None = None
     sensor_hz: float | None = None
-    """How often it was read; at least 10 where there is one."""
+    """How often it was read."""
     idle_w: Amount | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -258,52 +263,70 @@ class Results:
     curves: tuple[Curve, ...] = ()
 
     def __post_init__(self) -> None:
-        keys = [case.key for case in self.cases] + [each.key for each in self.left_out]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            family, level, backend, threads = twice[0]
-            raise ResultsError(f"{family} at {level:g} on {backend}, {threads} threads, is twice")
-        for path, number, least, most in _numbers(self):
+        keys = Counter(case.key for case in self.cases)
+        keys.update(each.key for each in self.left_out)
+        for (family, level, backend, threads), times in keys.items():
+            if times > 1:
+                raise ResultsError(
+                    f"{family} at {level:g} on {backend}, {threads} threads, is there twice"
+                )
+        for path, number in _leaves(self):
+            least, most = _limits(path)
             if not (least <= number <= most and math.isfinite(number)):
                 raise ResultsError(f"{path} = {number!r}: must be from {least:g} to {most:g}")
-        if self.provenance == "modelled":
-            for case in self.cases:
-                said = {case.step_s.provenance, case.round_s.provenance, case.peak_bytes.provenance}
-                if "measured" in said or (case.joules and case.joules.provenance == "measured"):
-                    raise ResultsError(f"{case.key}: modelled results cannot have measured numbers")
+        for index, case in enumerate(self.cases):
+            for name in ("step_s", "round_s", "train_s"):
+                spread: Spread | None = getattr(case, name)
+                if spread is not None and spread.p90 < spread.median:
+                    raise ResultsError(f"cases[{index}].{name}: its p90 is below its median")
+            for name in ("step_s", "round_s", "train_s", "peak_bytes", "grown_bytes"):
+                seen: Spread | Amount | None = getattr(case, name)
+                if seen is not None and seen.provenance != self.provenance:
+                    raise ResultsError(
+                        f"cases[{index}].{name} is {seen.provenance}, in results that are "
+                        f"{self.provenance}"
+                    )
+            joules = case.joules  # which may be modelled where all else is measured
+            if joules and self.provenance == "modelled" != joules.provenance:
+                raise ResultsError(
+                    f"cases[{index}].joules are {joules.provenance}, in results that are modelled"
+                )
 
     def case(self, key: Key) -> Case | None:
         """The case of this key; None: it was not measured."""
         return next((case for case in self.cases if case.key == key), None)
 
 
-def _numbers(results: Results) -> Iterator[tuple[str, float, float, float]]:
-    """(path, number, least, most) of what has to be in a range."""
-    yield "config.batch", results.config.batch, 1, 1e9
-    yield "config.steps", results.config.steps, 1, 1e9
-    for index, case in enumerate(results.cases):
-        where = f"cases[{index}]"
-        yield f"{where}.level", case.level, 1e-6, 1
-        yield f"{where}.threads", case.threads, 1, 4096
-        for name, spread in (("step_s", case.step_s), ("round_s", case.round_s)):
-            yield f"{where}.{name}.median", spread.median, 1e-12, 1e9
-            yield f"{where}.{name}.p90", spread.p90, spread.median, 1e9
-        yield f"{where}.peak_bytes.value", case.peak_bytes.value, 0, 1e15
-        yield f"{where}.grown_bytes.value", case.grown_bytes.value, 0, 1e15
-        if case.joules is not None:
-            for name, joules in (("gross", case.joules.gross), ("net", case.joules.net)):
-                if joules is not None:
-                    yield f"{where}.joules.{name}", joules, 0, 1e12
-        for size in case.bytes:
-            yield f"{where}.bytes.up", size.up, 0, 1e15
-            yield f"{where}.bytes.down", size.down or 0, 0, 1e15
-        if case.predicted is not None:
-            yield f"{where}.predicted.seconds", case.predicted.seconds, 0, 1e9
-            yield f"{where}.predicted.grown_bytes", case.predicted.grown_bytes, 0, 1e15
-    for index, curve in enumerate(results.curves):
-        for point in curve.points:
-            yield f"curves[{index}].points.accuracy", point.accuracy, 0, 1
-            yield f"curves[{index}].points.seconds", point.seconds, 0, 1e12
-            yield f"curves[{index}].points.joules", point.joules or 0, 0, 1e15
+_LIMITS = {
+    "level": (1e-6, 1.0),
+    "levels": (1e-6, 1.0),
+    "threads": (1.0, 4096.0),
+    "batch": (1.0, 1e9),
+    "steps": (1.0, 1e9),
+    "median": (1e-12, 1e9),
+    "accuracy": (0.0, 1.0),
+    "start_c": (-100.0, 250.0),
+    "highest_c": (-100.0, 250.0),
+}
+"""By the last name of a path; all other numbers are just not negative."""
+
+
+def _limits(path: str) -> tuple[float, float]:
+    name = path.rpartition(".")[2].partition("[")[0]
+    return _LIMITS.get(name, (0.0, 1e18))
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """(path, number) of every number in a dataclass."""
+    if is_dataclass(value):
+        for each in fields(value):
+            inner = f"{path}.{each.name}" if path else each.name
+            yield from _leaves(getattr(value, each.name), inner)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
 
 
 def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> None:
@@ -316,6 +339,8 @@ def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> No
 def read_results(path: Path) -> Results:
     """Raises `ResultsError`, which names the file and the key."""
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ResultsError(f"{path} has over {MAX_BYTES >> 20} MB, which no results have")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ResultsError(f"{path} is not there") from error

@@ -7,6 +7,7 @@ what is modelled.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,5 +110,5 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text as Markdown that neither ends a cell nor is HTML."""
-    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+    """The text as Markdown that neither ends a cell nor is a link, a picture or HTML."""
+    return re.sub(r"([\\|\[\]])", r"\\\1", printable(text)).replace("<", "&lt;")

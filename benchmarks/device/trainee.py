@@ -50,16 +50,23 @@ class Took:
     train_s: float
     step_s: tuple[float, ...]
     moved: Blocks
+    movement: Movement
 
 
 class Trainee:
     """A device with the files of one family."""
 
     def __init__(
-        self, folder: Path, make_backend: Callable[[Trainee], Backend] | None = None
+        self,
+        folder: Path,
+        make_backend: Callable[[Trainee], Backend] | None = None,
+        disk: Path | None = None,
     ) -> None:
-        """`folder`: the family's, in a kit. `make_backend` None: onnx with one thread."""
+        """`folder`: the family's, in a kit. `make_backend` None: onnx with one thread. `disk`: a
+        folder to keep movements in; None: where temporary files are, which may be no disk.
+        """
         self.folder = folder
+        self._disk = disk
         self.plan = decode_plan((folder / "plan").read_bytes())
         self.manifest = decode_manifest((folder / "manifest").read_bytes())
         self.index = decode_index(self.plan, (folder / "index").read_bytes())
@@ -129,10 +136,10 @@ class Trainee:
             train_s=train_s,
             keeps_copy=False,
         )
-        with TemporaryDirectory() as temporary:
+        with TemporaryDirectory(prefix=".movement-", dir=self._disk) as temporary:
             FolderMovements(Path(temporary)).keep(movement)
         step_s = tuple(after - before for before, after in pairwise(stamps))
-        return Took(clock() - started, train_s, step_s, moved)
+        return Took(clock() - started, train_s, step_s, moved, movement)
 
 
 def onnx_backend(trainee: Trainee, threads: int = 1) -> Backend:

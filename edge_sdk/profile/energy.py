@@ -97,6 +97,8 @@ class EnergyMeter:
         self._period_s = period_s
         self._clock = clock
         self._readings: list[tuple[float, float]] = []
+        self._silent = False
+        """Whether the sensor had nothing to say at the end."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
 
@@ -115,13 +117,16 @@ class EnergyMeter:
         if self._thread.is_alive():
             self._done.set()
             self._thread.join()
-            self._read()
+            self._silent = not self._read()
 
     @property
     def energy(self) -> Energy | None:
-        """What was drawn from the beginning of the block to its end; None: not known."""
+        """What was drawn from the beginning of the block to its end; None: not known.
+
+        A sensor that fell silent on the way, such as a battery that is charged now, tells nothing.
+        """
         joules = integrate(self._readings)
-        if joules is None:
+        if joules is None or self._silent:
             return None
         seconds = self._readings[-1][0] - self._readings[0][0]
         return Energy(seconds=seconds, gross_j=joules, idle_w=self._idle_w)
@@ -137,10 +142,11 @@ class EnergyMeter:
         while not self._done.wait(self._period_s):
             self._read()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
         watts = self._watts()
         if watts is not None:
             self._readings.append((self._clock(), watts))
+        return watts is not None
 
 
 def idle_watts(watts: Watts, seconds: float = 1.0) -> float | None:

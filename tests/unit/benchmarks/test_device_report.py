@@ -158,7 +158,7 @@ def test_foreign_texts_neither_mark_up_nor_control() -> None:
     assert "\x1b" not in text.replace("\x1b[", "")  # rich's own styles, if any
     assert "\x1b[2J" not in text
     page = report(results, Path("/nowhere"))
-    assert "# [/red]  [2J \\| &lt;b> next: what a level costs" in page.splitlines()
+    assert "# \\[/red\\]  \\[2J \\| &lt;b> next: what a level costs" in page.splitlines()
     assert "\x1b" not in page
 
 

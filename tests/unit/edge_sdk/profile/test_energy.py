@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -122,3 +123,13 @@ def test_watts_that_are_old_are_unknown() -> None:
 def test_idle_watts_are_the_mean_of_a_rest() -> None:
     assert idle_watts(lambda: 2.5, seconds=0.05) == pytest.approx(2.5)
     assert idle_watts(lambda: None, seconds=0.05) is None
+
+
+def test_meter_knows_nothing_when_its_sensor_fell_silent() -> None:
+    said: list[float | None] = [10.0, 10.0, 10.0]
+    meter = EnergyMeter(lambda: said.pop() if said else None, period_s=0.001)
+    with meter:
+        while said:
+            time.sleep(0.001)
+    assert meter.hz is not None
+    assert meter.energy is None
