@@ -51,6 +51,14 @@ def levels(text: str) -> tuple[float, ...]:
     return tuple(sorted(found, reverse=True))
 
 
+def count(text: str) -> int:
+    """A whole number above 0."""
+    found = numbers(text)
+    if len(found) > 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give one number")
+    return found[0]
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """Whole numbers above 0 with commas between them, each once, the smallest first."""
     try:

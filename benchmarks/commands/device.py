@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from benchmarks.options import (
     add_common,
     check_families,
     check_writable,
+    count,
     levels,
     names,
     numbers,
@@ -91,15 +93,15 @@ def add_parser(commands: Any) -> None:
     )
     what.add_argument(
         "--backends",
-        type=names,
+        type=_backend_names,
         metavar="A,B",
         help="onnx, torch (default: both where torch is installed)",
     )
     what.add_argument(
         "--threads", type=numbers, metavar="N,M", help="default: one, and as many as cores"
     )
-    what.add_argument("--batch", type=int, metavar="N", help="samples a step (default 32)")
-    what.add_argument("--steps", type=int, metavar="N", help="of a round (default 20; quick 10)")
+    what.add_argument("--batch", type=count, metavar="N", help="samples a step (default 32)")
+    what.add_argument("--steps", type=count, metavar="N", help="of a round (default 20; quick 10)")
     what.add_argument(
         "--kit", type=Path, metavar="DIR", help="made by `tessera-bench kit`: no torch needed here"
     )
@@ -147,11 +149,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     check_writable(arguments.json)
-    if arguments.update is not None and arguments.emulate != ALL:
-        raise UsageError("--update needs --emulate all, which makes the table")
     console = Console()
     if arguments.emulate is not None:
         return _emulate(arguments, console)
+    if arguments.update is not None:
+        raise UsageError("--update needs --emulate all, which makes the table")
     return _measure(arguments, console)
 
 
@@ -159,7 +161,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace, console: Console) -> int:
-    from benchmarks.device.kit import check_kit, read_kit
+    from benchmarks.data import load_data
+    from benchmarks.device.kit import check_kit, kit_digits, read_kit
     from benchmarks.device.machine import look, named_board
     from benchmarks.device.measure import Bench, measure, missing, missing_curves
     from benchmarks.device.own_profile import others, usable_threads
@@ -167,22 +170,28 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
     started = time.monotonic()
     folder, before = _begun(arguments)
     board = None if arguments.board is None else named_board(arguments.board)
+    if not (arguments.root / "proc").is_dir() and not (arguments.root / "sys").is_dir():
+        raise UsageError(f"--root {arguments.root}: there is no proc and no sys below it")
+    own_data = None if arguments.data is None else load_data(arguments.data)
     seen = look(arguments.root, board=board, cooling=arguments.cooling)
+    if before is not None:
+        before = _resumed(arguments, before, seen, own_data)
+        if not missing(before) and not missing_curves(before):
+            print(f"tessera-bench: the run in {folder} is complete", file=sys.stderr)
+            _show(arguments, folder, before, console)
+            return 0
     if busy := others(seen.probe.snapshot()):
-        print(f"tessera-bench: measuring {busy}; close them for better numbers", file=sys.stderr)
+        print(f"tessera-bench: measuring {busy}; end them for better numbers", file=sys.stderr)
     if before is None and arguments.kit is None:
         seen = _rest(arguments, seen)  # before compiling makes it warm
     with _kit(arguments, before) as kit:
-        data = _data(arguments, kit)
-        if before is not None and _plain(arguments):
-            config = before.config
+        data = kit_digits(kit) if own_data is None else own_data
+        if before is not None:
+            results, config = before, before.config
             check_kit(kit, read_kit(kit), config.families, config.levels, config.batch)
         else:
             threads = arguments.threads or tuple(sorted({1, usable_threads(seen.probe.snapshot())}))
             config = _config(arguments, kit, data, threads)
-        if before is not None:
-            results = _resumed(before, seen, config, data.name)
-        else:
             if arguments.kit is not None:
                 seen = _rest(arguments, seen)
             results = _new(arguments, seen, config, time.monotonic() - started)
@@ -196,12 +205,13 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
                     results = newer
                     _keep(folder, results)
         except KeyboardInterrupt:
-            _finish(arguments, folder, results, console)
+            # First: whoever presses twice does not wait for the report.
             print(
                 f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Go on with:\n"
                 f"  {_again(arguments, folder)}",
                 file=sys.stderr,
             )
+            _finish(arguments, folder, results, console)
             return EXIT_INTERRUPTED
     _finish(arguments, folder, results, console)
     return 0
@@ -239,8 +249,9 @@ def _begun(arguments: argparse.Namespace) -> tuple[Path, Results | None]:
         raise UsageError(
             f"{folder} has results already: add --resume to go on with them, or name another folder"
         )
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file: name a folder")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(f"--out {folder}: nothing can be written in {there}; name another folder")
     return folder, None
 
 
@@ -267,7 +278,7 @@ def _kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path
     families = arguments.families or (QUICK_FAMILIES if arguments.quick else KIT_FAMILIES)
     batch = arguments.batch or BATCH
     own_levels = arguments.levels or _levels(arguments.quick)
-    if before is not None and _plain(arguments):
+    if before is not None:
         config = before.config
         families, batch, own_levels = config.families, config.batch, config.levels
     if find_spec("torch") is None:
@@ -280,13 +291,6 @@ def _kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path
         with progress("compile", len(families)) as part:
             write_kit(Path(temporary), families, levels=own_levels, batch=batch, begin=part)
         yield Path(temporary)
-
-
-def _data(arguments: argparse.Namespace, kit: Path) -> Dataset:
-    from benchmarks.data import load_data
-    from benchmarks.device.kit import kit_digits
-
-    return kit_digits(kit) if arguments.data is None else load_data(arguments.data)
 
 
 def _config(
@@ -302,11 +306,7 @@ def _config(
         few = tuple(each for each in kit.families if each in QUICK_FAMILIES)
         families = few if quick and few else kit.families
     backends = arguments.backends or _backends()
-    if unknown := [name for name in backends if name not in ("onnx", "torch")]:
-        raise UsageError(f"--backends {unknown[0]!r}: known are onnx and torch")
     steps = arguments.steps or (10 if quick else 20)
-    if min(steps, arguments.batch or 1) < 1:
-        raise UsageError("--steps and --batch must be at least 1")
     few_levels = tuple(level for level in _levels(quick) if level in kit.levels) if quick else ()
     shares = arguments.levels or few_levels or kit.levels
     batch = arguments.batch or kit.batch
@@ -331,22 +331,25 @@ def _levels(quick: bool) -> tuple[float, ...]:
     return (1.0, 0.5, 0.25) if quick else (1.0, 0.75, 0.5, 0.25)
 
 
+def _backend_names(text: str) -> tuple[str, ...]:
+    found = names(text)
+    if unknown := [name for name in found if name not in ("onnx", "torch")]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: known are onnx and torch")
+    return found
+
+
 def _backends() -> tuple[str, ...]:
     return ("onnx", "torch") if find_spec("torch") else ("onnx",)
-
-
-def _plain(arguments: argparse.Namespace) -> bool:
-    """Whether nothing was said of what is measured."""
-    said = ("families", "levels", "backends", "threads", "batch", "steps")
-    return not arguments.quick and all(getattr(arguments, name) is None for name in said)
 
 
 def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: float) -> Results:
     from benchmarks.device.results import Results
 
-    title = arguments.title or (seen.board and seen.board.title) or seen.machine.model
+    title = arguments.title or seen.machine.model or "this machine"
+    if arguments.board is None and seen.board is not None:
+        title = arguments.title or seen.board.title  # as it calls itself
     return Results(
-        title=title or "this machine",
+        title=title,
         provenance="measured",
         started=_now(),
         seconds=seconds,
@@ -356,24 +359,36 @@ def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: flo
     )
 
 
-def _resumed(before: Results, seen: Seen, config: Config, data: str) -> Results:
+def _resumed(
+    arguments: argparse.Namespace, before: Results, seen: Seen, data: Dataset | None
+) -> Results:
     """What was begun, if it can be continued here; what failed is tried again.
 
-    Raises `UsageError`.
+    Raises `UsageError` for another machine, and for options other than those it was begun with.
     """
-    if data != before.config.data:
-        raise UsageError(f"the run was begun with the data {before.config.data!r}: give its --data")
+    config = before.config
+    if before.provenance == "modelled":
+        raise UsageError("these results are modelled, which takes seconds: there is none to resume")
     for name in SAME:
         then, now = getattr(before.machine, name), getattr(seen.machine, name)
         if then != now:
             raise UsageError(f"the run was begun where {name} was {then}; here it is {now}")
-    for each in fields(config):
-        then, now = getattr(before.config, each.name), getattr(config, each.name)
-        if then != now:
+    for name in ("families", "levels", "backends", "threads", "batch", "steps"):
+        then, now = getattr(config, name), getattr(arguments, name)
+        if now is not None and now != then:
+            words = [
+                ",".join(map(str, each)) if isinstance(each, tuple) else each
+                for each in (then, now)
+            ]
             raise UsageError(
-                f"the run was begun with {each.name} = {then}, not {now}: resume it with the same "
-                "options, or with none"
+                f"the run was begun with --{name} {words[0]}, not {words[1]}: resume it with the "
+                "same options, or with none"
             )
+    if arguments.quick and not config.quick:
+        raise UsageError("the run was begun without --quick: resume it without")
+    name = "digits" if data is None else data.name
+    if name != config.data:
+        raise UsageError(f"the run was begun with the data {config.data!r}: give its --data")
     curves = tuple(curve for curve in before.curves if curve.failed is None)
     return replace(before, complete=False, left_out=(), curves=curves)
 
@@ -422,23 +437,33 @@ def _show(arguments: argparse.Namespace, folder: Path, results: Results, console
 
 def _emulate(arguments: argparse.Namespace, console: Console) -> int:
     """Reports of what profiles say; the accuracies alone are those of trainings here."""
-    from benchmarks.device.kit import read_task
+    from benchmarks.data import load_data
+    from benchmarks.device.kit import kit_digits, read_task
     from benchmarks.device.machine import named_board
     from benchmarks.device.modelled import board_threads, model_results
     from benchmarks.device.page import CONFIG, profiles_table, update_page
     from edge_sdk.profile.board import find_board, shipped_boards
 
     every = arguments.emulate == ALL
+    if arguments.update is not None and not every:
+        raise UsageError("--update needs --emulate all, which makes the table")
     if every and arguments.title:
         raise UsageError("--title is for one device, not for all")
+    if arguments.board is not None:
+        raise UsageError("--board is for measuring: --emulate names the profile already")
+    if "torch" in (arguments.backends or ()):
+        raise UsageError("--backends torch: only onnx is modelled")
+    if every and arguments.families is not None:
+        raise UsageError("--families is for one device: the table of all has models of its own")
     if arguments.resume:
         raise UsageError("--resume is for measuring; modelling takes seconds, so start anew")
     names = shipped_boards() if every else ()
     boards = [find_board(name) for name in names] or [named_board(arguments.emulate)]
     folder, _ = _begun(arguments)
     arguments.backends = arguments.backends or ("onnx",)
+    own_data = None if arguments.data is None else load_data(arguments.data)
     with _kit(arguments, None) as kit:
-        data = _data(arguments, kit)
+        data = kit_digits(kit) if own_data is None else own_data
         config = _config(arguments, kit, data, (1,))
         tasks = {family: read_task(kit, family) for family in config.families}
         accuracies = _learn(kit, data, config)
@@ -447,6 +472,8 @@ def _emulate(arguments: argparse.Namespace, console: Console) -> int:
     for board in boards:
         own = replace(config, threads=arguments.threads or board_threads(board))
         results = model_results(board, tasks, own, started, accuracies=accuracies)
+        if not results.cases:
+            raise UsageError(f"{board.name}: {results.left_out[0].why}")
         results = replace(results, title=arguments.title or results.title)
         own_folder = folder / board.name if every else folder
         own_folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.options import add_common, check_families, check_writable, levels, names
+from benchmarks.options import add_common, check_families, check_writable, count, levels, names
 from benchmarks.progress import progress
 
 KIT_FAMILIES = ("mlp", "cnn", "sensor-cnn", "text", "vit-small")
@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
         help="shares of every width (default 1,0.75,0.5,0.25)",
     )
     parser.add_argument(
-        "--batch", type=int, default=32, help="samples a step (default %(default)s)"
+        "--batch", type=count, default=32, help="samples a step (default %(default)s)"
     )
     parser.set_defaults(run=_run)
 

@@ -50,7 +50,7 @@ def time_levels(directory: str, levels: str, batch: str, reps: str, burst_s: str
     times: dict[float, list[float]] = {level: [] for level in offered}
     for _ in range(int(reps)):
         for level, opened in rounds.items():
-            times[level].append(device.round(opened, level, time.process_time).train_s)
+            times[level].append(device.round(opened, level, time.process_time).times.train_s)
     rows = [
         {
             "level": level,

@@ -77,7 +77,11 @@ def write_kit(
 
     if batch < 1:
         raise KitError(f"a batch has at least 1 sample, not {batch}")
-    old = read_kit(folder) if folder.is_dir() and any(folder.iterdir()) else None
+    old = None
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / FILE).exists():
+            raise KitError(f"{folder} has other files in it, and is not a kit: name a new folder")
+        old = read_kit(folder)
     kit = Kit(tessera=__version__, batch=batch, levels=tuple(levels), families=tuple(families))
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".kit-", dir=folder) as temporary:

@@ -23,6 +23,7 @@ from benchmarks.device.sheet import (
     number,
     percent,
     printable,
+    without_unknown,
     yes_or_no,
 )
 
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 PLAIN = "fp32"
 """The encoding that all others are compared with."""
-LEGEND = (
-    f"{MODELLED} modelled from a profile, not measured; {DASH} not known. "
-    "A step is of a whole batch; a round goes from the model's chunks on disk to the movement on "
-    "disk, without the link. "
-    "MB, kB: 10⁶, 10³ bytes. J gross: all that was drawn meanwhile; net: above idle. "
-    "The last two columns: predicted ÷ measured, of the seconds of a round's training and of the "
-    "memory it adds."
-)
 NOT_RUN = "No such device was run: every number is modelled from a profile, or counted."
 
 
@@ -53,11 +46,13 @@ def print_results(results: Results, console: Console) -> None:
     for sheet in (*case_sheets(results), bytes_sheet(results)):
         if sheet.rows:
             sheet.print(console)
-    say(LEGEND)
+    say(legend(results))
     for line in left_out_lines(results):
         say(f"left out: {line}")
     say(machine_line(results.machine))
     for line in provenance_lines(results):
+        say(line)
+    for line in accuracy_lines(results):
         say(line)
 
 
@@ -71,6 +66,29 @@ def headline(results: Results) -> list[str]:
     return lines
 
 
+def legend(results: Results) -> str:
+    """What the columns of the tables mean, of those that there are."""
+    parts = [f"{MODELLED} modelled from a profile, not measured; {DASH} not known."]
+    if results.provenance == "modelled":
+        parts.append("A step is of a whole batch; a modelled round is its training alone.")
+    else:
+        parts.append(
+            "A step is of a whole batch; a round goes from the model's chunks on disk to the "
+            "movement on disk, without the link. Training is all steps of a round, the first of "
+            "them slower; the rest of a round unpacks the model, encodes the movement and writes "
+            "it to disk, with fsync."
+        )
+    parts.append("MB, kB: 10⁶, 10³ bytes.")
+    if any(case.joules for case in results.cases):
+        parts.append("J gross: all that was drawn meanwhile; net: above idle.")
+    if foretold(results):
+        parts.append(
+            "pred.: predicted ÷ measured, of the seconds of a round's training and of the memory "
+            "it adds."
+        )
+    return " ".join(parts)
+
+
 def families(results: Results) -> dict[str, list[Case]]:
     """The cases of each family, in the order that was asked for; large levels first."""
     found: dict[str, list[Case]] = {name: [] for name in results.config.families}
@@ -80,35 +98,34 @@ def families(results: Results) -> dict[str, list[Case]]:
 
 
 def case_sheets(results: Results) -> list[Sheet]:
-    """For each family a row for each case, all in the same columns."""
+    """For each family a row for each case, all in the same columns: those that tell anything."""
     config = results.config
     mark = ", modelled" if results.provenance == "modelled" else ""
-    return [
+    sheets = [
         Sheet(
             title=f"{name}: {config.steps} steps of {config.batch} samples in a round{mark}",
             columns=(
                 *("level", "backend,\nthreads", "ms/step\nmedian", "\np90", "s/round\nmedian"),
-                *("\np90", "peak\nMB", "J/round\ngross", "\nnet", "°C\nmax", "\nthrottled"),
-                *("pred.\n÷ s", "pred.\n÷ MB"),
+                *("\np90", "s of\ntraining", "peak\nMB", "J/round\ngross", "J/round\nnet"),
+                *("°C\nmax", "\nthrottled", "pred.\n÷ s", "pred.\n÷ MB"),
             ),
             rows=tuple(_case_row(case) for case in cases),
             texts=2,
         )
         for name, cases in families(results).items()
     ]
+    return without_unknown(sheets)
 
 
 def _case_row(case: Case) -> tuple[str, ...]:
-    step, round, joules = case.step_s, case.round_s, case.joules
-    round_modelled, memory_modelled = is_modelled(round), is_modelled(case.peak_bytes)
-    energy_modelled = is_modelled(joules)
+    joules, energy_modelled = case.joules, is_modelled(case.joules)
+    memory_modelled = is_modelled(case.peak_bytes)
     return (
         percent(case.level),
         how(case),
-        number(step.median * 1e3, modelled=is_modelled(step)),
-        number(step.p90 * 1e3, modelled=is_modelled(step)),
-        number(round.median, modelled=round_modelled),
-        number(round.p90, modelled=round_modelled),
+        *_median_and_p90(case.step_s, 1e3),
+        *_median_and_p90(case.round_s),
+        _median_and_p90(case.train_s)[0],
         number(case.peak_bytes.value / 1e6, modelled=memory_modelled),
         number(None if joules is None else joules.gross, modelled=energy_modelled),
         number(None if joules is None else joules.net, modelled=energy_modelled),
@@ -117,6 +134,15 @@ def _case_row(case: Case) -> tuple[str, ...]:
         number(time_ratio(case)),
         number(memory_ratio(case)),
     )
+
+
+def _median_and_p90(spread: Spread | None, scale: float = 1.0) -> tuple[str, str]:
+    """A dash for the p90 of what was not measured again and again."""
+    if spread is None:
+        return DASH, DASH
+    modelled = is_modelled(spread)
+    p90 = spread.p90 * scale if spread.samples else None
+    return number(spread.median * scale, modelled=modelled), number(p90, modelled=modelled)
 
 
 def how(case: Case) -> str:
@@ -161,7 +187,7 @@ def bytes_sheet(results: Results) -> Sheet:
                 least.encoding,
             )
         )
-    return Sheet(
+    sheet = Sheet(
         title="Bytes of a round",
         columns=(
             *("family", "level", "parameters", f"kB up\n{PLAIN}", f"kB down\n{PLAIN}"),
@@ -170,6 +196,7 @@ def bytes_sheet(results: Results) -> Sheet:
         rows=tuple(rows),
         texts=2,
     )
+    return without_unknown([sheet])[0]
 
 
 def kilobytes(of: Bytes | None, size_bytes: int | None) -> str:
@@ -250,9 +277,49 @@ def provenance_lines(results: Results) -> list[str]:
         for each in case.bytes:
             said[each.provenance]["bytes"] = None
     lines = [f"{name}: {listed(list(what))}" for name, what in said.items() if what]
-    if results.cases and not any(case.joules for case in results.cases):
-        lines.append("not known: energy")
+    unknown = [case for case in results.cases if case.joules is None]
+    if unknown:
+        part = "" if len(unknown) == len(results.cases) else f" of {len(unknown)} cases"
+        lines.append(f"not known: energy{part}: {no_joules(results)}")
     return lines
+
+
+def no_joules(results: Results) -> str:
+    """Why a case has no joules."""
+    counts = "count only with as many threads as the board has cores"
+    if results.provenance == "modelled":
+        return f"a profile's watts {counts}"
+    return f"no sensor tells the power, and a profile's watts (--board) {counts}"
+
+
+def accuracy_lines(results: Results) -> list[str]:
+    """Why there is no accuracy, or not of all families; nothing where there is no gap."""
+    config = results.config
+    learned = {curve.family for curve in results.curves if curve.points}
+    lines = []
+    if not learned:
+        lines.append(f"no accuracy: {no_accuracy(results)}")
+    if config.quick and config.learners and len(config.families) > 1:
+        lines.append(
+            f"accuracy of {listed(config.learners)} alone: with --quick only the first family "
+            f"learns that takes samples of {config.data}"
+        )
+    lines += dict.fromkeys(
+        f"no accuracy of {curve.family} at {percent(curve.level)}: {curve.failed}"
+        for curve in results.curves
+        if curve.failed
+    )
+    return lines
+
+
+def no_accuracy(results: Results) -> str:
+    """Why nothing learned, of results without a curve that has points."""
+    config = results.config
+    if any(curve.failed for curve in results.curves):
+        return "every training failed"
+    if config.learners:
+        return "the run ended before any family learned"
+    return f"none of {listed(config.families)} takes samples of {config.data}"
 
 
 def is_modelled(what: Spread | Amount | Joules | Bytes | None) -> bool:

@@ -163,6 +163,7 @@ def _case(
         macs=work.macs,
         step_s=_spread(step_s),
         round_s=_spread(round_s),
+        train_s=_spread(round_s),
         peak_bytes=Amount(value=peak, provenance="modelled"),
         grown_bytes=Amount(value=grown, provenance="modelled"),
         joules=joules_of(board, round_s) if threads == board_cores(board) else None,

@@ -29,7 +29,7 @@ def pace(folder: str, levels: str, threads: str, batch: str, burst_s: str) -> No
     rows = []
     for level in map(float, levels.split(",")):
         steps = _steps(trainee, level, int(batch), float(burst_s))
-        took = trainee.round(trainee.opened(steps, int(batch), RULE, "fp32"), level)
+        took = trainee.round(trainee.opened(steps, int(batch), RULE, "fp32"), level).times
         rows.append(
             {
                 "level": level,
@@ -62,7 +62,7 @@ def endure(folder: str, level: str, threads: str, batch: str, seconds: str, root
         with EnergyMeter(watts, period_s=SENSOR_PERIOD_S) as meter:
             started = time.perf_counter()
             while (now := time.perf_counter() - started) < float(seconds):
-                took = trainee.round(opened, float(level))
+                took = trainee.round(opened, float(level)).times
                 rates.append((now, opened.steps / took.train_s))
     finally:
         probe.close()
@@ -86,7 +86,7 @@ def _trainee(folder: str, threads: str) -> Trainee:
 
 def _steps(trainee: Trainee, level: float, batch: int, seconds: float) -> int:
     """As many as fit into so many seconds, at least three; the graph is open then."""
-    first = trainee.round(trainee.opened(3, batch, RULE, "fp32"), level)
+    first = trainee.round(trainee.opened(3, batch, RULE, "fp32"), level).times
     return max(3, min(MOST_STEPS, int(seconds / min(first.step_s))))
 
 

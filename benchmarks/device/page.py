@@ -11,7 +11,6 @@ from benchmarks.device.modelled import Tasks, board_threads, model_results
 from benchmarks.device.results import Case, Config
 from edge_sdk import TesseraError
 from edge_sdk.profile.board import Board
-from edge_sdk.profile.emulation import MIB
 
 BEGIN = "<!-- tessera-bench device --emulate all -->"
 END = "<!-- end -->"
@@ -101,7 +100,7 @@ def _gross(case: Case) -> float | None:
 
 
 def _peak(case: Case) -> float:
-    return case.peak_bytes.value / MIB
+    return case.peak_bytes.value / 1e6
 
 
 def _charge(case: Case | None, battery_wh: float) -> str:

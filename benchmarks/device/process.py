@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device.kit import CHUNK_BYTES
-from benchmarks.device.trainee import RULE, Took, Trainee, onnx_backend, torch_backend
+from benchmarks.device.trainee import RULE, Times, Took, Trainee, onnx_backend, torch_backend
 from edge_sdk.profile.calibration import LIMIT_S, calibrate
 from edge_sdk.profile.costs import CostModel
 from edge_sdk.profile.energy import EnergyMeter, probed_watts
@@ -137,15 +137,16 @@ def case(text: str) -> None:
     opened = trainee.opened(ask.steps, ask.batch, RULE, "fp32")
     before = resident_bytes()
     trainee.round(opened, level)  # opens the graph and fills the caches; not like the others
-    took: list[Took] = []
+    times: list[Times] = []
     heat = _HeatWatch(probe)
     meter = EnergyMeter(probed_watts(probe), idle_w=ask.idle_w, period_s=SENSOR_PERIOD_S)
     with heat, meter:
         until = time.perf_counter() + ask.burst_s
-        while len(took) < ask.rounds or time.perf_counter() < until:
-            took.append(trainee.round(opened, level))
+        while len(times) < ask.rounds or time.perf_counter() < until:
+            # Of a round only its times are kept: a device has no two movements either.
+            times.append((last := trainee.round(opened, level)).times)
     peak = peak_resident_bytes()
-    steps = [each for one in took for each in one.step_s[1:] or one.step_s]
+    steps = [each for one in times for each in one.step_s[1:] or one.step_s]
     work = work_at(trainee.plan, trainee.manifest, level, ask.batch)
     energy = meter.energy
     _say(
@@ -153,19 +154,19 @@ def case(text: str) -> None:
             "parameters": work.weight_bytes // 4,
             "macs": work.macs,
             "step_s": _spread(steps),
-            "round_s": _spread([one.seconds for one in took]),
-            "train_s": _spread([one.train_s for one in took]),
+            "round_s": _spread([one.seconds for one in times]),
+            "train_s": _spread([one.train_s for one in times]),
             "peak_bytes": peak,
             "grown_bytes": max(0, peak - before),
             "energy": None
             if energy is None
             else {
-                "gross": energy.gross_j / len(took),
-                "net": None if energy.net_j is None else energy.net_j / len(took),
+                "gross": energy.gross_j / len(times),
+                "net": None if energy.net_j is None else energy.net_j / len(times),
                 "hz": meter.hz,
             },
             "heat": heat.seen(),
-            "bytes": _sizes(trainee, level, took[-1]) if ask.sized else [],
+            "bytes": _sizes(trainee, level, last) if ask.sized else [],
         }
     )
 

@@ -11,13 +11,14 @@ from shlex import quote
 from statistics import median
 
 from benchmarks.device.lines import (
-    LEGEND,
     NOT_RUN,
+    accuracy_lines,
     case_sheets,
     foretold,
     how,
     kilobytes,
     left_out_lines,
+    legend,
     machine_facts,
     memory_ratio,
     one_per_level,
@@ -70,7 +71,7 @@ def report(results: Results, folder: Path) -> str:
         ).markdown(),
         "\n".join(f"- {escaped(line)}" for line in provenance_lines(results)),
         "## Costs",
-        escaped(LEGEND),
+        escaped(legend(results)),
         *(f"### {escaped(sheet.title)}\n\n{sheet.markdown()}" for sheet in case_sheets(results)),
         *(line for name in ("time", "energy", "memory") for line in picture(name)),
         "## Bytes of a round",
@@ -155,6 +156,8 @@ def _errors(ratios: Sequence[tuple[Case, float]]) -> str:
 
 
 def _accuracy(results: Results) -> Iterator[str]:
+    if gaps := accuracy_lines(results):
+        yield "\n".join(f"- {escaped(line)}" for line in gaps)
     curves = [curve for curve in results.curves if curve.points]
     if not curves:
         return

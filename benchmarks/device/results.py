@@ -337,15 +337,22 @@ def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> No
 
 
 def read_results(path: Path) -> Results:
-    """Raises `ResultsError`, which names the file and the key."""
+    """The results in a file or in the folder of a run. Raises `ResultsError`, which names the file
+    and the key.
+    """
+    path = path / FILE if path.is_dir() else path
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ResultsError(f"{path} has over {MAX_BYTES >> 20} MB, which no results have")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ResultsError(f"{path} is not there") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ResultsError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ResultsError(
+            f"{path} is not what `tessera-bench device` writes: give its {FILE} ({error})"
+        ) from error
     try:
         return parse_results(content)
     except ResultsError as error:

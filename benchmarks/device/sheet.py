@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.tables import make_table
@@ -73,6 +73,25 @@ class Sheet:
         rules = ["---"] * self.texts + ["--:"] * (len(self.columns) - self.texts)
         lines = (headings, rules, *self.rows)
         return "\n".join(f"| {' | '.join(map(escaped, line))} |" for line in lines)
+
+
+def without_unknown(sheets: Sequence[Sheet]) -> list[Sheet]:
+    """Sheets of the same columns, without those that are a dash in every row of all of them."""
+    rows = [row for sheet in sheets for row in sheet.rows]
+    told = [
+        index
+        for index in range(len(sheets[0].columns) if sheets else 0)
+        if not rows or any(row[index] != DASH for row in rows)
+    ]
+    return [
+        replace(
+            sheet,
+            columns=tuple(sheet.columns[index] for index in told),
+            rows=tuple(tuple(row[index] for index in told) for row in sheet.rows),
+            texts=sum(index < sheet.texts for index in told),
+        )
+        for sheet in sheets
+    ]
 
 
 def number(value: float | None, *, modelled: bool = False) -> str:

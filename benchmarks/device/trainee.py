@@ -41,14 +41,21 @@ if TYPE_CHECKING:
 RULE = LocalRule(learning_rate=1e-4, momentum=0.9)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Took:
+@dataclass(frozen=True, slots=True)
+class Times:
     """What one round took, in seconds of the clock that was given."""
 
     seconds: float
     """From the model's chunks to the movement on disk."""
     train_s: float
     step_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Took:
+    """One round: its times and what came of it."""
+
+    times: Times
     moved: Blocks
     movement: Movement
 
@@ -139,7 +146,7 @@ class Trainee:
         with TemporaryDirectory(prefix=".movement-", dir=self._disk) as temporary:
             FolderMovements(Path(temporary)).keep(movement)
         step_s = tuple(after - before for before, after in pairwise(stamps))
-        return Took(clock() - started, train_s, step_s, moved, movement)
+        return Took(Times(clock() - started, train_s, step_s), moved, movement)
 
 
 def onnx_backend(trainee: Trainee, threads: int = 1) -> Backend:
