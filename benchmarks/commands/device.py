@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
             "devices/jetson_nano.toml | tessera-bench device --emulate all"
         ),
     )
-    add_common(parser, "three models, three levels, short bursts, more noise")
+    add_common(parser, "three models, three levels, onnx alone, short bursts, more noise")
     where = parser.add_argument_group("where results go")
     where.add_argument(
         "--out",
@@ -95,7 +95,7 @@ def add_parser(commands: Any) -> None:
         "--backends",
         type=_backend_names,
         metavar="A,B",
-        help="onnx, torch (default: both where torch is installed)",
+        help="onnx, torch (default: both where torch is installed; quick onnx)",
     )
     what.add_argument(
         "--threads", type=numbers, metavar="N,M", help="default: one, and as many as cores"
@@ -305,7 +305,7 @@ def _config(
     if families is None:
         few = tuple(each for each in kit.families if each in QUICK_FAMILIES)
         families = few if quick and few else kit.families
-    backends = arguments.backends or _backends()
+    backends = arguments.backends or _backends(quick)
     steps = arguments.steps or (10 if quick else 20)
     few_levels = tuple(level for level in _levels(quick) if level in kit.levels) if quick else ()
     shares = arguments.levels or few_levels or kit.levels
@@ -338,8 +338,8 @@ def _backend_names(text: str) -> tuple[str, ...]:
     return found
 
 
-def _backends() -> tuple[str, ...]:
-    return ("onnx", "torch") if find_spec("torch") else ("onnx",)
+def _backends(quick: bool) -> tuple[str, ...]:
+    return ("onnx",) if quick or find_spec("torch") is None else ("onnx", "torch")
 
 
 def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: float) -> Results:
