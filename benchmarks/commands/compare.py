@@ -31,7 +31,9 @@ def add_parser(commands: Any) -> None:
         help="only cases with so many threads (default: each board's fastest number)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables as Markdown")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and energy as PNG")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw time and energy: .png, .svg or .pdf"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -48,12 +50,14 @@ def _run(arguments: argparse.Namespace) -> int:
         comparison_markdown,
         means_sheet,
     )
+    from benchmarks.device.drawing import check_plot
     from benchmarks.device.results import read_results
     from benchmarks.device.sheet import printable
     from benchmarks.figures import print_figures, write_json
 
-    for path in (arguments.json, arguments.out, arguments.plot):
+    for path in (arguments.json, arguments.out):
         check_writable(path)
+    check_plot(arguments.plot)
     if arguments.threads is not None and arguments.threads < 1:
         raise UsageError("--threads must be at least 1")
     comparison = compare([read_results(path) for path in arguments.files], arguments.threads)

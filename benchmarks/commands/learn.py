@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from benchmarks.learn.setting import Setting
     from benchmarks.learn.study import Comparison, Spread
 
-PLOT_FORMATS = (".png", ".svg", ".pdf")
-
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
@@ -83,14 +81,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from benchmarks.data import load_data
+    from benchmarks.device.drawing import check_plot
     from benchmarks.learn.setting import make_setting
     from benchmarks.learn.study import run_study
 
     config = _config(arguments)
     check_writable(arguments.json)
-    check_writable(arguments.plot)
-    if arguments.plot.suffix not in PLOT_FORMATS:
-        raise UsageError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
+    check_plot(arguments.plot)
     # What a phone gives up is counted; its warnings would tear the progress bar.
     logging.getLogger("edge_sdk").addHandler(logging.NullHandler())
 
@@ -133,9 +130,11 @@ def _scenario(setting: Setting, config: LearnConfig) -> str:
     from benchmarks.learn.setting import FLEET
 
     data, fleet = setting.data, setting.fleet
+    said = data.name.replace("_", "-") == data.format  # by the folder's name already
+    name = data.name if said else f"{data.name} ({data.format})"
     dealt = "one person's each" if data.owners is not None else "dealt unevenly"
     return (
-        f"{data.name} ({data.format}): {len(data.train):,} samples to train, {dealt}, "
+        f"{name}: {len(data.train):,} samples to train, {dealt}, "
         f"{len(data.test):,} to test; model {setting.model}.\n"
         f"{setting.devices} emulated phones of fleet {FLEET}; a step stands for {fleet.work:,.0f} "
         f"of theirs; a round every {fleet.interval_s / 60:g} min from {fleet.starts // 60:02}:"
@@ -155,13 +154,19 @@ def _conclude(
     from dataclasses import asdict
 
     from benchmarks.figures import environment, print_figures, write_json
-    from benchmarks.learn.plot import save_plot
+    from benchmarks.learn.plot import FEW, save_plot
     from benchmarks.learn.setting import FLEET
     from benchmarks.learn.study import METHOD, compare_runs, learn_figures
 
     comparison = compare_runs(runs)
     figures = learn_figures(comparison)
-    _print_tables(comparison, console)
+    _print_tables(comparison, setting.fleet.work, console)
+    if config.rounds < FEW:
+        console.print(
+            f"rounds: {config.rounds}, too short to rank rules; give --rounds {FEW} or more",
+            highlight=False,
+            soft_wrap=True,
+        )
     print_figures(figures, console)
     seeds = max(each.seeds for each in comparison.summaries)
     title = (
@@ -197,7 +202,7 @@ def _conclude(
         write_json(arguments.json, figures, data)
 
 
-def _print_tables(comparison: Comparison, console: Console) -> None:
+def _print_tables(comparison: Comparison, work: float, console: Console) -> None:
     totals = make_table(
         "In all (joules and hours modelled)",
         *("rule", "seeds", "accuracy %", "kJ", "MB", "phone\nhours", "trained\n%", "level\n%"),
@@ -232,9 +237,14 @@ def _print_tables(comparison: Comparison, console: Console) -> None:
     console.print(totals)
     console.print(fair)
     console.print(
-        "until: spent by the first round that was as good as all runs became\n"
+        "phone hours: spent in training, all phones together, who do "
+        f"{work:,.0f} steps where one is trained here; trained: share of phones that trained in a "
+        "round; level: how much of the model those trained, on average\n"
+        "until: spent when that accuracy was first reached on the way, which later rounds may "
+        "lose again; it is what all runs reached\n"
         "at: how good with as much spent as the thriftiest run spent in all",
         highlight=False,
+        soft_wrap=True,
     )
 
 

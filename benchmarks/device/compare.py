@@ -5,11 +5,14 @@ Rules:
   the number that makes it fastest there, since that is how it would be used.
 - Seconds and joules are of a round where all rounds are equal work. With other steps, they are of
   a step; with other batches, of a sample; the memory of other batches has no ratio.
+- Seconds of a round are those of its training where all results tell them, since a modelled round
+  is nothing else; a measured one has files to read and to write as well.
 - What only one of the results has is left out and counted. A ratio of something modelled is one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,12 +21,27 @@ from typing import Literal
 
 from benchmarks.device.lines import is_modelled
 from benchmarks.device.results import BackendName, Case, Results
-from benchmarks.device.sheet import DASH, Sheet, escaped, listed, number, percent
+from benchmarks.device.sheet import (
+    DASH,
+    Sheet,
+    escaped,
+    listed,
+    number,
+    percent,
+    without_unknown,
+)
 from benchmarks.figures import Figure
 from benchmarks.options import UsageError
 
-Work = Literal["round", "step", "sample"]
-"""What seconds and joules are counted for."""
+Work = Literal["training", "round", "step", "sample"]
+"""What seconds are counted for, and joules; those of a round's training are of the round."""
+UNITS: dict[Work, tuple[str, str]] = {
+    "training": ("s of training", "J/round"),
+    "round": ("s/round", "J/round"),
+    "step": ("ms/step", "mJ/step"),
+    "sample": ("ms/sample", "mJ/sample"),
+}
+"""Of seconds and joules, as they are shown."""
 Name = tuple[str, float, BackendName]
 """Family, level, backend."""
 
@@ -59,6 +77,8 @@ class Comparison:
     """`lines` are ordered by case, then by board."""
 
     boards: tuple[Results, ...]
+    names: tuple[str, ...]
+    """Of the boards, no two alike: `1 Laptop`."""
     work: Work
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
@@ -85,13 +105,30 @@ def compare(boards: Sequence[Results], threads: int | None = None) -> Comparison
     lines = [line for name in shared for line in _lines(name, boards, chosen, work)]
     alone = len(names) - len(shared)
     notes = tuple(_notes(boards, threads, work, alone))
-    return Comparison(boards=tuple(boards), work=work, lines=tuple(lines), notes=notes)
+    return Comparison(
+        boards=tuple(boards),
+        names=tuple(_names(boards)),
+        work=work,
+        lines=tuple(lines),
+        notes=notes,
+    )
+
+
+def _names(boards: Sequence[Results]) -> Iterator[str]:
+    """Runs of the same board are told apart by when they began."""
+    times = Counter(results.title for results in boards)
+    for board, results in enumerate(boards, start=1):
+        began = f", {results.started[:19]}" if times[results.title] > 1 else ""
+        yield f"{board} {results.title}{began}"
 
 
 def _work(boards: Sequence[Results]) -> Work:
     if len({results.config.batch for results in boards}) > 1:
         return "sample"
-    return "step" if len({results.config.steps for results in boards}) > 1 else "round"
+    if len({results.config.steps for results in boards}) > 1:
+        return "step"
+    untimed = any(case.train_s is None for results in boards for case in results.cases)
+    return "round" if untimed else "training"
 
 
 def _choose(results: Results, threads: int | None, work: Work) -> dict[Name, Case]:
@@ -136,7 +173,7 @@ def _lines(
 def _costs(case: Case, results: Results, work: Work) -> tuple[Cost, Cost | None, Cost]:
     """Seconds, joules and bytes of one case, without ratios."""
     config, joules = results.config, case.joules
-    parts = {"round": 1, "step": config.steps, "sample": config.steps * config.batch}[work]
+    parts = {"step": config.steps, "sample": config.steps * config.batch}.get(work, 1)
     return (
         _seconds(case, results, work),
         None
@@ -147,7 +184,10 @@ def _costs(case: Case, results: Results, work: Work) -> tuple[Cost, Cost | None,
 
 
 def _seconds(case: Case, results: Results, work: Work) -> Cost:
-    spread = case.round_s if work == "round" else case.step_s
+    if work == "training":
+        spread = case.train_s or case.round_s
+    else:
+        spread = case.round_s if work == "round" else case.step_s
     parts = results.config.batch if work == "sample" else 1
     return Cost(value=spread.median / parts, modelled=is_modelled(spread))
 
@@ -193,16 +233,39 @@ def _notes(boards: Sequence[Results], threads: int | None, work: Work, alone: in
                 f"{work}, and joules a round's, divided."
                 + (" Memory has no ratio." if work == "sample" else "")
             )
-    for board, results in enumerate(boards, start=1):
-        if results.provenance == "modelled":
-            yield f"{board} is modelled: no such device was run."
-        if not results.complete:
-            yield f"{board} is incomplete."
-        if results.config.quick:
-            yield f"{board} is a --quick run."
+    if work == "training":
+        yield (
+            "Seconds are of a round's training: its steps, without unpacking the model, encoding "
+            "the movement and writing it to disk."
+        )
+    elif work == "round" and len({results.provenance for results in boards}) > 1:
+        yield (
+            "Not all results tell the seconds of training: a modelled round is its training "
+            "alone, a measured one goes from the model's chunks to the movement on disk."
+        )
+    if len({board.provenance for board in boards for case in board.cases if case.joules}) > 1:
+        yield "Joules are of all of a measured round, but of a modelled one's training alone."
+    yield from _said_of(
+        [results.provenance == "modelled" for results in boards],
+        "is modelled: no such device was run.",
+        "are modelled: no such devices were run.",
+    )
+    yield from _said_of(
+        [not results.complete for results in boards], "is incomplete.", "are incomplete."
+    )
+    yield from _said_of(
+        [results.config.quick for results in boards], "is a --quick run.", "are --quick runs."
+    )
     yield from _other_versions(boards)
     if alone:
         yield f"Cases that only one has, left out: {alone}."
+
+
+def _said_of(holds: Sequence[bool], one: str, several: str) -> Iterator[str]:
+    """`1 and 3 are …` of the boards that it holds for; nothing where it holds for none."""
+    found = [str(board) for board, so in enumerate(holds, start=1) if so]
+    if found:
+        yield f"{listed(found)} {one if len(found) == 1 else several}"
 
 
 def _other_versions(boards: Sequence[Results]) -> Iterator[str]:
@@ -225,11 +288,11 @@ def _other_versions(boards: Sequence[Results]) -> Iterator[str]:
 def boards_sheet(comparison: Comparison) -> Sheet:
     """Who is compared, and what their numbers hold for."""
     rows = []
-    for board, results in enumerate(comparison.boards, start=1):
+    for name, results in zip(comparison.names, comparison.boards, strict=True):
         sources = dict.fromkeys(case.joules.source for case in results.cases if case.joules)
         rows.append(
             (
-                f"{board} {results.title}",
+                name,
                 results.provenance,
                 results.machine.power_mode or DASH,
                 results.machine.cooling or DASH,
@@ -237,29 +300,29 @@ def boards_sheet(comparison: Comparison) -> Sheet:
             )
         )
     columns = ("board", "numbers", "power mode", "cooling", "joules from")
-    return Sheet(title="Boards", columns=columns, rows=tuple(rows), texts=5)
+    sheet = Sheet(title="Boards", columns=columns, rows=tuple(rows), texts=5)
+    return without_unknown([sheet])[0]
 
 
 def case_sheets(comparison: Comparison) -> list[Sheet]:
     """For each family, a row for each case on each board."""
-    work = comparison.work
-    unit, scale = ("s", 1.0) if work == "round" else ("ms", 1e3)
-    energy = ("J", 1.0) if work == "round" else ("mJ", 1e3)
-    return [
+    seconds, joules = UNITS[comparison.work]
+    scale = shown_scale(comparison.work)
+    sheets = [
         Sheet(
             title=f"{family}: seconds, gross joules and memory, and ratios to the first board",
             columns=(
-                *("level", "backend", "board", "threads", f"{unit}/{work}", "÷ 1"),
-                *(f"{energy[0]}/{work}", "÷ 1", "peak MB", "÷ 1"),
+                *("level", "backend", "board", "threads", seconds, "÷ 1"),
+                *(joules, "÷ 1", "peak MB", "÷ 1"),
             ),
             rows=tuple(
                 (
                     percent(line.level),
                     line.backend,
-                    f"{line.board} {comparison.boards[line.board - 1].title}",
+                    comparison.names[line.board - 1],
                     str(line.threads),
                     *_cells(line.seconds, scale),
-                    *_cells(line.joules, energy[1]),
+                    *_cells(line.joules, scale),
                     *_cells(line.peak_bytes, 1e-6),
                 )
                 for line in lines
@@ -268,6 +331,12 @@ def case_sheets(comparison: Comparison) -> list[Sheet]:
         )
         for family, lines in groupby(comparison.lines, key=lambda line: line.family)
     ]
+    return without_unknown(sheets)
+
+
+def shown_scale(work: Work) -> float:
+    """From seconds and joules to the units in which they are shown."""
+    return 1e3 if work in ("step", "sample") else 1.0
 
 
 def _cells(cost: Cost | None, scale: float) -> tuple[str, str]:
@@ -281,17 +350,18 @@ def means_sheet(comparison: Comparison) -> Sheet:
     """For each board, how it compares over all cases that it shares with the first."""
     rows = [
         (
-            f"{board} {comparison.boards[board - 1].title}",
+            comparison.names[board - 1],
             str(cases),
             *(number(mean, modelled=modelled) for mean, modelled in means),
         )
         for board, cases, means in _means(comparison)
     ]
-    return Sheet(
+    sheet = Sheet(
         title="All shared cases: geometric means of the ratios to the first board",
         columns=("board", "cases", "seconds", "joules", "memory"),
         rows=tuple(rows),
     )
+    return without_unknown([sheet])[0]
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.device.compare import Comparison, Cost
+from benchmarks.device.compare import UNITS, Comparison, Cost, shown_scale
 from benchmarks.device.drawing import (
     PALETTE,
     bars_by_level,
-    log_axis,
     panels,
+    points_by_level,
     save,
     set_title,
     share_legend,
@@ -20,47 +21,53 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FAR = 30
-"""Boards this many times apart are drawn on a logarithmic axis."""
+"""Where the numbers of a panel are this many times apart, all panels have a logarithmic axis."""
+Costs = dict[float, dict[str, Cost]]
+"""By level and board."""
 
 
 def write_comparison_plot(comparison: Comparison, path: Path) -> None:
     """A row for each family and backend: seconds and, where known, joules. Raises `OSError`."""
-    rows = list(dict.fromkeys((line.family, line.backend) for line in comparison.lines))
+    names = [
+        name + (" (modelled)" * (results.provenance == "modelled"))
+        for name, results in zip(comparison.names, comparison.boards, strict=True)
+    ]
+    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
+    shown: dict[tuple[str, str, bool], Costs] = {}
     with_joules = any(line.joules is not None for line in comparison.lines)
-    columns = 2 if with_joules else 1
-    figure, axes = panels(len(rows) * columns, columns=columns, wide=5.0)
-    names = {
-        board: f"{board} {results.title}" + (" (modelled)" * (results.provenance == "modelled"))
-        for board, results in enumerate(comparison.boards, start=1)
-    }
-    colours = {name: PALETTE[(board - 1) % len(PALETTE)] for board, name in names.items()}
-    for index, axis in enumerate(axes):
-        family, backend = rows[index // columns]
-        energy = index % columns == 1
-        costs: dict[float, dict[str, Cost]] = {}
-        for line in comparison.lines:
+    for line in comparison.lines:
+        for energy in (False, True) if with_joules else (False,):
+            costs = shown.setdefault((line.family, line.backend, energy), {})
             cost = line.joules if energy else line.seconds
-            if (line.family, line.backend) == (family, backend) and cost is not None:
-                costs.setdefault(line.level, {})[names[line.board]] = cost
-        _draw(axis, costs, list(names.values()), colours)
-        axis.set(
-            title=f"{family}, {backend}",
-            xlabel="level",
-            ylabel=f"{'gross J' if energy else 's'}/{comparison.work}",
-        )
+            if cost is not None:
+                shown_cost = replace(cost, value=cost.value * shown_scale(comparison.work))
+                costs.setdefault(line.level, {})[names[line.board - 1]] = shown_cost
+    far = any(map(_far_apart, shown.values()))
+    figure, axes = panels(len(shown), columns=2 if with_joules else 1, wide=5.0)
+    for ((family, backend, energy), costs), axis in zip(shown.items(), axes, strict=True):
+        _draw(axis, costs, names, colours, far)
+        unit = ("gross " if energy else "") + UNITS[comparison.work][energy]
+        axis.set(title=f"{family}, {backend}", xlabel="level", ylabel=unit)
     modelled = any(
-        cost is not None and cost.modelled
-        for line in comparison.lines
-        for cost in (line.seconds, line.joules)
+        cost.modelled
+        for costs in shown.values()
+        for by_name in costs.values()
+        for cost in by_name.values()
     )
-    set_title(figure, "Boards side by side", "hatched: modelled" if modelled else "measured")
+    mark = "hollow" if far else "hatched"
+    set_title(figure, "Boards side by side", f"{mark}: modelled" if modelled else "measured")
     share_legend(figure, axes)
     save(figure, path)
 
 
-def _draw(
-    axis: Axes, costs: dict[float, dict[str, Cost]], names: list[str], colours: dict[str, str]
-) -> None:
+def _far_apart(costs: Costs) -> bool:
+    values = [cost.value for by_name in costs.values() for cost in by_name.values() if cost.value]
+    return bool(values) and max(values) / min(values) > FAR
+
+
+def _draw(axis: Axes, costs: Costs, names: list[str], colours: dict[str, str], far: bool) -> None:
+    """Points where numbers are `far` apart, or else bars from 0."""
+
     def bar(cost: Cost, x: float, width: float, colour: str) -> None:
         axis.bar(
             x,
@@ -75,8 +82,14 @@ def _draw(
     if not costs:
         axis.text(0.5, 0.5, "not known", ha="center", va="center", transform=axis.transAxes)
         axis.set(xticks=[], yticks=[])
-        return
-    bars_by_level(axis, costs, names, colours, bar)
-    values = [cost.value for by_name in costs.values() for cost in by_name.values()]
-    if min(values) > 0 and max(values) / min(values) > FAR:
-        log_axis(axis, "y")
+    elif far:
+        values = {
+            level: {name: cost.value for name, cost in by_name.items() if cost.value}
+            for level, by_name in costs.items()
+        }
+        hollow = {
+            name for by_name in costs.values() for name, cost in by_name.items() if cost.modelled
+        }
+        points_by_level(axis, values, names, colours, hollow)
+    else:
+        bars_by_level(axis, costs, names, colours, bar)

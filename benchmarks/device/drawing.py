@@ -6,11 +6,12 @@ Figures are drawn without pyplot, so there is no window, no global state and not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from benchmarks.device.sheet import percent
+from benchmarks.options import UsageError, check_writable
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -21,7 +22,16 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#0
 """Colours that are told apart with any kind of colour vision (after Okabe and Ito)."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+
 T = TypeVar("T")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise `UsageError` for a picture that cannot be written, before the minutes are spent."""
+    check_writable(path)
+    if path is not None and path.suffix not in PLOT_FORMATS:
+        raise UsageError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
 
 
 def panels(
@@ -64,6 +74,45 @@ def bars_by_level(
                 bar(by_level[level][key], x, width * 0.92, colours[key])
     for key in present:
         axes.bar(0, 0, 0, color=colours[key], label=key)
+    _level_axis(axes, levels)
+
+
+def points_by_level(
+    axes: Axes,
+    by_level: Mapping[float, Mapping[str, float]],
+    keys: Sequence[str],
+    colours: Mapping[str, str],
+    hollow: Collection[str] = (),
+) -> None:
+    """Values above 0 that are powers of ten apart: a line with a point for each level.
+
+    Bars would need a zero, which a logarithmic axis does not have. The keys in `hollow` get points
+    that are not filled.
+    """
+    levels = sorted(by_level)
+    for index, key in enumerate(keys):
+        found = [
+            (place, by_level[level][key])
+            for place, level in enumerate(levels)
+            if key in by_level[level]
+        ]
+        if found:
+            axes.plot(
+                [place for place, _ in found],
+                [value for _, value in found],
+                label=key,
+                color=colours[key],
+                marker=MARKERS[index % len(MARKERS)],
+                markerfacecolor="white" if key in hollow else colours[key],
+                markersize=5,
+                linewidth=1.0,
+            )
+    _level_axis(axes, levels)
+    axes.set_xlim(-0.5, len(levels) - 0.5)
+    log_axis(axes, "y")
+
+
+def _level_axis(axes: Axes, levels: Sequence[float]) -> None:
     axes.set_xticks(range(len(levels)), [percent(level) for level in levels])
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -80,7 +129,9 @@ def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_data_interval()
     # Less than two powers of ten would leave an axis with one number, or none.
-    between = (1.0, 2.0, 5.0) if low <= 0 or high / low < 100 else (1.0,)
+    between: tuple[float, ...] = (1.0, 2.0, 5.0) if low <= 0 or high / low < 100 else (1.0,)
+    if which == "y" and 0 < low < high < 4 * low:
+        between = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
     axis.set_major_locator(LogLocator(subs=between))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
@@ -119,5 +170,5 @@ def shade(light: str, dark: str, at: int, of: int) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the PNG. Raises `OSError`."""
-    figure.savefig(path, dpi=120, format="png")
+    """Write it in the format that the file's name ends in. Raises `OSError`."""
+    figure.savefig(path, dpi=120)

@@ -81,6 +81,8 @@ def legend(results: Results) -> str:
     parts.append("MB, kB: 10⁶, 10³ bytes.")
     if any(case.joules for case in results.cases):
         parts.append("J gross: all that was drawn meanwhile; net: above idle.")
+    if any(case.heat.throttled is not None for case in results.cases):
+        parts.append("slowed: whether the processor was throttled.")
     if foretold(results):
         parts.append(
             "pred.: predicted ÷ measured, of the seconds of a round's training and of the memory "
@@ -106,8 +108,8 @@ def case_sheets(results: Results) -> list[Sheet]:
             title=f"{name}: {config.steps} steps of {config.batch} samples in a round{mark}",
             columns=(
                 *("level", "backend,\nthreads", "ms/step\nmedian", "\np90", "s/round\nmedian"),
-                *("\np90", "s of\ntraining", "peak\nMB", "J/round\ngross", "J/round\nnet"),
-                *("°C\nmax", "\nthrottled", "pred.\n÷ s", "pred.\n÷ MB"),
+                *("\np90", "s of\ntraining", "peak\nMB", "J/round\ngross", "\nJ net"),
+                *("°C\nmax", "\nslowed", "pred.\n÷ s", "pred.\n÷ MB"),
             ),
             rows=tuple(_case_row(case) for case in cases),
             texts=2,
@@ -279,7 +281,7 @@ def provenance_lines(results: Results) -> list[str]:
     lines = [f"{name}: {listed(list(what))}" for name, what in said.items() if what]
     unknown = [case for case in results.cases if case.joules is None]
     if unknown:
-        part = "" if len(unknown) == len(results.cases) else f" of {len(unknown)} cases"
+        part = "" if len(unknown) == len(results.cases) else f" ({len(unknown)} of the cases)"
         lines.append(f"not known: energy{part}: {no_joules(results)}")
     return lines
 
@@ -299,9 +301,9 @@ def accuracy_lines(results: Results) -> list[str]:
     lines = []
     if not learned:
         lines.append(f"no accuracy: {no_accuracy(results)}")
-    if config.quick and config.learners and len(config.families) > 1:
+    elif config.quick and len(config.families) > 1:
         lines.append(
-            f"accuracy of {listed(config.learners)} alone: with --quick only the first family "
+            f"accuracy of {listed(sorted(learned))} alone: with --quick only the first family "
             f"learns that takes samples of {config.data}"
         )
     lines += dict.fromkeys(

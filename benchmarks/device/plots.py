@@ -7,6 +7,7 @@ torch, the darker the more threads; nothing is told by colour alone that the tab
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,21 @@ from benchmarks.device.drawing import (
     bars_by_level,
     log_axis,
     panels,
+    points_by_level,
     save,
     set_title,
     shade,
     share_legend,
 )
-from benchmarks.device.lines import families, foretold, how, is_modelled, one_per_level
+from benchmarks.device.lines import (
+    families,
+    foretold,
+    how,
+    is_modelled,
+    no_accuracy,
+    no_joules,
+    one_per_level,
+)
 from benchmarks.device.results import Case, Curve, Results
 from benchmarks.device.sheet import percent
 
@@ -72,7 +82,8 @@ def _draw_time(results: Results, path: Path) -> None:
 
 
 def _draw_energy(results: Results, path: Path) -> None:
-    joules = [case.joules for case in results.cases if case.joules is not None]
+    known = replace(results, cases=tuple(case for case in results.cases if _joules_known(case)))
+    joules = [case.joules for case in known.cases if case.joules is not None]
     with_net = any(each.net is not None for each in joules)
     words = "outline: gross, filled: net of idle" if with_net else "gross"
 
@@ -83,14 +94,14 @@ def _draw_energy(results: Results, path: Path) -> None:
             gross, net = case.joules.gross, case.joules.net
             if gross is not None:
                 inside = "white" if with_net else colour
-                axes.bar(x, gross, width * 0.94, color=inside, edgecolor=colour, linewidth=1.1)
+                axes.bar(x, gross, width, color=inside, edgecolor=colour, linewidth=1.1)
             if net is not None:
-                axes.bar(x, net, width, color=colour)
+                axes.bar(x, net, width, color=colour, edgecolor=colour, linewidth=1.1)
 
         bars_by_level(axes, _by_level(cases), _keys(results), _colours(results), bar)
 
     figure = _draw_families(
-        *(results, draw, "J/round"),
+        *(known, draw, "J/round"),
         title=f"energy of a round ({words})",
         modelled=[is_modelled(each) for each in joules],
     )
@@ -126,17 +137,12 @@ def _draw_bytes(results: Results, path: Path) -> None:
     figure, axes = panels(len(names))
     colours = {each: PALETTE[index % len(PALETTE)] for index, each in enumerate(encodings)}
     for name, axis in zip(names, axes, strict=True):
-
-        def bar(up: int, x: float, width: float, colour: str, axis: Axes = axis) -> None:
-            axis.bar(x, up / 1e3, width, color=colour)
-
         by_level = {
-            case.level: {each.encoding: each.up for each in case.bytes}
+            case.level: {each.encoding: each.up / 1e3 for each in case.bytes if each.up}
             for case in cases
             if case.family == name
         }
-        bars_by_level(axis, by_level, encodings, colours, bar)
-        log_axis(axis, "y")
+        points_by_level(axis, by_level, encodings, colours)
         axis.set(title=name, xlabel="level", ylabel="kB up in a round")
     modelled = [is_modelled(each) for case in cases for each in case.bytes]
     counted = "" if any(modelled) else ", counted"
@@ -293,10 +299,13 @@ def _no_cases(results: Results) -> str | None:
 
 
 def _no_joules(results: Results) -> str | None:
-    known = (case.joules for case in results.cases if case.joules is not None)
-    if any(each.gross is not None or each.net is not None for each in known):
+    if any(map(_joules_known, results.cases)):
         return None
-    return "no joules are known: no sensor tells the power, and no profile its watts"
+    return f"no joules are known: {no_joules(results)}"
+
+
+def _joules_known(case: Case) -> bool:
+    return case.joules is not None and not (case.joules.gross is None and case.joules.net is None)
 
 
 def _no_bytes(results: Results) -> str | None:
@@ -308,7 +317,7 @@ def _no_predictions(results: Results) -> str | None:
 
 
 def _no_curves(results: Results) -> str | None:
-    return None if any(curve.points for curve in results.curves) else "no accuracy was measured"
+    return None if any(curve.points for curve in results.curves) else no_accuracy(results)
 
 
 PLOTS: dict[str, tuple[Callable[[Results, Path], None], Callable[[Results], str | None]]] = {

@@ -58,7 +58,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joules:
-    """Energy of one round's training. None: not known."""
+    """Energy of one round; a modelled one is its training alone. None: not known."""
 
     gross: float | None = None
     """All that the device drew meanwhile."""

@@ -20,6 +20,8 @@ PANELS: tuple[tuple[Spent, float, str], ...] = (
 STEPS = 200
 SHOWN = 0.25
 """From the best accuracy downwards; below, all rules rise alike and steeply."""
+FEW = 12
+"""Runs of fewer rounds rank no rules; all of them is shown, each round with a mark."""
 
 
 def save_plot(runs: Sequence[Run], path: Path, title: str) -> None:
@@ -31,18 +33,26 @@ def save_plot(runs: Sequence[Run], path: Path, title: str) -> None:
 
     figure, axes = plt.subplots(1, 2, sharey=True, figsize=(11, 4.6), layout="constrained")
     rules = list(dict.fromkeys(run.rule for run in runs))
+    few = max(len(run.points) for run in runs) <= FEW  # the first point is before any round
     for axis, (what, unit, label) in zip(axes, PANELS, strict=True):
         for number, rule in enumerate(rules):
             grid, curves = curves_of([run for run in runs if run.rule == rule], what)
             colour = COLOURS.get(rule, f"C{4 + number}")
             axis.plot(grid / unit, 100 * curves.mean(axis=0), color=colour, label=rule)
+            if few:
+                for run in runs:
+                    if run.rule == rule:
+                        spent = [getattr(point, what) / unit for point in run.points]
+                        right = [100 * point.accuracy for point in run.points]
+                        axis.plot(spent, right, "o", color=colour, markersize=4)
             low, high = 100 * curves.min(axis=0), 100 * curves.max(axis=0)
             axis.fill_between(grid / unit, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_xlabel(label)
         axis.set_xlim(left=0)
         axis.grid(alpha=0.3)
     best = max(run.best for run in runs)
-    axes[0].set_ylim(100 * max(0.0, best - SHOWN), min(100.0, 100 * best + 1))
+    lowest = 0.0 if few else max(0.0, best - SHOWN)
+    axes[0].set_ylim(100 * lowest, min(100.0, 100 * best + 1))
     axes[0].set_ylabel("test accuracy, %")
     axes[0].legend(loc="lower right")
     figure.suptitle(title)

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks.cli import main
+from benchmarks.device import compare_plot
 from benchmarks.device.compare import (
     Comparison,
+    boards_sheet,
     case_sheets,
     compare,
     comparison_figures,
     comparison_markdown,
+    means_sheet,
 )
 from benchmarks.device.results import Case, Joules, Results, write_results
 from benchmarks.options import UsageError
@@ -36,15 +40,19 @@ def board(*cases: Case, title: str = "Laptop", steps: int = 20, batch: int = 32)
 
 
 def timed(
-    round_s: float, threads: int = 1, level: float = 1.0, gross: float | None = None, **others: Any
+    train_s: float, threads: int = 1, level: float = 1.0, gross: float | None = None, **others: Any
 ) -> Case:
-    """A case whose step takes a 10th of its round, and which peaks at 50 MB."""
+    """A case whose step takes a 10th of its round's training, and which peaks at 50 MB.
+
+    All rounds take 9 s besides, which nobody compares.
+    """
     case = make_case("cnn", level, threads=threads, **others)
     joules = Joules(gross=gross, provenance=case.round_s.provenance, source="rail")
     return replace(
         case,
-        round_s=replace(case.round_s, median=round_s, p90=round_s),
-        step_s=replace(case.step_s, median=round_s / 10, p90=round_s / 10),
+        round_s=replace(case.round_s, median=9 + train_s, p90=9 + train_s),
+        train_s=replace(case.round_s, median=train_s, p90=train_s),
+        step_s=replace(case.step_s, median=train_s / 10, p90=train_s / 10),
         peak_bytes=replace(case.peak_bytes, value=50e6),
         joules=None if gross is None else joules,
     )
@@ -62,7 +70,7 @@ def test_ratios_are_to_the_first_board() -> None:
             board(timed(1.0), title="c"),
         ]
     )
-    assert comparison.work == "round"
+    assert comparison.work == "training"
     first, second, third = comparison.lines
     assert (first.seconds.ratio, second.seconds.ratio, third.seconds.ratio) == (1, 1.5, 0.5)
     assert first.joules is not None
@@ -122,7 +130,7 @@ def test_rounds_of_other_steps_are_compared_by_step() -> None:
     assert any("differ in steps (20, 10): seconds are of a step" in n for n in comparison.notes)
     [sheet] = case_sheets(comparison)
     assert {"ms/step", "mJ/step"} <= set(sheet.columns)
-    assert "s/round" not in sheet.columns
+    assert "s of training" not in sheet.columns
     assert sheet.rows[0][4] == "400"
 
 
@@ -161,9 +169,71 @@ def test_notes_tell_what_differs() -> None:
     assert "Versions of numpy differ: 1 has 2.2.6, 2 has 2.4.0." in notes
     assert "2 is incomplete." in notes
     assert "2 is a --quick run." in notes
+    third = computer_without_sensors(title="Other laptop")
+    assert "2 and 3 are --quick runs." in compare([first, second, third]).notes
     # Of the first: sensor-cnn with two backends, mlp and cnn with torch, four levels each.
     assert "Cases that only one has, left out: 16." in notes
     assert not any("onnxruntime" in note for note in notes)
+
+
+def test_rounds_are_compared_where_one_has_no_seconds_of_training() -> None:
+    untimed = modelled_phone(
+        cases=(replace(timed(3.0, gross=1.0, provenance="modelled"), train_s=None),)
+    )
+    comparison = compare([board(timed(1.0, gross=2.0)), untimed])
+    assert comparison.work == "round"
+    assert [line.seconds.value for line in comparison.lines] == [10, 12]
+    [sheet] = case_sheets(comparison)
+    assert "s/round" in sheet.columns
+    assert any("a modelled round is its training alone" in note for note in comparison.notes)
+    # With training on both sides, seconds mean the same, and joules still do not.
+    phone = modelled_phone(cases=(timed(3.0, gross=1.0, provenance="modelled"),))
+    comparison = compare([board(timed(1.0, gross=2.0)), phone])
+    assert "s of training" in case_sheets(comparison)[0].columns
+    assert any(note.startswith("Seconds are of a round's training") for note in comparison.notes)
+    assert any(note.startswith("Joules are of all of a measured") for note in comparison.notes)
+
+
+def test_boards_of_one_title_are_told_apart_by_their_beginning() -> None:
+    again = replace(board(timed(2.0)), started="2026-11-05T09:30:00+00:00")
+    comparison = compare([board(timed(1.0)), board(timed(1.0), title="b"), again])
+    names = ("1 Laptop, 2026-11-02T08:00:00", "2 b", "3 Laptop, 2026-11-05T09:30:00")
+    assert comparison.names == names
+    assert tuple(row[0] for row in boards_sheet(comparison).rows) == names
+    assert tuple(row[2] for row in case_sheets(comparison)[0].rows) == names
+
+
+def test_what_no_board_knows_has_no_column() -> None:
+    comparison = compare([board(timed(1.0)), board(timed(2.0), title="b")])
+    [sheet] = case_sheets(comparison)
+    assert sheet.columns[4:] == ("s of training", "÷ 1", "peak MB", "÷ 1")
+    assert boards_sheet(comparison).columns == ("board", "numbers")
+    assert means_sheet(comparison).columns == ("board", "cases", "seconds", "memory")
+
+
+@pytest.mark.parametrize(("slow", "scale"), [(29.0, "linear"), (31.0, "log")])
+def test_all_panels_have_the_scale_that_one_needs(
+    slow: float, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(compare_plot, "save", lambda figure, path: figures.append(figure))
+    phone = modelled_phone(cases=(timed(slow, gross=2.0, provenance="modelled"),))
+    comparison = compare([board(timed(1.0, gross=2.0)), phone])
+    compare_plot.write_comparison_plot(comparison, Path("/nowhere"))
+    [figure] = figures
+    assert [axes.get_yscale() for axes in figure.axes] == [scale, scale]
+    assert [bool(axes.patches) for axes in figure.axes] == [scale == "linear"] * 2
+    assert figure.get_suptitle().endswith(
+        "hatched: modelled" if scale == "linear" else "hollow: modelled"
+    )
+
+
+@pytest.mark.parametrize(("ending", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_picture_has_the_format_of_its_name(ending: str, magic: bytes, tmp_path: Path) -> None:
+    path = tmp_path / f"c{ending}"
+    comparison = compare([board(timed(1.0)), board(timed(2.0), title="b")])
+    compare_plot.write_comparison_plot(comparison, path)
+    assert path.read_bytes().startswith(magic)
 
 
 def test_families_come_in_the_order_of_the_first_and_large_levels_first() -> None:
@@ -203,7 +273,7 @@ def test_command_writes_tables_data_and_a_picture(
     printed = capsys.readouterr().out
     run = json.loads(outputs[0].read_text(encoding="utf-8"))
     assert run["command"] == "compare"
-    assert run["work"] == "round"
+    assert run["work"] == "training"
     assert [each["provenance"] for each in run["boards"]] == ["measured", "measured", "modelled"]
     names = [figure["name"] for figure in run["figures"]]
     assert names == [
@@ -227,6 +297,7 @@ def test_command_writes_tables_data_and_a_picture(
         (["{a}"], "give two results or more"),
         (["{a}", "{b}", "{a}"], "number 1 and number 3 are the same results"),
         (["{a}", "{none}"], "none.json is not there"),
+        (["{none}", "{none}", "--plot", "c.txt"], "--plot must end in one of .png, .svg, .pdf"),
         (["{a}", "{b}", "--threads", "0"], "--threads must be at least 1"),
         (["{a}", "{b}", "--threads", "99"], "have a case with 99 threads in common"),
         (["{a}", "{b}", "--out", "no/such/folder/x.md"], "directory that exists"),

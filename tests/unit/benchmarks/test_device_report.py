@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from rich.console import Console
 
 from benchmarks.device.lines import print_results
 from benchmarks.device.plots import PLOTS, why_not, write_plots
 from benchmarks.device.report import command, report, write_report
 from benchmarks.device.results import Heat, Joules, LeftOut, Predicted, Results
-from benchmarks.device.sheet import Sheet, number
+from benchmarks.device.sheet import Sheet, number, without_unknown
 from tests.unit.benchmarks.sample_results import (
     board_with_sensors,
     computer_without_sensors,
@@ -70,22 +72,49 @@ def test_printed_tables_fit_a_hundred_columns(make: Any) -> None:
     assert not any("…" in line for line in lines)
 
 
+def test_run_without_sensors_fits_eighty_columns() -> None:
+    laptop = computer_without_sensors()
+    said = Predicted(seconds=0.01, grown_bytes=30e6)
+    results = replace(laptop, cases=tuple(replace(case, predicted=said) for case in laptop.cases))
+    text = printed(results, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "J/round" not in text
+    assert "slowed" not in text
+    for page in (text, report(results, Path("/nowhere"))):
+        [first, *_] = rows(page, "100%", "onnx", "×", "1")
+        assert len(first) == 4 + 8  # two of a step, two of a round, training, memory, two ratios
+        assert "–" not in first
+
+
+def test_column_stays_in_all_tables_where_one_row_of_one_tells_it() -> None:
+    told = Sheet(title="a", columns=("x", "m", "n", "k"), rows=(("1", "–", "2", "–"),), texts=2)
+    untold = replace(told, title="b", rows=(("–", "–", "–", "–"), ("3", "–", "–", "–")))
+    first, second = without_unknown([told, untold])
+    assert first.columns == second.columns == ("x", "n")
+    assert (first.rows, second.rows) == ((("1", "2"),), (("–", "–"), ("3", "–")))
+    assert first.texts == 1
+    empty = replace(told, rows=())
+    assert without_unknown([empty]) == [empty]
+    assert without_unknown([]) == []
+
+
 def test_row_has_every_number_of_its_case() -> None:
     case = replace(
         make_case("cnn", 0.5, "torch", 4),
         joules=Joules(gross=12.34, net=5.678, provenance="measured", source="rail"),
         heat=Heat(start_c=40.0, highest_c=71.4, throttled=True),
-        predicted=Predicted(seconds=0.05, grown_bytes=69e6),
+        predicted=Predicted(seconds=0.0375, grown_bytes=69e6),
     )
     case = replace(
         case,
         step_s=replace(case.step_s, median=0.001234, p90=0.002346),
         round_s=replace(case.round_s, median=0.04, p90=0.06),
-        train_s=replace(case.round_s, median=0.04, p90=0.06),
+        train_s=replace(case.round_s, median=0.03, p90=0.06),
         peak_bytes=replace(case.peak_bytes, value=244.5e6),
         grown_bytes=replace(case.grown_bytes, value=34.5e6),
     )
-    expected = ["50%", "torch", "×", "4", "1.23", "2.35", "0.0400", "0.0600", "244"]
+    expected = ["50%", "torch", "×", "4", "1.23", "2.35", "0.0400", "0.0600", "0.0300"]
+    expected += ["244"]
     expected += ["12.3", "5.68", "71", "yes", "1.25", "2.00"]
     results = board_with_sensors(cases=(case,), left_out=(), curves=())
     assert rows(printed(results), "50%") == [expected]
@@ -97,18 +126,86 @@ def test_measured_joules_are_plain_and_modelled_ones_are_marked() -> None:
     joules = Joules(gross=7.5, provenance="modelled", source="profile pi, 5 W")
     results = computer_without_sensors(cases=(replace(case, joules=joules),))
     [row] = rows(printed(results), "100%")
-    assert row[9:11] == ["~7.50", "–"]
+    assert row[10:] == ["~7.50"]
     assert [cell for cell in row if cell.startswith("~")] == ["~7.50"]
     assert "modelled: energy (profile pi, 5 W)" in printed(results)
 
 
 def test_every_number_of_modelled_results_is_marked() -> None:
-    text = printed(modelled_phone())
+    phone = modelled_phone()
+    cases = [
+        replace(
+            case,
+            step_s=replace(case.step_s, samples=0),
+            round_s=replace(case.round_s, samples=0),
+        )
+        for case in phone.cases
+    ]
+    text = printed(replace(phone, cases=tuple(cases)))
+    assert "p90" not in text  # which nothing modelled has
     for level in ("100%", "75%", "50%", "25%"):
         [row] = rows(text, level)
-        assert [cell[0] for cell in row[4:]] == ["~"] * 6 + ["–"] * 5
+        assert [cell[0] for cell in row[4:]] == ["~"] * 5
+    assert "a modelled round is its training alone" in " ".join(text.split())
+    assert "with fsync" not in text
     assert "No such device was run" in text
     assert "counted: bytes" in text
+
+
+def test_legend_tells_what_a_measured_round_is_besides_training() -> None:
+    for text in (printed(board_with_sensors()), report(board_with_sensors(), Path("/nowhere"))):
+        words = " ".join(text.split())
+        assert "the rest of a round unpacks the model, encodes the movement and writes it" in words
+        assert "a modelled round" not in words
+
+
+def test_energy_that_is_not_known_has_its_reason() -> None:
+    text = " ".join(printed(computer_without_sensors()).split())
+    assert (
+        "not known: energy: no sensor tells the power, and a profile's watts (--board) count only "
+        "with as many threads as the board has cores"
+    ) in text
+    phone = modelled_phone()
+    first, *others = phone.cases
+    text = " ".join(printed(replace(phone, cases=(replace(first, joules=None), *others))).split())
+    assert "not known: energy (1 of the cases): a profile's watts count only with" in text
+    assert "not known: energy" not in printed(phone)
+
+
+@pytest.mark.parametrize(
+    ("learners", "failed", "reason"),
+    [
+        ((), None, "none of mlp and cnn takes samples of faces"),
+        (("mlp",), None, "the run ended before any family learned"),
+        (("mlp",), "no memory", "every training failed"),
+    ],
+)
+def test_accuracy_that_is_not_there_has_its_reason(
+    learners: tuple[str, ...], failed: str | None, reason: str
+) -> None:
+    laptop = computer_without_sensors()
+    [curve] = laptop.curves
+    results = replace(
+        laptop,
+        config=replace(laptop.config, data="faces", learners=learners),
+        curves=() if failed is None else (replace(curve, points=(), failed=failed),),
+    )
+    text, page = printed(results), report(results, Path("/nowhere"))
+    assert f"no accuracy: {reason}" in text
+    assert f"- no accuracy: {reason}" in page
+    assert f"No picture (accuracy): {reason}." in page
+    assert (f"no accuracy of mlp at 100%: {failed}" in text) == (failed is not None)
+    assert "with --quick" not in text
+
+
+def test_quick_run_says_that_one_family_learns() -> None:
+    laptop = computer_without_sensors()
+    said = "accuracy of mlp alone: with --quick only the first family learns that takes samples of"
+    assert said in " ".join(printed(laptop).split())
+    assert said in report(laptop, Path("/nowhere"))
+    assert said not in " ".join(
+        printed(replace(laptop, config=replace(laptop.config, quick=False))).split()
+    )
 
 
 def test_ratio_to_something_modelled_is_no_prediction() -> None:
@@ -312,22 +409,58 @@ def test_picture_of_another_run_is_not_shown(tmp_path: Path) -> None:
     assert shown == ["time.png", "memory.png", "bytes.png"]
 
 
+def drawn(results: Results, name: str, monkeypatch: pytest.MonkeyPatch) -> Figure:
+    """A picture that is not written."""
+    from benchmarks.device import plots
+
+    found: list[Figure] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: found.append(figure))
+    PLOTS[name][0](results, Path("/nowhere"))
+    [figure] = found
+    return figure
+
+
 def drawn_texts(results: Results, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """All words of a picture, without drawing it."""
     import matplotlib.text
 
-    from benchmarks.device import plots
+    figure = drawn(results, name, monkeypatch)
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
-    found: list[str] = []
-    monkeypatch.setattr(
-        plots,
-        "save",
-        lambda figure, path: found.extend(
-            text.get_text() for text in figure.findobj(matplotlib.text.Text)
-        ),
-    )
-    PLOTS[name][0](results, Path("/nowhere"))
-    return found
+
+def test_series_and_families_without_joules_leave_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    phone = modelled_phone()
+    alone = tuple(make_case("cnn", case.level, provenance="modelled") for case in phone.cases)
+    other = make_case("mlp", 1.0, threads=8, provenance="modelled")
+    results = replace(phone, cases=(*phone.cases, *alone, other))
+    figure = drawn(results, "energy", monkeypatch)
+    [axes] = figure.axes
+    assert axes.get_legend_handles_labels()[1] == ["onnx × 8"]
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width()]
+    assert len(bars) == len(phone.cases)
+    for place, bar in enumerate(bars):  # each in the middle of its tick
+        assert bar.get_x() + bar.get_width() / 2 == pytest.approx(place)
+
+
+def test_net_bar_is_as_wide_as_its_outline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for axes in drawn(board_with_sensors(), "energy", monkeypatch).axes:
+        bars = [bar for bar in axes.patches if isinstance(bar, Rectangle) and bar.get_width()]
+        assert len({(round(bar.get_width(), 9), bar.get_linewidth()) for bar in bars}) == 1
+
+
+@pytest.mark.parametrize("name", sorted(PLOTS))
+def test_panels_have_one_scale_and_bars_begin_at_zero(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panels = drawn(board_with_sensors(), name, monkeypatch).axes
+    [scale] = {axes.get_yscale() for axes in panels}
+    bars = [bar for axes in panels for bar in axes.patches if isinstance(bar, Rectangle)]
+    if name in ("time", "energy", "memory"):
+        assert scale == "linear"
+        assert {bar.get_y() for bar in bars} == {0}
+    elif name == "bytes":
+        assert scale == "log"
+        assert not bars
 
 
 def test_pictures_say_what_is_modelled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import benchmarks.learn.setting
 from benchmarks.cli import main
 from benchmarks.data import Dataset, load_data
 from benchmarks.learn.config import QUICK, LearnConfig
-from benchmarks.learn.plot import curves_of
+from benchmarks.learn.plot import curves_of, save_plot
 from benchmarks.learn.run import Point, Run, run_rule
 from benchmarks.learn.setting import WORK_MACS, Setting, make_setting
 from benchmarks.learn.study import Spread, accuracy_at, compare_runs, learn_figures, spent_until
@@ -179,6 +179,26 @@ def test_curves_end_where_the_shortest_run_does() -> None:
     assert curves[0, -1] == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(("rounds", "lowest", "marks"), [(11, 0.0, 12), (12, 55.0, 0)])
+def test_short_run_is_shown_whole_with_its_rounds_marked(
+    rounds: int, lowest: float, marks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
+
+    run = a_run("fedavg", 0, *((0.8, 10 * number, number) for number in range(1, rounds + 1)))
+    figures: list[Figure] = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    save_plot([run], tmp_path / "learn.png", "title")
+    monkeypatch.undo()
+    [figure] = figures
+    plt.close(figure)
+    for axes in figure.axes:
+        assert axes.get_ylim()[0] == pytest.approx(lowest)
+        marked = [np.size(line.get_xdata()) for line in axes.lines if line.get_marker() == "o"]
+        assert sum(marked) == marks
+
+
 def test_figures_are_named_by_rule() -> None:
     figures = {figure.name: figure for figure in learn_figures(compare_runs(RUNS))}
     assert figures["learn.ra-fed.accuracy"].better == "higher"
@@ -244,7 +264,8 @@ def test_interrupted_study_keeps_the_runs_that_are_done(
     assert figures["learn.ra-fed.joules"] == run["points"][-1]["joules"] > 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert "digits (digits): 1,437 samples to train, dealt unevenly" in printed
+    assert printed.startswith("digits: 1,437 samples to train, dealt unevenly")
+    assert "rounds: 1, too short to rank rules; give --rounds 12 or more" in printed
     assert "modelled" in printed
     assert "interrupted: 1 of 4 runs are done and kept" in printed
 
