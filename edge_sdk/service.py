@@ -89,6 +89,9 @@ STOP_S = 10.0
 DENIALS, LATER_DENIALS = 3, 20
 """How often in a row a broker may refuse us before we stop: one that never took us, and one that
 did and may only be in its operator's hands (then it is minutes)."""
+MAX_WAIT_S = 2.0
+"""For events. A signal that comes between Python's last look for one and the wait itself is only
+noticed when the wait ends, however long that is."""
 MAX_SESSION = 2**52
 """A higher one is nobody's, and counting on above it would soon leave what a message can say."""
 
@@ -145,6 +148,11 @@ class DeviceService:
         self._inbox = Inbox()
         self._stopping = False
         self._finished_run: str | None = None
+        self._finished_round = 0
+        """The last of the finished run. An opening of a later one goes on with it; one that is no
+        later is an old message, unless the coordinator was started again and goes back."""
+        self._opened_behind = False
+        """Whether such an opening came since the run is finished."""
         self._linger_until = math.inf
         self._coordinator: int | None = None
         self._online = False
@@ -241,7 +249,7 @@ class DeviceService:
                 self._watchdog.due_s,
             )
             try:
-                event = self._events.get(timeout=None if due == math.inf else max(0.0, due - now))
+                event = self._events.get(timeout=min(MAX_WAIT_S, max(0.0, due - now)))
             except queue.Empty:
                 continue
             if self._handle(event, self._clock()):
@@ -367,14 +375,17 @@ class DeviceService:
                 self._inbox.put(message)
             case RoundOpen():
                 if message.run == self._finished_run:
-                    # The coordinator was told to go on after what had been the last round.
-                    self._finished_run, self._linger_until = None, math.inf
+                    if message.round > self._finished_round:
+                        self._go_on()
+                    else:
+                        self._opened_behind = True
                 self._sending.drop_replays(message.round)
                 self._inbox.put(message)
                 self._fetcher.wake()
             case RoundClosed():
                 if topic.kind is TopicKind.ROUND:
-                    self._finished_run = message.run
+                    self._finished_run, self._finished_round = message.run, message.round
+                    self._opened_behind = False
                 self._inbox.put(message)
                 self._fetcher.wake()
             case TaskNotice() | Assignment():
@@ -384,6 +395,10 @@ class DeviceService:
                 extra = fact("complaint")
                 log.warning("the coordinator drops what we send: %s", reason, extra=extra)
 
+    def _go_on(self) -> None:
+        """What had been the last round is not, as the coordinator was told."""
+        self._finished_run, self._linger_until = None, math.inf
+
     def _heard_coordinator(self, presence: Presence, now: float, *, retained: bool) -> None:
         if not presence.online:
             log.info("the coordinator is away", extra=fact("coordinator_away"))
@@ -391,6 +406,9 @@ class DeviceService:
         if self._coordinator is not None and presence.session != self._coordinator:
             log.info("the coordinator was started again", extra=fact("coordinator_started"))
             self._sending.offer_all(now)
+            self._finished_round = 0
+            if self._opened_behind:
+                self._go_on()
             self._inbox.put(CoordinatorStarted())
         elif self._coordinator is not None and not retained:
             # It was not listening for a while: what we said may be lost.

@@ -319,6 +319,41 @@ def test_run_that_goes_on_after_its_end_is_taken_up_again(
     running.stop()
 
 
+@pytest.mark.parametrize("presence_first", [True, False])
+def test_finished_run_that_goes_back_is_taken_up_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, presence_first: bool
+) -> None:
+    coordinator.present()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    for round in (1, 2, 3):
+        play(coordinator, round)
+    coordinator.finish(3)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    if presence_first:
+        coordinator.present(session=2)
+        coordinator.open(2)
+    else:
+        coordinator.open(2)
+        coordinator.present(session=2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    running.stop()
+
+
+def test_opening_that_comes_after_the_end_of_its_run_changes_nothing(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    play(coordinator, 2)
+    coordinator.finish(2)
+    for round in (1, 2):
+        coordinator.tell(coordinator.opening(round))
+    assert started.wait() is None
+
+
 def test_finished_device_does_not_wait_for_ever_for_a_receipt(
     stage: Stage,
     coordinator: Coordinator,
