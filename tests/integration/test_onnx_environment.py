@@ -126,7 +126,7 @@ def sent(task: Task, data: tuple[Array, Array], tmp_path_factory: pytest.TempPat
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new environment, made as a device's owner makes it."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     constraints = f"--constraint={ROOT / 'scripts' / 'constraints.txt'}"
     # What builds the project is asked for first and alone: that it is not to be had says that
@@ -155,8 +155,10 @@ def clean_environ() -> dict[str, str]:
 
 
 def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With the pip of this interpreter: the environment then has nothing but what it needs."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     return subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments],
+        [*command, "--disable-pip-version-check", *arguments],
         env=clean_environ(),
         capture_output=True,
         text=True,

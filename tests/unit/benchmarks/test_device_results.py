@@ -289,7 +289,8 @@ def test_accuracy_above_one_is_refused() -> None:
 def test_file_that_is_not_json_is_refused_with_its_name(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "theirs.json"
     path.write_bytes(content)
-    with pytest.raises(ResultsError, match=re.escape(f"{path} is not what `tessera-bench device` writes")):
+    said = re.escape(f"{path} is not what `tessera-bench device` writes")
+    with pytest.raises(ResultsError, match=said):
         read_results(path)
 
 
@@ -303,7 +304,7 @@ def test_deep_values_are_refused_with_the_key(tmp_path: Path) -> None:
 def test_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"none\.json is not there"):
         read_results(tmp_path / "none.json")
-    with pytest.raises(ResultsError, match="results.json is not there"):
+    with pytest.raises(ResultsError, match=r"results\.json is not there"):
         read_results(tmp_path)
 
 

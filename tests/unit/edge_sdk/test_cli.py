@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,16 +28,6 @@ from edge_sdk.transport.link import LinkEvent, Received, open_link
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "device"
-
-
-@pytest.fixture(autouse=True)
-def _same_logging() -> Iterator[None]:
-    """`run` sets the process's logging up; put it back."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 @pytest.fixture

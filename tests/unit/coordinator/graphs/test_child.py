@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.graphs import GraphCompileError, compile_graphs, compile_in_child
+from coordinator.graphs import GraphCompileError, child, compile_graphs, compile_in_child
 from coordinator.saved import read_model
 
 from .test_cache import files_of, task_of
@@ -75,10 +76,22 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("place", ["my-tasks.py", "my_tasks"])
-def test_parent_without_torch_gets_the_same_model(tasks: Path, place: str) -> None:
+@pytest.fixture
+def importable(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks can be loaded in this process, by what a child runs, and are gone afterwards."""
+    monkeypatch.syspath_prepend(tasks)
+    for name in ("my_tasks", "neighbour"):
+        # As if it had been there: so that it is taken away in the end.
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
+
+
+def test_parent_without_torch_gets_the_same_model(tasks: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PARENT, f"{place}:good"], cwd=tasks, capture_output=True, text=True
+        [sys.executable, "-c", PARENT, "my-tasks.py:good"],
+        cwd=tasks,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     task = task_of()
@@ -101,9 +114,11 @@ def test_child_passes_buffers_on(tasks: Path) -> None:
     assert set(model.weights) == {"0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"}
 
 
+@pytest.mark.usefixtures("importable")
 def test_child_uses_the_cache(tasks: Path) -> None:
     cache = tasks / "cache"
-    first = compile_in_child("my_tasks:own_loss", cache_dir=cache)
+    assert child.main(["my_tasks:own_loss", "first", f"--cache-dir={cache}"]) == 0
+    first = read_model(tasks / "first")
     assert first.manifest.loss == "custom"
     stored = files_of(cache)
     assert len(stored) == len(first.files) + 1
@@ -117,12 +132,17 @@ def test_child_uses_the_cache(tasks: Path) -> None:
     [
         ("unsupported", r"my_tasks:unsupported.*aten\.atan \(module '1'\)"),
         ("broken", "(?s)Traceback.*ZeroDivisionError: in the task's own code"),
-        ("number", "returned int, not a Task"),
     ],
 )
 def test_failure_is_told_as_the_child_said_it(tasks: Path, function: str, said: str) -> None:
     with pytest.raises(GraphCompileError, match=said):
         compile_in_child(f"my_tasks:{function}")
+
+
+@pytest.mark.usefixtures("importable")
+def test_child_says_what_is_not_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert child.main(["my_tasks:number", "out"]) == 1
+    assert capsys.readouterr().err == "my_tasks:number returned int, not a Task\n"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +167,12 @@ def test_reference_of_another_form_is_refused(reference: str, said: str) -> None
         ("my_tasks:bad", "my_tasks has no function 'bad'"),
     ],
 )
-def test_reference_to_nothing_is_refused(tasks: Path, reference: str, said: str) -> None:
-    with pytest.raises(GraphCompileError, match=said):
-        compile_in_child(reference)
+@pytest.mark.usefixtures("importable")
+def test_reference_to_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], reference: str, said: str
+) -> None:
+    assert child.main([reference, "out"]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 def test_child_that_takes_too_long_is_ended(tasks: Path) -> None:
