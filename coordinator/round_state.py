@@ -70,9 +70,13 @@ class RoundsConfig(RunConfig):
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
 
+    def warms_up(self, round: int) -> bool:
+        """Whether the rule wants a movement of everybody in this round."""
+        return round <= self.rule.warmup_rounds
+
     def wants_whole(self, round: int) -> bool:
         """Whether only whole models are of use in this round."""
-        return self.rule.whole_models or round <= self.rule.warmup_rounds
+        return self.rule.whole_models or self.warms_up(round)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -396,6 +396,7 @@ def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
     return config.opening(
         state.round,
         whole=config.wants_whole(state.round),
+        warmup=config.warms_up(state.round),
         replay_within=replay_within(config),
         rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
     )

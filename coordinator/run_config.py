@@ -57,6 +57,7 @@ class RunConfig:
         round: int,
         *,
         whole: bool = False,
+        warmup: bool = False,
         replay_within: int = 0,
         rounds_left: int | None = None,
     ) -> RoundOpen:
@@ -73,4 +74,5 @@ class RunConfig:
             replay_within=replay_within,
             encoding=self.encoding,
             rounds_left=rounds_left,
+            warmup=warmup,
         )

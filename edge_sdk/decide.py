@@ -144,6 +144,9 @@ class Sight:
     """Of the run, this one included; None: not known."""
     whole: bool = False
     """Only the whole model is of use this round."""
+    warmup: bool = False
+    """Everybody who can is to train all of it this round, whatever `Policy.level` and the share
+    of rounds."""
     now_s: float = 0.0
     """Seconds of the clock by which days are counted."""
     minute: int = 0
@@ -185,7 +188,7 @@ def decide(
         least = weighed[-1]
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
     trained = replace(history, skipped=0)
-    if sight.whole:
+    if sight.warmup:
         reason = "full model: this round everybody trains everything"
         return Decision(1.0, reason, "whole", 1.0, trained)
 
@@ -220,7 +223,11 @@ def gates(policy: Policy, sight: Sight) -> list[Gate]:
 
 def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     """What can be said for and against every level on offer, largest first."""
-    levels = (1.0,) if sight.whole else policy.offered_levels()
+    levels = policy.offered_levels()
+    if sight.whole or sight.warmup:
+        if policy.level < 1 and not sight.warmup:
+            return [Verdict(1.0, 0.0, "owner", "is more than this device's owner allows")]
+        levels = (1.0,)
     if not sight.costs:
         return [Verdict(level, 1.0, "owner", "is not weighed") for level in levels[:1]]
     known = {cost.level: cost for cost in sight.costs}

@@ -112,6 +112,7 @@ class Observer:
             deadline_s=opened.train_s,
             rounds_left=opened.rounds_left,
             whole=opened.whole,
+            warmup=opened.warmup,
             now_s=self._wall(),
             minute=local_minute(self._wall()),
         )

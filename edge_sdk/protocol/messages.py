@@ -60,6 +60,9 @@ class RoundOpen:
     """The index of the round's model (`model_index.py`); None: the model comes another way."""
     rounds_left: int | None = None
     """Of the run as planned, this one included; None: not known."""
+    warmup: bool = False
+    """The rule begins with movements of everybody: who can train the whole model does it this
+    round, also a device that otherwise trains less or more rarely."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:

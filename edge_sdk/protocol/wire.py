@@ -109,6 +109,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "run": RUN,
         "model": optional(BLOB),
         "rounds_left": optional(COUNT),
+        "warmup": FLAG,
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},

@@ -374,6 +374,19 @@ def test_asynchronous_reports_name_everybody_and_count_in_rounds(
     assert last.skip_share == pytest.approx(1 / 3)
 
 
+def test_asynchronous_run_keeps_to_what_owners_allow(task: Task) -> None:
+    policies = [Policy(), Policy(level=0.5), Policy(participation=0.5)]
+    reports = list(federation(task, policies, 4, rule="fedasync").run())
+    last = reports[-1]
+    (less,) = [line for line in last.devices if line.device == "device-1"]
+    assert less.level is None
+    assert less.reason == "skip: full model is more than this device's owner allows"
+    assert last.longest_skip == 5
+    skipped = sum(line.level is None for line in last.devices)
+    assert skipped in (1, 2)  # device-1, and every other time device-2
+    assert last.skip_share == pytest.approx(skipped / 3)
+
+
 def test_asynchronous_run_in_which_nobody_can_train_ends_with_the_reasons(
     task: Task, manifest: Manifest
 ) -> None:

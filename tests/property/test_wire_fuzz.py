@@ -119,6 +119,7 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         bid_s=positive,
         train_s=positive,
         whole=st.booleans(),
+        warmup=st.booleans(),
         replay_within=counts,
         encoding=encodings,
         run=runs,

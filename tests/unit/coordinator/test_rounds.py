@@ -562,7 +562,7 @@ def test_every_opening_says_whether_only_whole_models_are_of_use(rule: str, whol
     ]
     assert [opened.round for opened in openings] == [1, 1, 2]
     openings.append(opening_of(config, coordinator.state))
-    assert {opened.whole for opened in openings} == {whole}
+    assert {(opened.whole, opened.warmup) for opened in openings} == {(whole, False)}
 
 
 def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> None:
@@ -574,7 +574,8 @@ def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> Non
     for effect, whole in ((first, True), (second, False)):
         assert isinstance(effect, Broadcast)
         assert isinstance(effect.message, RoundOpen)
-        assert (effect.message.whole, effect.message.replay_within) == (whole, 0)
+        assert (effect.message.whole, effect.message.warmup) == (whole, whole)
+        assert effect.message.replay_within == 0
     (opened,) = Coordinator("a", config=REPLAYING).tell(Joined("b"))
     assert isinstance(opened, Broadcast)
     assert isinstance(opened.message, RoundOpen)

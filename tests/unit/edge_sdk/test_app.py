@@ -206,8 +206,8 @@ def test_device_that_may_not_keep_a_copy_skips_in_silence(within: int) -> None:
     assert not any(isinstance(message, Replay) for message in bench.sent)
 
 
-def test_round_for_whole_models_gets_one_whatever_the_policy() -> None:
-    bid = Bench().open(1, whole=True)
+def test_warm_up_gets_the_whole_model_whatever_the_policy() -> None:
+    bid = Bench().open(1, whole=True, warmup=True)
     assert isinstance(bid, Bid)
     assert bid.level == 1
 

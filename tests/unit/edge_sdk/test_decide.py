@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.budget import History
-from edge_sdk.decide import Policy, decide
+from edge_sdk.decide import Policy, Sight, decide
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages import Bid
 
@@ -106,6 +106,27 @@ def test_decision_depends_on_device_and_seed(schedule: Any) -> None:
         for device, seed in [("pi", 1), ("nano", 1), ("pi", 2), ("nano", 2)]
     }
     assert len(histories) == 4
+
+
+@pytest.mark.parametrize("schedule", ["round-robin", "ad-hoc"])
+def test_owners_share_of_rounds_holds_where_only_the_whole_model_is_of_use(schedule: Any) -> None:
+    policy = Policy(participation=0.3, schedule=schedule)
+    took_part = trained(policy, "pi", range(1, 200), seed=4)
+    history = History()
+    for round, expected in enumerate(took_part, start=1):
+        sight = Sight(whole=True)
+        decision = decide(policy, sight, history, device="pi", round=round, seed=4)
+        assert decision.level == (1.0 if expected else None)
+        history = decision.history
+
+
+def test_owners_level_is_not_exceeded_but_in_a_warm_up() -> None:
+    policy = Policy(level=0.25, participation=0.1)
+    skip = decide(policy, Sight(whole=True), device="pi", round=1, seed=4)
+    assert (skip.level, skip.code) == (None, "owner")
+    assert skip.reason == "skip: full model is more than this device's owner allows"
+    warm = decide(policy, Sight(whole=True, warmup=True), device="pi", round=1, seed=4)
+    assert (warm.level, warm.code) == (1.0, "whole")
 
 
 @pytest.mark.parametrize("name", ["level", "participation"])

@@ -98,11 +98,13 @@ class Priced:
 def test_look_has_all_that_a_decision_needs() -> None:
     costs = Priced()
     observer = Observer(Policy(level=0.5), Shown(), costs, wall=lambda: 1000.0)
-    sight = observer.look(opening(rounds_left=9, whole=True))
+    sight = observer.look(opening(rounds_left=9, whole=True, warmup=True))
     assert sight.snapshot == PHONE
     assert costs.asked == [(1.0, 0.5, 0.25)]  # the full model too: a round may ask for it
     assert [cost.level for cost in sight.costs] == [1.0, 0.5, 0.25]
-    assert (sight.deadline_s, sight.rounds_left, sight.whole) == (60, 9, True)
+    assert (sight.deadline_s, sight.rounds_left) == (60, 9)
+    assert (sight.whole, sight.warmup) == (True, True)
+    assert not observer.look(opening(whole=True)).warmup
     assert sight.now_s == 1000.0
     assert 0 <= sight.minute < 24 * 60
 

@@ -89,6 +89,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             run=RUN,
             model=Blob(900, (A,)),
             rounds_left=13,
+            warmup=True,
         ),
         {
             "round": 7,
@@ -112,6 +113,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "run": RUN,
             "model": {"size": 900, "chunks": A},
             "rounds_left": 13,
+            "warmup": True,
         },
     ),
     "round_closed": (RoundClosed(round=7, run=RUN), {"round": 7, "run": RUN}),
