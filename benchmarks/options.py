@@ -9,6 +9,8 @@ from pathlib import Path
 from edge_sdk import TesseraError
 
 EXIT_INTERRUPTED = 130
+RUNS = Path("bench-results")
+"""Where runs go that are not told where."""
 
 
 class UsageError(TesseraError):

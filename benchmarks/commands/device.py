@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
 from benchmarks.options import (
     EXIT_INTERRUPTED,
+    RUNS,
     UsageError,
     add_common,
     check_families,
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from benchmarks.data import Dataset
     from benchmarks.device.machine import Seen
     from benchmarks.device.results import Config, Results
-    from edge_sdk.profile.board import Board
 
-FOLDER = Path("bench-results")
 ALL = "all"
 SAME = (
     *("model", "system", "cores", "power_mode", "versions"),
@@ -71,12 +69,12 @@ def add_parser(commands: Any) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help=f"results.json, report.md, plots (default: a new folder in {FOLDER}/)",
+        help=f"results.json, report.md, plots (default: a new folder in {RUNS}/)",
     )
     where.add_argument(
         "--resume",
         action="store_true",
-        help=f"go on with the run in --out, or with the newest in {FOLDER}/ that is not complete",
+        help=f"go on with the run in --out, or with the newest in {RUNS}/ that is not complete",
     )
     what = parser.add_argument_group("what is measured")
     what.add_argument(
@@ -151,7 +149,9 @@ def _run(arguments: argparse.Namespace) -> int:
     check_writable(arguments.json)
     console = Console()
     if arguments.emulate is not None:
-        return _emulate(arguments, console)
+        from benchmarks.commands.device_emulated import emulate
+
+        return emulate(arguments, console)
     if arguments.update is not None:
         raise UsageError("--update needs --emulate all, which makes the table")
     return _measure(arguments, console)
@@ -162,13 +162,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace, console: Console) -> int:
     from benchmarks.data import load_data
+    from benchmarks.device.folder import begun, keep
     from benchmarks.device.kit import check_kit, kit_digits, read_kit
     from benchmarks.device.machine import look, named_board
     from benchmarks.device.measure import Bench, measure, missing, missing_curves
     from benchmarks.device.own_profile import others, usable_threads
 
     started = time.monotonic()
-    folder, before = _begun(arguments)
+    folder, before = begun(arguments.out, arguments.resume)
     board = None if arguments.board is None else named_board(arguments.board)
     if not (arguments.root / "proc").is_dir() and not (arguments.root / "sys").is_dir():
         raise UsageError(f"--root {arguments.root}: there is no proc and no sys below it")
@@ -178,32 +179,37 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
         before = _resumed(arguments, before, seen, own_data)
         if not missing(before) and not missing_curves(before):
             print(f"tessera-bench: the run in {folder} is complete", file=sys.stderr)
-            _show(arguments, folder, before, console)
+            _finish(arguments, folder, replace(before, complete=True), console)
             return 0
     if busy := others(seen.probe.snapshot()):
         print(f"tessera-bench: measuring {busy}; end them for better numbers", file=sys.stderr)
     if before is None and arguments.kit is None:
         seen = _rest(arguments, seen)  # before compiling makes it warm
-    with _kit(arguments, before) as kit:
+    with open_kit(arguments, before) as kit:
         data = kit_digits(kit) if own_data is None else own_data
         if before is not None:
             results, config = before, before.config
+            if data.samples != (config.samples or data.samples):
+                raise UsageError(
+                    f"the run was begun with {config.samples:,} samples of {config.data!r}, and "
+                    f"here are {data.samples:,}: give the same --data"
+                )
             check_kit(kit, read_kit(kit), config.families, config.levels, config.batch)
         else:
             threads = arguments.threads or tuple(sorted({1, usable_threads(seen.probe.snapshot())}))
-            config = _config(arguments, kit, data, threads)
+            config = make_config(arguments, kit, data, threads)
             if arguments.kit is not None:
                 seen = _rest(arguments, seen)
             results = _new(arguments, seen, config, time.monotonic() - started)
         folder.mkdir(parents=True, exist_ok=True)
-        _keep(folder, results)
+        keep(folder, results)
         bench = Bench(kit, seen, data, arguments.root, folder)
         parts = len(missing(results)) + len(missing_curves(results))
         try:
             with progress("device", parts) as part:
                 for newer in measure(bench, results, part):
                     results = newer
-                    _keep(folder, results)
+                    keep(folder, results)
         except KeyboardInterrupt:
             # First: whoever presses twice does not wait for the report.
             print(
@@ -234,38 +240,8 @@ def _again(arguments: argparse.Namespace, folder: Path) -> str:
     return shlex.join(words)
 
 
-def _begun(arguments: argparse.Namespace) -> tuple[Path, Results | None]:
-    """The folder of the run, and what it has so far; None: it is new."""
-    from benchmarks.device.results import FILE, read_results
-
-    folder: Path | None = arguments.out
-    if arguments.resume:
-        if folder is None:
-            folder = _newest()
-        return folder, read_results(folder / FILE)
-    if folder is None:
-        folder = FOLDER / _now().replace(":", "").removesuffix("Z")
-    if (folder / FILE).exists():
-        raise UsageError(
-            f"{folder} has results already: add --resume to go on with them, or name another folder"
-        )
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UsageError(f"--out {folder}: nothing can be written in {there}; name another folder")
-    return folder, None
-
-
-def _newest() -> Path:
-    from benchmarks.device.results import FILE, read_results
-
-    for file in sorted(FOLDER.glob(f"*/{FILE}"), reverse=True):
-        if not read_results(file).complete:
-            return file.parent
-    raise UsageError(f"there is no run to resume in {FOLDER}/: name its folder with --out")
-
-
 @contextmanager
-def _kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path]:
+def open_kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path]:
     """The kit that was given, or one that is made and gone afterwards."""
     from tempfile import TemporaryDirectory
 
@@ -293,9 +269,10 @@ def _kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path
         yield Path(temporary)
 
 
-def _config(
+def make_config(
     arguments: argparse.Namespace, folder: Path, data: Dataset, threads: Sequence[int]
 ) -> Config:
+    """What is measured or modelled; what is not asked for is as the kit has it."""
     from benchmarks.device.kit import check_kit, read_kit
     from benchmarks.device.learning import learners
     from benchmarks.device.results import Config
@@ -321,6 +298,7 @@ def _config(
         rounds=3 if quick else 10,
         burst_s=0.4 if quick else 2.0,
         data=data.name,
+        samples=data.samples,
         learners=learners(data, folder, families)[: 1 if quick else None],
         learn_rounds=12 if quick else 30,
         quick=quick,
@@ -343,6 +321,7 @@ def _backends(quick: bool) -> tuple[str, ...]:
 
 
 def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: float) -> Results:
+    from benchmarks.device.folder import now
     from benchmarks.device.results import Results
 
     title = arguments.title or seen.machine.model or "this machine"
@@ -351,7 +330,7 @@ def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: flo
     return Results(
         title=title,
         provenance="measured",
-        started=_now(),
+        started=now(),
         seconds=seconds,
         complete=False,
         machine=seen.machine,
@@ -393,30 +372,17 @@ def _resumed(
     return replace(before, complete=False, left_out=(), curves=curves)
 
 
-def _keep(folder: Path, results: Results) -> None:
-    from benchmarks.device.measure import device_figures
-    from benchmarks.device.results import FILE, write_results
-
-    write_results(folder / FILE, results, device_figures(results))
-
-
 def _finish(
     arguments: argparse.Namespace, folder: Path, results: Results, console: Console
 ) -> None:
-    _report(folder, results)
-    _show(arguments, folder, results, console)
+    from benchmarks.device.folder import keep_report
+
+    keep_report(folder, results)
+    show(arguments, folder, results, console)
 
 
-def _report(folder: Path, results: Results) -> None:
-    from benchmarks.device.plots import write_plots
-    from benchmarks.device.report import write_report
-
-    _keep(folder, results)
-    write_plots(results, folder)
-    write_report(results, folder)
-
-
-def _show(arguments: argparse.Namespace, folder: Path, results: Results, console: Console) -> None:
+def show(arguments: argparse.Namespace, folder: Path, results: Results, console: Console) -> None:
+    """Print the tables and what missed its aim; write `--json`."""
     from benchmarks.device.lines import print_results
     from benchmarks.device.measure import device_figures
     from benchmarks.device.report import FILE
@@ -430,118 +396,3 @@ def _show(arguments: argparse.Namespace, folder: Path, results: Results, console
         write_results(arguments.json, results, figures)
     said = f"{folder / FILE} has all of it, with plots"
     console.print(said, highlight=False, soft_wrap=True)
-
-
-# -- modelling -----------------------------------------------------------------------------------
-
-
-def _emulate(arguments: argparse.Namespace, console: Console) -> int:
-    """Reports of what profiles say; the accuracies alone are those of trainings here."""
-    from benchmarks.data import load_data
-    from benchmarks.device.kit import kit_digits, read_task
-    from benchmarks.device.machine import named_board
-    from benchmarks.device.modelled import board_threads, model_results
-    from benchmarks.device.page import CONFIG, profiles_table, update_page
-    from edge_sdk.profile.board import find_board, shipped_boards
-
-    every = arguments.emulate == ALL
-    if arguments.update is not None and not every:
-        raise UsageError("--update needs --emulate all, which makes the table")
-    if every and arguments.title:
-        raise UsageError("--title is for one device, not for all")
-    if arguments.board is not None:
-        raise UsageError("--board is for measuring: --emulate names the profile already")
-    if "torch" in (arguments.backends or ()):
-        raise UsageError("--backends torch: only onnx is modelled")
-    if every and arguments.families is not None:
-        raise UsageError("--families is for one device: the table of all has models of its own")
-    if arguments.resume:
-        raise UsageError("--resume is for measuring; modelling takes seconds, so start anew")
-    names = shipped_boards() if every else ()
-    boards = [find_board(name) for name in names] or [named_board(arguments.emulate)]
-    folder, _ = _begun(arguments)
-    arguments.backends = arguments.backends or ("onnx",)
-    own_data = None if arguments.data is None else load_data(arguments.data)
-    with _kit(arguments, None) as kit:
-        data = kit_digits(kit) if own_data is None else own_data
-        config = _config(arguments, kit, data, (1,))
-        tasks = {family: read_task(kit, family) for family in config.families}
-        accuracies = _learn(kit, data, config)
-    started = _now()
-    all_results = []
-    for board in boards:
-        own = replace(config, threads=arguments.threads or board_threads(board))
-        results = model_results(board, tasks, own, started, accuracies=accuracies)
-        if not results.cases:
-            raise UsageError(f"{board.name}: {results.left_out[0].why}")
-        results = replace(results, title=arguments.title or results.title)
-        own_folder = folder / board.name if every else folder
-        own_folder.mkdir(parents=True, exist_ok=True)
-        _report(own_folder, results)
-        all_results.append(results)
-    if every:
-        from rich.markdown import Markdown
-
-        missing = [family for family in CONFIG.families if family not in tasks]
-        if missing:
-            raise UsageError(f"the table wants {', '.join(CONFIG.families)}: leave --families out")
-        table = profiles_table(boards, tasks)
-        console.print(Markdown(table))
-        if arguments.update:
-            update_page(arguments.update, table)
-        if arguments.json:
-            _write_all(arguments.json, boards, all_results)
-        console.print(f"{folder} has a report for each, with plots", soft_wrap=True)
-    else:
-        _show(arguments, folder, all_results[0], console)
-    return 0
-
-
-def _write_all(path: Path, boards: Sequence[Board], all_results: Sequence[Results]) -> None:
-    from benchmarks.device.measure import device_figures
-    from benchmarks.figures import write_json
-    from edge_sdk.profile.plain import to_plain
-
-    figures = [
-        replace(figure, name=f"{board.name}.{figure.name}")
-        for board, results in zip(boards, all_results, strict=True)
-        for figure in device_figures(results)
-    ]
-    rows = [to_plain(results) for results in all_results]
-    write_json(path, figures, {"command": "device-all", "boards": rows})
-
-
-def _learn(kit: Path, data: Dataset, config: Config) -> dict[tuple[str, float], list[float]]:
-    """How each level learns, by a real training on this machine."""
-    from itertools import product
-
-    from benchmarks.device.fresh import ProcessFailed
-    from benchmarks.device.learning import learn
-    from benchmarks.device.process import Asked
-
-    pairs = list(product(config.learners, config.levels))
-    found = {}
-    with progress("learn", len(pairs)) as part:
-        for family, level in pairs:
-            tick = part(f"{family} {level:.0%}")
-            ask = Asked(
-                folder=str(kit / family),
-                backend="onnx",
-                threads=1,
-                levels=(level,),
-                batch=config.batch,
-                steps=config.steps,
-                rounds=config.learn_rounds,
-            )
-            try:
-                found[family, level] = learn(kit, family, data, ask)
-            except ProcessFailed as error:
-                raise UsageError(f"{family} at {level:.0%} does not train here: {error}") from error
-            tick()
-    return found
-
-
-def _now() -> str:
-    from datetime import datetime, timezone
-
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.commands.kit import QUICK_FAMILIES
 from benchmarks.options import UsageError, add_common, check_writable
 from benchmarks.progress import progress
 from benchmarks.tables import make_table
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 FAMILIES = ("mlp", "cnn", "sensor-cnn", "vit-small")
 """Models whose time is arithmetic for the most part; a bag of words has next to none."""
-QUICK_FAMILIES = ("mlp", "cnn", "sensor-cnn")
 
 
 def add_parser(commands: Any) -> None:

@@ -39,6 +39,11 @@ class Dataset:
     """Whose each training sample is, where samples belong to people; None: they do not."""
 
     @property
+    def samples(self) -> int:
+        """All there are, to train and to test."""
+        return len(self.train) + len(self.test)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Of one sample: (channels, height, width) of images, (channels, length) of windows."""
         shape: tuple[int, ...] = self.train.inputs[0].shape[1:]

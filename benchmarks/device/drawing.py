@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from benchmarks.device.sheet import percent
+from benchmarks.device.sheet import percent, printable
 from benchmarks.options import UsageError, check_writable
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
 
 def set_title(figure: Figure, device: str, what: str) -> None:
     """The device above, what is drawn below it."""
-    figure.suptitle(f"{device}\n{what}", fontsize="large")
+    figure.suptitle(f"{printable(device)}\n{what}", fontsize="large")
 
 
 def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
@@ -171,4 +171,8 @@ def shade(light: str, dark: str, at: int, of: int) -> str:
 
 def save(figure: Figure, path: Path) -> None:
     """Write it in the format that the file's name ends in. Raises `OSError`."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a `$` in the name of a board is one
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""Fresh processes: each does one thing that `benchmarks.device.process` can, and says so."""
+"""Fresh processes: each calls one function, which prints what came of it as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.children import run_child
 from benchmarks.device.process import Asked
 from benchmarks.imports import child_environment
 
-_CODE = "import sys; from benchmarks.device.process import {function} as f; f(sys.argv[1])"
+_CODE = "import sys; from {module} import {function} as f; f(*sys.argv[1:])"
 
 
 class ProcessFailed(Exception):
@@ -18,8 +18,14 @@ class ProcessFailed(Exception):
 
 
 def run_fresh(function: str, ask: Asked) -> Any:
-    """What a fresh interpreter says. Raises `ProcessFailed`."""
-    done = run_child(["-c", _CODE.format(function=function), ask.text()], child_environment(None))
+    """What a function of `benchmarks.device.process` says. Raises `ProcessFailed`."""
+    return call_fresh("benchmarks.device.process", function, ask.text())
+
+
+def call_fresh(module: str, function: str, *arguments: str) -> Any:
+    """What a fresh interpreter says that calls the function. Raises `ProcessFailed`."""
+    code = _CODE.format(module=module, function=function)
+    done = run_child(["-c", code, *arguments], child_environment(None))
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         more = "; the system does that where memory runs out" if name == "SIGKILL" else ""

@@ -93,24 +93,34 @@ def named_board(text: str) -> Board:
 def recognised(model: str | None, memory_bytes: float | None = None) -> Board | None:
     """The shipped profile whose title is in what a machine calls itself; None: there is none.
 
-    One with another size of memory is another board.
+    Of several the longest title counts: an Orin Nano is no Nano. One with another size of memory is
+    another board.
     """
     if model is None:
         return None
     called = model.replace(" Plus", "+")
-    found = []
-    for name in shipped_boards():
-        board = find_board(name)
-        size = MIB * board.memory.memory_mb.value
-        fits = memory_bytes is None or abs(memory_bytes / size - 1) < OTHER_MEMORY
-        if fits and re.search(rf"\b{re.escape(_plain_title(board))}(?!\w)", called):
-            found.append(board)
-    return max(found, key=lambda board: len(_plain_title(board)), default=None)
+    boards = [find_board(name) for name in shipped_boards()]
+    board = max(
+        (board for board in boards if _calls(called, board.title)),
+        key=lambda board: len(_plain(board.title)),
+        default=None,
+    )
+    if board is None or memory_bytes is None:
+        return board
+    size = MIB * board.memory.memory_mb.value
+    return board if abs(memory_bytes / size - 1) < OTHER_MEMORY else None
 
 
-def _plain_title(board: Board) -> str:
+def _calls(called: str, title: str) -> bool:
+    """Whether a machine calls itself so; one of NVIDIA's says at least one of the maker's words."""
+    if title.startswith("NVIDIA ") and not re.search("NVIDIA|Jetson", called):
+        return False
+    return re.search(rf"\b{re.escape(_plain(title))}(?!\w)", called) is not None
+
+
+def _plain(title: str) -> str:
     """Without the variant in brackets and the makers' words that only some systems say."""
-    return re.sub(r" \(.*\)", "", board.title).removeprefix("NVIDIA ").removeprefix("Jetson ")
+    return re.sub(r" \(.*\)", "", title).removeprefix("NVIDIA ").removeprefix("Jetson ")
 
 
 def power_sensor(snapshot: Snapshot) -> str | None:

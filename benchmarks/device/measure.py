@@ -41,6 +41,8 @@ from benchmarks.progress import Begin, silent
 from edge_sdk.profile.calibration import LIMIT_S
 
 QUICK_TARGET_S = 120.0
+LEAST_HZ = 10.0
+"""At which watts are read; the process asks for more."""
 QUICK_CALIBRATE_S = 1.5
 
 
@@ -203,6 +205,8 @@ def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | No
     if energy is None:
         return None
     source = f"{sensor or 'a sensor'}, read {energy['hz']:.0f} times a second"
+    if energy["hz"] < LEAST_HZ:
+        source += ", too rarely to follow a training"
     return Joules(gross=energy["gross"], net=energy["net"], provenance="measured", source=source)
 
 

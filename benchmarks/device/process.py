@@ -26,7 +26,7 @@ from benchmarks.device.trainee import RULE, Times, Took, Trainee, onnx_backend, 
 from edge_sdk.profile.calibration import LIMIT_S, calibrate
 from edge_sdk.profile.costs import CostModel
 from edge_sdk.profile.energy import EnergyMeter, probed_watts
-from edge_sdk.profile.probe import Probe, choose_probe
+from edge_sdk.profile.probe import LocalProbe, choose_probe
 from edge_sdk.profile.resident import peak_resident_bytes, resident_bytes
 from edge_sdk.profile.work import largest_groups, work_at
 from edge_sdk.protocol.block_codec import encode_blocks
@@ -39,7 +39,7 @@ from edge_sdk.protocol.packs import find_packs
 from edge_sdk.streams import stream
 
 ENCODINGS = ("fp32", "fp16", "int8", "int8+zstd", "top-k:0.1")
-SENSOR_PERIOD_S = 0.04
+SENSOR_PERIOD_S = 0.06
 """Between readings of watts: with the time that a reading takes, more than 10 a second."""
 HEAT_PERIOD_S = 0.25
 PROCESSOR = re.compile(r"cpu|soc|tj|pkg|core", re.IGNORECASE)
@@ -84,7 +84,7 @@ class Asked:
         disk = None if self.disk is None else Path(self.disk)
         return Trainee(Path(self.folder), lambda trainee: make(trainee, self.threads), disk)
 
-    def probe(self) -> Probe:
+    def probe(self) -> LocalProbe:
         """Of the machine below the root; sensors that are programs have answered."""
         probe = choose_probe(Path(self.root))
         probe.snapshot()
@@ -211,8 +211,8 @@ def learn(text: str) -> None:
 class _HeatWatch:
     """How warm the processor is, read now and then in a thread while its block runs."""
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+    def __init__(self, probe: LocalProbe) -> None:
+        self._probe = probe.only("heat")
         self._celsius: list[float] = []
         self._throttling: list[bool] = []
         self._done = threading.Event()

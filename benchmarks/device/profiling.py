@@ -5,16 +5,14 @@ Every training runs in a fresh process on the onnx backend (`pace.py`).
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.children import run_child
+from benchmarks.device.fresh import ProcessFailed, call_fresh
 from benchmarks.device.kit import Kit, read_task
 from benchmarks.figures import FigureError
-from benchmarks.imports import child_environment
 from benchmarks.progress import Begin, silent
 
 
@@ -117,8 +115,7 @@ def measure_endurance(
 
 
 def _child(function: str, *arguments: object) -> Any:
-    code = f"import sys; from benchmarks.device.pace import {function} as f; f(*sys.argv[1:])"
-    done = run_child(["-c", code, *map(str, arguments)], child_environment(None))
-    if done.returncode:
-        raise FigureError(f"training on {arguments[0]} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
+    try:
+        return call_fresh("benchmarks.device.pace", function, *map(str, arguments))
+    except ProcessFailed as error:
+        raise FigureError(f"training on {arguments[0]} failed: {error}") from error

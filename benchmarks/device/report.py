@@ -28,6 +28,7 @@ from benchmarks.device.lines import (
 from benchmarks.device.plots import why_not
 from benchmarks.device.results import Case, Results
 from benchmarks.device.sheet import DASH, Sheet, escaped, percent, printable
+from edge_sdk.profile.board import shipped_boards
 
 FILE = "report.md"
 DIGITS = "digits"
@@ -172,6 +173,8 @@ def _accuracy(results: Results) -> Iterator[str]:
 def command(results: Results) -> str:
     """What runs the same again."""
     config, board = results.config, results.machine.board
+    if board is not None and board not in shipped_boards():
+        board += ".toml"
     options: dict[str, str | None] = {
         "emulate" if results.provenance == "modelled" else "board": board,
         "families": ",".join(config.families),

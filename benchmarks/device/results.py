@@ -58,7 +58,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joules:
-    """Energy of one round; a modelled one is its training alone. None: not known."""
+    """Energy of one round; in results that are modelled, of its training alone. None: not known."""
 
     gross: float | None = None
     """All that the device drew meanwhile."""
@@ -97,6 +97,7 @@ class Predicted:
     """Of its training."""
     grown_bytes: float
     joules: float | None = None
+    """Of its training too, above idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +237,8 @@ class Config:
     """Measured for at least so long."""
     data: str
     """Name of the data set of the curves."""
+    samples: int | None = None
+    """That it has, to train and to test; None: not known."""
     learners: tuple[str, ...] = ()
     """Families that have curves."""
     learn_rounds: int = 0

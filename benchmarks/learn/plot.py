@@ -55,7 +55,7 @@ def save_plot(runs: Sequence[Run], path: Path, title: str) -> None:
     axes[0].set_ylim(100 * lowest, min(100.0, 100 * best + 1))
     axes[0].set_ylabel("test accuracy, %")
     axes[0].legend(loc="lower right")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)  # a `$` in the name of a folder is one
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -29,10 +29,16 @@ Watts = Callable[[], float | None]
 
 
 def probed_watts(probe: Probe) -> Watts:
-    """What a probe says the whole device draws: from its rails, else from its battery."""
+    """What a probe says the whole device draws: from its rails, else from its battery.
+
+    Of this machine's sensors only those are read, so that little of what is measured is the
+    measuring.
+    """
+    only = getattr(probe, "only", None)
+    sensors: Probe = probe if only is None else only("power", "battery")
 
     def watts() -> float | None:
-        snapshot = probe.snapshot().no_older_than(MAX_AGE_S)
+        snapshot = sensors.snapshot().no_older_than(MAX_AGE_S)
         total = snapshot.power.total_watts
         return snapshot.battery.watts if total is None else total
 

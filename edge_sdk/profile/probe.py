@@ -13,7 +13,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -125,6 +126,19 @@ class LocalProbe:
                     snapshot = snapshot.filled_from(self._read(command.latest))
             return snapshot
 
+    def only(self, *parts: str) -> LocalProbe:
+        """A probe of the same sensors that reads no others than those which tell of these parts,
+        such as `power`: for readings many times a second. What tells nothing of them now, as a
+        battery where there is none, is not asked again.
+        """
+        narrow = copy(self)
+        with self._lock:
+            narrow._sources = tuple(
+                each for each in self._sources if _tells(self._read(each).known(), parts)
+            )
+        narrow._commands = [each for each in self._commands if _tells(each.fills, parts)]
+        return narrow
+
     def settle(self, timeout_s: float) -> bool:
         """Wait for commands under way, at most so long; False: some are not done.
 
@@ -159,6 +173,10 @@ class LocalProbe:
                 self._told.add(path)
                 log.warning("%s: %s; it is unknown", self.name, sentence)
         return snapshot
+
+
+def _tells(paths: Iterable[str], parts: tuple[str, ...]) -> bool:
+    return any(path.partition(".")[0] in parts for path in paths)
 
 
 def choose_probe(

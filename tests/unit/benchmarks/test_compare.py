@@ -236,6 +236,12 @@ def test_picture_has_the_format_of_its_name(ending: str, magic: bytes, tmp_path:
     assert path.read_bytes().startswith(magic)
 
 
+def test_title_with_dollars_is_no_formula(tmp_path: Path) -> None:
+    boards = [board(timed(1.0), title=r"A $\foo{$"), board(timed(2.0), title="b")]
+    compare_plot.write_comparison_plot(compare(boards), tmp_path / "c.png")
+    assert (tmp_path / "c.png").is_file()
+
+
 def test_families_come_in_the_order_of_the_first_and_large_levels_first() -> None:
     comparison = compare([board_with_sensors(), computer_without_sensors()])
     assert [sheet.title.split(":")[0] for sheet in case_sheets(comparison)] == ["mlp", "cnn"]

@@ -230,6 +230,36 @@ def test_resume_refuses_other_data(
     assert "begun with the data 'mnist': give its --data" in capsys.readouterr().err
 
 
+def test_resume_refuses_other_data_of_the_same_name(
+    run: Path, kit: Path, nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = read_results(run / FILE)
+    assert whole.config.samples == kit_digits(kit).samples
+    copy = tmp_path / "run"
+    copy.mkdir()
+    fewer = replace(whole.config, samples=100)
+    write_results(copy / FILE, replace(whole, config=fewer, curves=whole.curves[:1]), [])
+    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
+    assert main(["device", "--resume", *where]) == 2
+    assert "begun with 100 samples of 'digits'" in capsys.readouterr().err
+
+
+def test_resume_of_a_run_that_has_all_completes_it(
+    run: Path, kit: Path, nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = read_results(run / FILE)
+    copy = tmp_path / "run"
+    copy.mkdir()
+    write_results(copy / FILE, replace(whole, complete=False), [])  # it was ended just then
+    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
+    assert main(["device", "--resume", *where, "--json", str(tmp_path / "again.json")]) == 0
+    printed = capsys.readouterr()
+    assert "is complete" in printed.err
+    assert "Incomplete" not in printed.out
+    for path in (copy, tmp_path / "again.json"):
+        assert read_results(path) == whole
+
+
 def test_resume_tries_again_what_failed(kit: Path, nano: Path, run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     copy.mkdir()
@@ -355,6 +385,7 @@ def test_kit_is_not_written_over_other_things(tmp_path: Path) -> None:
         (["--update", "page.md"], "--update needs --emulate all"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--board", "raspbery_pi_4"], "did you mean 'raspberry_pi_4'"),
+        (["--emulate", "all"], "the table of all wants cnn and sensor-cnn: make a kit"),
     ],
 )
 def test_device_says_what_is_wrong(
@@ -378,6 +409,7 @@ def test_device_says_what_is_wrong(
         ("Raspberry Pi 3 Model B Plus Rev 1.3", "raspberry_pi_3b_plus"),
         ("NVIDIA Orin Nano Developer Kit", "jetson_orin_nano"),
         ("FriendlyElec NanoPi R4S", None),
+        ("Somebody's Nano Board", None),
         ("NVIDIA Jetson Nano Developer Kit", "jetson_nano"),
         ("NVIDIA Jetson Orin Nano Developer Kit", "jetson_orin_nano"),
         ("Jetson-AGX", None),
@@ -396,6 +428,7 @@ def test_board_with_other_memory_is_another_board() -> None:
     model = "NVIDIA Jetson Nano 2GB Developer Kit"
     assert recognised(model, 3.9e9) is not None
     assert recognised(model, 2e9) is None
+    assert recognised("NVIDIA Jetson Orin Nano Developer Kit", 4e9) is None
 
 
 def test_sensor_that_falls_silent_gives_no_joules(kit: Path, tmp_path: Path) -> None:

@@ -364,6 +364,9 @@ def test_command_repeats_what_was_asked_for() -> None:
         "tessera-bench device --emulate pixel_6 --families cnn --levels 1,0.75,0.5,0.25 "
         "--backends onnx --threads 8 --batch 32 --steps 20"
     )
+    own = modelled_phone()
+    own = replace(own, machine=replace(own.machine, board="my_phone"))
+    assert " --emulate my_phone.toml " in command(own)
 
 
 def test_command_is_one_that_exists() -> None:
@@ -394,6 +397,7 @@ def test_pictures_are_drawn_and_shown_in_the_report(tmp_path: Path) -> None:
         cases=tuple(case for case in board.cases if case.family == "cnn"),
         curves=board.curves[:2],
     )
+    results = replace(results, title=r"A board for $5 or \$6, $\foo{$")
     paths = write_plots(results, tmp_path)
     assert paths == {name: tmp_path / f"{name}.png" for name in PLOTS}
     assert all(map(is_png, paths.values()))

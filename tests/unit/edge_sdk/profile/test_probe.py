@@ -99,6 +99,39 @@ def test_source_that_raises_costs_only_its_own_values(caplog: pytest.LogCaptureF
     assert "no such bus" in caplog.text
 
 
+def test_narrow_probe_reads_only_what_tells_of_its_parts() -> None:
+    asked: list[str] = []
+
+    def source(name: str, snapshot: Snapshot) -> Callable[[], Snapshot]:
+        def read() -> Snapshot:
+            asked.append(name)
+            return snapshot
+
+        return read
+
+    battery, heat = Snapshot(battery=Battery(percent=50.0)), Snapshot(heat=Heat(throttling=True))
+    cpu = Snapshot(cpu=Cpu(cores=2.0))
+    sources = [source("battery", battery), source("cpu", cpu), source("heat", heat)]
+    probe = LocalProbe("linux", sources)
+    narrow = probe.only("power", "battery")
+    asked.clear()
+    assert narrow.snapshot() == battery
+    assert asked == ["battery"]
+    assert probe.snapshot().cpu.cores == 2.0
+    assert probe.only("power").snapshot() == Snapshot()
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
+def test_narrow_probe_says_what_the_whole_one_does(
+    tmp_path: Path, machine: Callable[[Path], Path]
+) -> None:
+    probe = choose_probe(machine(tmp_path))
+    probe.snapshot()
+    probe.settle(10)
+    whole, narrow = probe.snapshot(), probe.only("power", "battery").snapshot()
+    assert (narrow.power, narrow.battery) == (whole.power, whole.battery)
+
+
 def test_earlier_source_wins() -> None:
     first = Snapshot(cpu=Cpu(cores=2.0))
     second = Snapshot(cpu=Cpu(cores=4.0, load=1.0))
