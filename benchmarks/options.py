@@ -11,6 +11,10 @@ from edge_sdk import TesseraError
 EXIT_INTERRUPTED = 130
 RUNS = Path("bench-results")
 """Where runs go that are not told where."""
+NO_TORCH = (
+    "there is no torch here to compile models with: give --kit DIR, which `tessera-bench kit` "
+    "makes on another machine, or pip install 'tessera-fl[bench]'"
+)
 
 
 class UsageError(TesseraError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
 from benchmarks.options import (
     EXIT_INTERRUPTED,
+    NO_TORCH,
     RUNS,
     UsageError,
     add_common,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from benchmarks.device.results import Config, Results
 
 ALL = "all"
+MOST_THREADS = 1024
 SAME = (
     *("model", "system", "cores", "power_mode", "versions"),
     *("board", "cooling", "fed_by"),
@@ -96,7 +98,7 @@ def add_parser(commands: Any) -> None:
         help="onnx, torch (default: both where torch is installed; quick onnx)",
     )
     what.add_argument(
-        "--threads", type=numbers, metavar="N,M", help="default: one, and as many as cores"
+        "--threads", type=_threads, metavar="N,M", help="default: one, and as many as cores"
     )
     what.add_argument("--batch", type=count, metavar="N", help="samples a step (default 32)")
     what.add_argument("--steps", type=count, metavar="N", help="of a round (default 20; quick 10)")
@@ -132,7 +134,10 @@ def add_parser(commands: Any) -> None:
     device.add_argument(
         "--emulate",
         metavar="NAME|FILE|all",
-        help="run nothing: model a profile's report, or those of all that ship with the project",
+        help=(
+            "model a profile's report, or those of all that ship with the project; only the "
+            "accuracies are of trainings, which run here"
+        ),
     )
     device.add_argument(
         "--update",
@@ -169,6 +174,8 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
     from benchmarks.device.own_profile import others, usable_threads
 
     started = time.monotonic()
+    if "torch" in (arguments.backends or ()) and find_spec("torch") is None:
+        raise UsageError("--backends torch: there is no torch here; leave it out")
     folder, before = begun(arguments.out, arguments.resume)
     board = None if arguments.board is None else named_board(arguments.board)
     if not (arguments.root / "proc").is_dir() and not (arguments.root / "sys").is_dir():
@@ -258,10 +265,7 @@ def open_kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[
         config = before.config
         families, batch, own_levels = config.families, config.batch, config.levels
     if find_spec("torch") is None:
-        raise UsageError(
-            "there is no torch here to compile models with: give --kit DIR, which `tessera-bench "
-            "kit` makes on another machine, or pip install 'tessera-fl[bench]'"
-        )
+        raise UsageError(NO_TORCH)
     check_families(families)
     with TemporaryDirectory(prefix="tessera-kit-") as temporary:
         with progress("compile", len(families)) as part:
@@ -316,6 +320,13 @@ def _backend_names(text: str) -> tuple[str, ...]:
     return found
 
 
+def _threads(text: str) -> tuple[int, ...]:
+    found = numbers(text)
+    if max(found) > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give at most {MOST_THREADS} threads")
+    return found
+
+
 def _backends(quick: bool) -> tuple[str, ...]:
     return ("onnx",) if quick or find_spec("torch") is None else ("onnx", "torch")
 
@@ -347,7 +358,7 @@ def _resumed(
     """
     config = before.config
     if before.provenance == "modelled":
-        raise UsageError("these results are modelled, which takes seconds: there is none to resume")
+        raise UsageError("these results are modelled: there is nothing to resume, start anew")
     for name in SAME:
         then, now = getattr(before.machine, name), getattr(seen.machine, name)
         if then != now:

@@ -18,7 +18,7 @@ from benchmarks.device.learning import learn
 from benchmarks.device.machine import named_board
 from benchmarks.device.measure import device_figures
 from benchmarks.device.modelled import board_threads, model_results
-from benchmarks.device.page import CONFIG, profiles_table, update_page
+from benchmarks.device.page import CONFIG, profiles_table, read_page, update_page
 from benchmarks.device.process import Asked
 from benchmarks.device.results import Config, Results
 from benchmarks.figures import write_json
@@ -46,7 +46,11 @@ def emulate(arguments: argparse.Namespace, console: Console) -> int:
     if every and arguments.families is not None:
         raise UsageError("--families is for one device: the table of all has models of its own")
     if arguments.resume:
-        raise UsageError("--resume is for measuring; modelling takes seconds, so start anew")
+        raise UsageError("--resume is for measuring: start anew what is modelled")
+    if arguments.root != Path("/"):
+        raise UsageError("--root is for measuring: no sensor is read for --emulate")
+    if arguments.update is not None:
+        read_page(arguments.update)
     names = shipped_boards() if every else ()
     boards = [find_board(name) for name in names] or [named_board(arguments.emulate)]
     folder, _ = begun(arguments.out, resume=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchmarks.learn.run import Run
     from benchmarks.learn.setting import Setting
-    from benchmarks.learn.study import Comparison, Spread
+    from benchmarks.learn.study import Comparison, Spread, Summary
 
 
 def add_parser(commands: Any) -> None:
@@ -229,8 +229,7 @@ def _print_tables(comparison: Comparison, work: float, console: Console) -> None
         )
         fair.add_row(
             each.rule,
-            _range(each.joules_to_common, 1e-3, 0),
-            _range(each.bytes_to_common, 1e-6, 0),
+            *_until(each),
             _range(each.accuracy_at_joules, 100),
             _range(each.accuracy_at_bytes, 100),
         )
@@ -246,6 +245,14 @@ def _print_tables(comparison: Comparison, work: float, console: Console) -> None
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _until(summary: Summary) -> tuple[str, str]:
+    """kJ and MB; dashes where a model was as good before it was trained."""
+    joules, size = summary.joules_to_common, summary.bytes_to_common
+    if not size.least:
+        return "–", "–"
+    return _range(joules, 1e-3, 0), _range(size, 1e-6, 0)
 
 
 def _range(spread: Spread, factor: float, digits: int = 1) -> str:

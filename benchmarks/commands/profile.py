@@ -7,11 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.commands.kit import QUICK_FAMILIES
-from benchmarks.options import UsageError, add_common, check_writable
+from benchmarks.options import NO_TORCH, UsageError, add_common, check_writable
 from benchmarks.progress import progress
 from benchmarks.tables import make_table
 
@@ -203,6 +204,8 @@ def _families(arguments: argparse.Namespace) -> tuple[str, ...]:
 
     wanted = QUICK_FAMILIES if arguments.quick else FAMILIES
     if arguments.kit is None:
+        if find_spec("torch") is None:
+            raise UsageError(NO_TORCH)
         return wanted
     had = read_kit(arguments.kit).families
     found = tuple(family for family in wanted if family in had)

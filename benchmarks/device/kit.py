@@ -77,6 +77,7 @@ def write_kit(
 
     if batch < 1:
         raise KitError(f"a batch has at least 1 sample, not {batch}")
+    _check_levels(levels)
     old = None
     if folder.is_dir() and any(folder.iterdir()):
         if not (folder / FILE).exists():
@@ -176,10 +177,21 @@ def read_task(folder: Path, family: str) -> tuple[ModelPlan, Manifest]:
         raise KitError(f"{folder / family} cannot be read: {error}; make the kit again") from error
 
 
+def _check_levels(levels: Sequence[float]) -> None:
+    """Raise `KitError` for one that would be trained as another: widths have `GROUPS` parts."""
+    if between := [level for level in levels if level * GROUPS % 1]:
+        whole = ", ".join(f"{part / GROUPS:g}" for part in range(1, GROUPS + 1))
+        raise KitError(
+            f"there is no level {between[0]:g}: models are cut into {GROUPS} groups, so levels "
+            f"are {whole}"
+        )
+
+
 def check_kit(
     folder: Path, kit: Kit, families: Sequence[str], levels: Sequence[float], batch: int
 ) -> None:
     """Raise `KitError` unless all of this can be trained with it."""
+    _check_levels(levels)
     if missing := [family for family in families if family not in kit.families]:
         raise KitError(
             f"{folder} has no family {missing[0]!r}: it has {', '.join(kit.families)}; "

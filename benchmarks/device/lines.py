@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 PLAIN = "fp32"
 """The encoding that all others are compared with."""
-NOT_RUN = "No such device was run: every number is modelled from a profile, or counted."
+NOT_RUN = (
+    "No such device was run: every number is modelled from a profile, or counted; accuracies are "
+    "those of trainings on another machine."
+)
 
 
 def print_results(results: Results, console: Console) -> None:
@@ -43,7 +46,7 @@ def print_results(results: Results, console: Console) -> None:
 
     for line in headline(results):
         say(line)
-    for sheet in (*case_sheets(results), bytes_sheet(results)):
+    for sheet in (*case_sheets(results), bytes_sheet(results), accuracy_sheet(results)):
         if sheet.rows:
             sheet.print(console)
     say(legend(results))
@@ -230,7 +233,7 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
     """(what, value) of all that the numbers hold for; a dash for what is not known."""
     sensor = machine.power_sensor
     if sensor is not None and machine.sensor_hz is not None:
-        sensor += f", read at {machine.sensor_hz:g} Hz"
+        sensor += f", read at {machine.sensor_hz:.0f} Hz"
     idle = machine.idle_w
     clocks = [
         f"{clock.cores} × {DASH if clock.max_mhz is None else f'{clock.max_mhz:.0f} MHz'}"
@@ -292,6 +295,32 @@ def no_joules(results: Results) -> str:
     if results.provenance == "modelled":
         return f"a profile's watts {counts}"
     return f"no sensor tells the power, and a profile's watts (--board) {counts}"
+
+
+def accuracy_sheet(results: Results) -> Sheet:
+    """How good each level became that was trained alone, and what that cost in all."""
+    rows = []
+    for curve in results.curves:
+        if curve.points:
+            last, modelled = curve.points[-1], curve.provenance == "modelled"
+            rows.append(
+                (
+                    curve.family,
+                    percent(curve.level),
+                    str(last.round),
+                    f"{100 * last.accuracy:.1f}",
+                    number(last.seconds, modelled=modelled),
+                    number(last.joules, modelled=curve.joules_provenance == "modelled"),
+                    number(last.bytes / 1e6, modelled=modelled),
+                )
+            )
+    sheet = Sheet(
+        title=f"Accuracy on {results.config.data} after the last round",
+        columns=("family", "level", "rounds", "accuracy\n%", "s", "J\ngross", "MB\nfp32"),
+        rows=tuple(rows),
+        texts=2,
+    )
+    return without_unknown([sheet])[0]
 
 
 def accuracy_lines(results: Results) -> list[str]:

@@ -21,6 +21,8 @@ from edge_sdk.profile.snapshot import Snapshot
 
 PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
 CPU = "sys/devices/system/cpu/cpufreq"
+LEAST_RISE = 0.05
+"""Of watts: a sensor that shows less in addition while cores train does not follow them."""
 OTHER_MEMORY = 0.3
 """By which share of its profile's memory a board may differ: systems keep some for themselves."""
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from benchmarks.data import Dataset
 from benchmarks.device.fresh import ProcessFailed, run_fresh
 from benchmarks.device.learning import learn, make_curve
-from benchmarks.device.machine import Seen, power_sensor
+from benchmarks.device.machine import LEAST_RISE, Seen, power_sensor
 from benchmarks.device.modelled import board_cores, joules_of
 from benchmarks.device.process import Asked
 from benchmarks.device.results import (
@@ -204,10 +204,16 @@ def _case(
 def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | None:
     if energy is None:
         return None
-    source = f"{sensor or 'a sensor'}, read {energy['hz']:.0f} times a second"
+    gross, net = energy["gross"], energy["net"]
+    source = sensor or "a sensor"
     if energy["hz"] < LEAST_HZ:
-        source += ", too rarely to follow a training"
-    return Joules(gross=energy["gross"], net=energy["net"], provenance="measured", source=source)
+        source += f", read only {energy['hz']:.1f} times a second, too rarely to follow a training"
+    if net is not None and net <= LEAST_RISE * gross:
+        source += ", which does not follow the training: hardly more than at rest"
+        net = (
+            0.0 if net < 1e-9 * gross else net
+        )  # of two numbers that are the same but for rounding
+    return Joules(gross=gross, net=net, provenance="measured", source=source)
 
 
 def _curve(bench: Bench, results: Results, family: str, level: float) -> Curve:
@@ -246,7 +252,8 @@ def device_figures(results: Results) -> list[Figure]:
     errors = [case.time_error for case in results.cases if case.time_error is not None]
     if errors:
         figures.append(Figure(name="device.time_error", value=median(errors), unit="×"))
-    if results.config.quick and results.complete and results.provenance == "measured":
+    done = results.complete and results.provenance == "measured" and results.cases
+    if results.config.quick and done:
         figures.append(
             Figure(name="device.quick", value=results.seconds, unit="s", target=QUICK_TARGET_S)
         )

@@ -63,7 +63,7 @@ HELD_BYTES = Quantity(
     "measured",
 )
 """What a device program holds before its first round."""
-NOT_RUN = "none: nothing was run"
+NOT_RUN = "none: no such device was run"
 NO_TORCH = "only the onnx backend is modelled: nobody knows what torch takes on this board"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.device.machine import power_sensor
+from benchmarks.device.machine import LEAST_RISE, power_sensor
 from benchmarks.device.profiling import Endurance, Pace
 from benchmarks.device.results import Machine
 from benchmarks.figures import Figure, FigureError
@@ -38,8 +38,6 @@ from edge_sdk.profile.fleet import Member
 from edge_sdk.profile.probe import ProbeName
 from edge_sdk.profile.snapshot import Snapshot
 
-LEAST_RISE = 0.05
-"""Of idle watts: a sensor that shows less while all cores train does not follow them."""
 MOST_LOAD = 0.25
 """Of each core, by other programs before the measurement; above it they slow down what is timed."""
 
@@ -97,7 +95,9 @@ def _core(files: Files) -> str:
     cpuinfo = files.text("proc/cpuinfo") or ""
     if named := re.search(r"^model name\s*:\s*(\S.*)$", cpuinfo, re.M):
         return named[1].strip()
-    core = platform.processor() or platform.machine() or "unknown"
+    core = "unknown"
+    if files.is_machine:
+        core = platform.processor() or platform.machine() or core
     parts = set(re.findall(r"^CPU part\s*:\s*(0x[0-9a-f]+)$", cpuinfo, re.M))
     return f"{core}, CPU part {parts.pop()}" if len(parts) == 1 else core
 
@@ -153,7 +153,7 @@ def make_profile(
         soc=identity.soc,
         cores=_cores(identity, snapshot, lacking),
         memory=_memory(identity, snapshot, lacking),
-        speed=_speed(identity, paces),
+        speed=_speed(identity, paces, lacking),
         power=_power(identity, snapshot, idle_w, endurance, lacking),
         battery=_battery(identity, snapshot),
         heat=_heat(identity, snapshot, endurance if heat else None, lacking),
@@ -170,13 +170,16 @@ def make_profile(
 
 
 def profile_errors(board: Board, paces: Sequence[Pace]) -> list[float]:
-    """|emulated ÷ measured − 1| of the seconds per step of each pace with the most threads."""
+    """|emulated ÷ measured − 1| of the seconds per step of each pace."""
     # Without the battery, whose watts may not be known: seconds do not depend on them.
     fed = replace(board, kind="board", battery=None)
-    emulation = Emulation(Member(name="board", board=fed))
-    most = max(pace.threads for pace in paces)
-    own = [pace for pace in paces if pace.threads == most]
-    return [abs(emulation.step_s(pace.macs) / pace.step_s - 1) for pace in own]
+    most, errors = max(pace.threads for pace in paces), []
+    for pace in paces:
+        one = pace.threads < most and board.speed.one_core_ratio
+        speed = Speed(speed_ratio=one) if one else board.speed
+        emulation = Emulation(Member(name="board", board=replace(fed, speed=speed)))
+        errors.append(abs(emulation.step_s(pace.macs) / pace.step_s - 1))
+    return errors
 
 
 def profile_figures(board: Board, paces: Sequence[Pace]) -> list[Figure]:
@@ -257,10 +260,14 @@ def _memory(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> Memor
     return Memory(memory_mb=memory_mb, app_mb=app_mb)
 
 
-def _speed(identity: Identity, paces: Sequence[Pace]) -> Speed:
+def _speed(identity: Identity, paces: Sequence[Pace], lacking: list[str]) -> Speed:
     most = max(pace.threads for pace in paces)
     one, every = (_rate(paces, threads) for threads in (1, most))
     if one > every:
+        lacking.append(
+            f"speed.one_core_ratio: one thread was {one / every:.2f} times as fast as {most}, so "
+            "it stands for no more than all of them; on a quiet machine measure again"
+        )
         note = f"no more than with all cores, though one thread reached {_short(one)}; " + _paced(
             paces, most
         )

@@ -59,6 +59,12 @@ def profiles_table(boards: Sequence[Board], tasks: Tasks, config: Config = CONFI
 
 def update_page(path: Path, table: str) -> None:
     """Put the table between its markers. Raises `PageError`, and writes nothing, without them."""
+    before, after = read_page(path)
+    path.write_text(f"{before}{table}\n{after}", encoding="utf-8", newline="\n")
+
+
+def read_page(path: Path) -> tuple[str, str]:
+    """What stands before the table and behind it, markers included. Raises `PageError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +76,7 @@ def update_page(path: Path, table: str) -> None:
             f"{path} has no place for the table: give it the lines {BEGIN} and, where the table "
             f"ends, {END}"
         )
-    path.write_text(f"{before}{begin}{table}\n{end}{after}", encoding="utf-8", newline="\n")
+    return before + begin, end + after
 
 
 def _row(board: Board, tasks: Tasks, config: Config) -> list[str]:

@@ -13,6 +13,7 @@ from statistics import median
 from benchmarks.device.lines import (
     NOT_RUN,
     accuracy_lines,
+    accuracy_sheet,
     case_sheets,
     foretold,
     how,
@@ -168,6 +169,7 @@ def _accuracy(results: Results) -> Iterator[str]:
         f"{', '.join(dict.fromkeys(curve.data for curve in curves))}; the accuracies are of real "
         f"trainings. Joules: {'; '.join(sources)}."
     )
+    yield accuracy_sheet(results).markdown()
 
 
 def command(results: Results) -> str:

@@ -230,6 +230,27 @@ def test_resume_refuses_other_data(
     assert "begun with the data 'mnist': give its --data" in capsys.readouterr().err
 
 
+def test_torch_is_not_asked_for_where_there_is_none(
+    kit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.commands.device.find_spec", lambda _: None)
+    where = ["--kit", str(kit), "--out", str(tmp_path / "run")]
+    assert main(["device", *where, "--backends", "torch"]) == 2
+    assert "there is no torch here" in capsys.readouterr().err
+    assert main(["device", "--out", str(tmp_path / "run")]) == 2
+    assert "give --kit DIR" in capsys.readouterr().err
+
+
+def test_sensor_that_does_not_follow_the_training_is_told_of(run: Path) -> None:
+    """The rail says 2.5 W at rest and while training."""
+    for case in read_results(run / FILE).cases:
+        assert case.joules is not None
+        assert "POM_5V_CPU, which does not follow the training" in case.joules.source
+        assert case.joules.net is not None
+        assert case.joules.gross is not None
+        assert case.joules.net == 0 or case.joules.net > 1e-9 * case.joules.gross
+
+
 def test_resume_refuses_other_data_of_the_same_name(
     run: Path, kit: Path, nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,7 +406,10 @@ def test_kit_is_not_written_over_other_things(tmp_path: Path) -> None:
         (["--update", "page.md"], "--update needs --emulate all"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--board", "raspbery_pi_4"], "did you mean 'raspberry_pi_4'"),
-        (["--emulate", "all"], "the table of all wants cnn and sensor-cnn: make a kit"),
+        (["--emulate", "jetson_nano"], "--root is for measuring"),
+        (["--emulate", "all", "--root", "/"], "table of all wants cnn and sensor-cnn: make a kit"),
+        (["--emulate", "all", "--root", "/", "--update", "no.md"], "no.md cannot be read"),
+        (["--levels", "1,0.3"], "no level 0.3: models are cut into 4 groups, so levels are 0.25,"),
     ],
 )
 def test_device_says_what_is_wrong(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from rich.console import Console
 
-from benchmarks.device.lines import print_results
+from benchmarks.device.lines import accuracy_sheet, print_results
 from benchmarks.device.plots import PLOTS, why_not, write_plots
 from benchmarks.device.report import command, report, write_report
 from benchmarks.device.results import Heat, Joules, LeftOut, Predicted, Results
@@ -308,9 +308,31 @@ def test_report_of_modelled_results_says_so_before_anything_else() -> None:
         "# Google Pixel 6: what a level costs",
         "",
         "> **Modelled.** No such device was run: every number is modelled from a profile, or "
-        "counted.",
+        "counted; accuracies are those of trainings on another machine.",
     ]
     assert "Modelled from profile `pixel_6`, on 2026-11-01T12:00:00+00:00." in lines[4]
+
+
+@pytest.mark.parametrize("modelled", [False, True])
+def test_accuracy_of_every_level_is_a_number_too(modelled: bool) -> None:
+    results = board_with_sensors()
+    curves = [curve for curve in results.curves if curve.points]
+    assert curves
+    if modelled:
+        kind: Any = "modelled"
+        of_profile = [replace(each, provenance=kind, joules_provenance=kind) for each in curves]
+        results = modelled_phone(curves=tuple(of_profile))
+    sheet = accuracy_sheet(results)
+    assert sheet.markdown() in report(results, Path("/nowhere"))
+    for curve, row in zip(curves, sheet.rows, strict=True):
+        last = curve.points[-1]
+        assert row[:4] == (
+            curve.family,
+            f"{curve.level:.0%}",
+            str(last.round),
+            f"{100 * last.accuracy:.1f}",
+        )
+        assert all(cell.startswith("~") for cell in row[4:]) == modelled
 
 
 def test_report_tells_what_the_numbers_hold_for() -> None:

@@ -144,8 +144,8 @@ def test_emulation_of_a_profile_takes_the_median_pace() -> None:
     board, _ = made()
     emulation = Emulation(Member(name="mine", board=board))
     assert emulation.step_s(8e9) == pytest.approx(1.0)
-    # With all cores: 8, 4 and 15 · 10⁹ a second, of which 8 is the median.
-    assert profile_errors(board, PACES) == pytest.approx([0.0, 0.5, 15 / 8 - 1])
+    # One thread: 2, 1 and 3 · 10⁹ a second. All cores: 8, 4 and 15. They are held to 2 and to 8.
+    assert profile_errors(board, PACES) == pytest.approx([0.0, 0.5, 0.5, 0.0, 0.5, 15 / 8 - 1])
 
 
 def test_cost_model_knows_the_watts_of_a_profile() -> None:
@@ -155,7 +155,9 @@ def test_cost_model_knows_the_watts_of_a_profile() -> None:
 
 def test_one_core_is_never_written_as_faster_than_all() -> None:
     paces = [pace("mlp", 1.0, 1, 6e9, 1.0), pace("mlp", 1.0, 6, 5e9, 1.0)]
-    board, _ = made(paces=paces)
+    board, lacking = made(paces=paces)
+    assert any("one thread was 1.20 times as fast as 6" in sentence for sentence in lacking)
+    assert profile_errors(board, paces) == pytest.approx([0.2, 0.0])
     assert board.speed.speed_ratio is not None
     assert board.speed.one_core_ratio is not None
     assert board.speed.speed_ratio.value == board.speed.one_core_ratio.value == 1.0
