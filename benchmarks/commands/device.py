@@ -169,9 +169,8 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
     from benchmarks.data import load_data
     from benchmarks.device.folder import begun, keep
     from benchmarks.device.kit import check_kit, kit_digits, read_kit
-    from benchmarks.device.machine import look, named_board
+    from benchmarks.device.machine import look, named_board, others, usable_threads
     from benchmarks.device.measure import Bench, measure, missing, missing_curves
-    from benchmarks.device.own_profile import others, usable_threads
 
     started = time.monotonic()
     if "torch" in (arguments.backends or ()) and find_spec("torch") is None:

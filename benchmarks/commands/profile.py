@@ -129,8 +129,8 @@ def _measure(
 ) -> _Made:
     """Measure with the kit that is given, or with a new one that is made there."""
     from benchmarks.device.kit import read_kit, write_kit
-    from benchmarks.device.machine import look, rest
-    from benchmarks.device.own_profile import identify, make_profile, others, usable_threads
+    from benchmarks.device.machine import look, others, rest, usable_threads
+    from benchmarks.device.own_profile import identify, make_profile
     from benchmarks.device.profiling import measure_endurance, measure_paces
     from edge_sdk.profile.files import Files
 

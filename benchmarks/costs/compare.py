@@ -5,9 +5,6 @@ How each is measured is said in `METHOD`, which is written with the data.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +12,9 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.device.fresh import ProcessFailed, call_fresh
 from benchmarks.device.kit import LEVELS, write_task
 from benchmarks.figures import Figure, FigureError
-from benchmarks.imports import child_environment
 from benchmarks.progress import Begin, silent
 
 TIME_TARGET = 0.20
@@ -152,17 +149,12 @@ def _memory(
 
 
 def _child(function: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    code = f"import sys; from benchmarks.costs.process import {function} as f; f(*sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), *arguments],
-        env=child_environment(None),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise FigureError(f"{function} {' '.join(arguments)} failed:\n{done.stderr}")
-    said: dict[str, Any] = json.loads(done.stdout)
+    try:
+        said: dict[str, Any] = call_fresh(
+            "benchmarks.costs.process", function, str(folder), *arguments
+        )
+    except ProcessFailed as error:
+        raise FigureError(f"{function} {' '.join(arguments)} failed: {error}") from error
     return said
 
 

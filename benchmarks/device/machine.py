@@ -23,6 +23,8 @@ PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
 CPU = "sys/devices/system/cpu/cpufreq"
 LEAST_RISE = 0.05
 """Of watts: a sensor that shows less in addition while cores train does not follow them."""
+MOST_LOAD = 0.25
+"""Of each core, by other programs before the measurement; above it they slow down what is timed."""
 OTHER_MEMORY = 0.3
 """By which share of its profile's memory a board may differ: systems keep some for themselves."""
 
@@ -123,6 +125,19 @@ def _calls(called: str, title: str) -> bool:
 def _plain(title: str) -> str:
     """Without the variant in brackets and the makers' words that only some systems say."""
     return re.sub(r" \(.*\)", "", title).removeprefix("NVIDIA ").removeprefix("Jetson ")
+
+
+def usable_threads(snapshot: Snapshot) -> int:
+    """As many as there are whole cores to be used at once; 1 if nobody knows."""
+    return max(1, int(snapshot.cpu.cores or 1))
+
+
+def others(snapshot: Snapshot) -> str | None:
+    """What other programs did to the numbers, in words; None: too little to matter, or unknown."""
+    load = snapshot.cpu.load
+    if load is None or load <= MOST_LOAD * usable_threads(snapshot):
+        return None
+    return f"beside other programs (load {load:.1f})"
 
 
 def power_sensor(snapshot: Snapshot) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.device.machine import LEAST_RISE, power_sensor
+from benchmarks.device.machine import LEAST_RISE, others, power_sensor, usable_threads
 from benchmarks.device.profiling import Endurance, Pace
 from benchmarks.device.results import Machine
 from benchmarks.figures import Figure, FigureError
@@ -37,9 +37,6 @@ from edge_sdk.profile.files import Files
 from edge_sdk.profile.fleet import Member
 from edge_sdk.profile.probe import ProbeName
 from edge_sdk.profile.snapshot import Snapshot
-
-MOST_LOAD = 0.25
-"""Of each core, by other programs before the measurement; above it they slow down what is timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +73,6 @@ def identify(
         core=core,
         circumstances=_circumstances(machine, date),
     )
-
-
-def usable_threads(snapshot: Snapshot) -> int:
-    """As many as there are whole cores to be used at once; 1 if nobody knows."""
-    return max(1, int(snapshot.cpu.cores or 1))
-
-
-def others(snapshot: Snapshot) -> str | None:
-    """What other programs did to the numbers, in words; None: too little to matter, or unknown."""
-    load = snapshot.cpu.load
-    if load is None or load <= MOST_LOAD * usable_threads(snapshot):
-        return None
-    return f"beside other programs (load {load:.1f})"
 
 
 def _core(files: Files) -> str:

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks.cli import main
 from benchmarks.device.kit import read_kit, write_kit
+from benchmarks.device.machine import usable_threads
 from benchmarks.device.own_profile import (
     Identity,
     identify,
     make_profile,
     profile_errors,
-    usable_threads,
 )
 from benchmarks.device.profiling import Endurance, Pace, ProfilingConfig, measure_endurance
 from benchmarks.device.results import Machine
