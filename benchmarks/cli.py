@@ -6,20 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks.commands import (
-    aggregate,
-    compare,
-    costs,
-    device,
-    footprint,
-    kit,
-    learn,
-    load,
-    profile,
-    step,
-    wire,
-)
-from benchmarks.options import EXIT_INTERRUPTED
+from benchmarks.aggregate import command as aggregate
+from benchmarks.device.commands import compare, costs, device, kit, profile
+from benchmarks.network.load import command as load
+from benchmarks.network.wire import command as wire
+from benchmarks.report.options import EXIT_INTERRUPTED
+from benchmarks.studies.learn import command as learn
+from benchmarks.training import footprint_command as footprint
+from benchmarks.training import step_command as step
 from edge_sdk import TesseraError, __version__
 
 COMMANDS = (device, kit, compare, profile, learn, step, footprint, costs, aggregate, wire, load)

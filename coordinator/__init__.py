@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from coordinator.tasks import Task, make_task
-    from coordinator.tracing.trace import trace_plan
+    from coordinator.task.task import Task, make_task
+    from coordinator.task.tracing.trace import trace_plan
 
 __all__ = ["Task", "make_task", "trace_plan"]
 
 _HOMES = {
-    "Task": "coordinator.tasks",
-    "make_task": "coordinator.tasks",
-    "trace_plan": "coordinator.tracing.trace",
+    "Task": "coordinator.task.task",
+    "make_task": "coordinator.task.task",
+    "trace_plan": "coordinator.task.tracing.trace",
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import ConfigError
-from coordinator.identity.commands import add_commands as add_identity_commands
+from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from edge_sdk import TesseraError, __version__
 
 EXIT_INTERRUPTED = 130
@@ -272,11 +272,11 @@ def _add_run_commands(commands: Any) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from coordinator.config import read_config
-    from coordinator.runs import RunError
-    from coordinator.serving import serve
-    from edge_sdk.logs import configure_logging
-    from edge_sdk.watchdog import Watchdog
+    from coordinator.operate.config import read_config
+    from coordinator.operate.serving import serve
+    from coordinator.run.folder import RunError
+    from edge_sdk.program.logs import configure_logging
+    from edge_sdk.program.watchdog import Watchdog
 
     configure_logging(arguments.log_format, "info")
     config = read_config(arguments.config)
@@ -308,7 +308,7 @@ def _stop_on_signals() -> tuple[threading.Event, list[int]]:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from coordinator.config import EXAMPLE
+    from coordinator.operate.config import EXAMPLE
 
     path: Path = arguments.file
     if path.exists():
@@ -321,8 +321,8 @@ def _init(arguments: argparse.Namespace) -> int:
 def _broker(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
-    from coordinator.broker import embedded_broker
-    from coordinator.serving import broker_table
+    from coordinator.operate.broker.embedded import embedded_broker
+    from coordinator.operate.serving import broker_table
 
     stop, codes = _stop_on_signals()
     with TemporaryDirectory(prefix="tessera-broker-") as temporary:
@@ -334,7 +334,7 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _history(arguments: argparse.Namespace) -> int:
-    from coordinator.runs import read_history
+    from coordinator.run.folder import read_history
 
     for entry in read_history(arguments.folder):
         if arguments.json:
@@ -358,7 +358,7 @@ def _history_line(entry: dict[str, Any]) -> str:
 
 
 def _rollback(arguments: argparse.Namespace) -> int:
-    from coordinator.runs import Run
+    from coordinator.run.folder import Run
 
     with Run(arguments.folder) as run:
         run.rollback(arguments.to_round)
@@ -367,8 +367,8 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from coordinator.export import export_model
-    from coordinator.saved import read_model
+    from coordinator.task.export import export_model
+    from coordinator.task.saved_model import read_model
 
     model = read_model(arguments.model)
     export_model(model, arguments.format, arguments.out, force=arguments.force)
@@ -389,9 +389,9 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from coordinator.aggregate.rules import ASYNC_RULES, RULES
+    from coordinator.choices import listing
     from coordinator.masks import MASKS
-    from coordinator.named import listing
-    from coordinator.rules import ASYNC_RULES, RULES
 
     if "list" in (arguments.rule, arguments.mask):
         if arguments.rule == "list":
@@ -405,13 +405,13 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _run_demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from coordinator.demo.processes import ProcessDemo
-    from coordinator.demo.run import AnyDemo, DemoConfig, as_json, make_demo, run_full
-    from coordinator.demo.view import save_plot, summarise, watch
-    from coordinator.runs import RunError
-    from coordinator.saved import check_folder_free
-    from edge_sdk.profile.fleet import load_fleet, shipped_fleet
-    from edge_sdk.protocol.encoding import Encoding
+    from coordinator.run.folder import RunError
+    from coordinator.simulate.demo.processes import ProcessDemo
+    from coordinator.simulate.demo.run import AnyDemo, DemoConfig, as_json, make_demo, run_full
+    from coordinator.simulate.demo.view import save_plot, summarise, watch
+    from coordinator.task.saved_model import check_folder_free
+    from edge_sdk.decide.emulation.fleet import load_fleet, shipped_fleet
+    from edge_sdk.protocol.encoding.encoding import Encoding
 
     fleet = shipped_fleet("mixed") if arguments.fleet is None else arguments.fleet
     devices = len(load_fleet(fleet)) if arguments.devices is None else arguments.devices

@@ -4,11 +4,11 @@ TesseraError
 └── CoordinatorError
     ├── TraceError       a model could not be turned into a plan; names the module and why
     ├── ConfigError      a run was asked for that cannot be had; names the setting
-    ├── GraphCompileError  a task could not be compiled (`coordinator.graphs.errors`)
-    ├── MemoryStoreError   a memory cannot be used (`coordinator.memory.errors`): busy, damaged
-    ├── RunError           a run folder cannot be used (`coordinator.runs`)
-    ├── BrokerError        the embedded broker does not start (`coordinator.broker`)
-    └── IdentityError      a certificate that cannot be had (`coordinator.identity.errors`)
+    ├── GraphCompileError  a task could not be compiled (`task.graphs.errors`)
+    ├── MemoryStoreError   a memory cannot be used (`aggregate.memory.errors`): busy, damaged
+    ├── RunError           a run folder cannot be used (`run.folder`)
+    ├── BrokerError        the embedded broker does not start (`operate.broker.embedded`)
+    └── IdentityError      a certificate that cannot be had (`operate.identity.errors`)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of docs/devices.md, from the profiles: `python -m devices.table`.
 
-It reads the files as they are; that they are sound is what `edge_sdk.profile.board` sees to.
+It reads the files as they are; that they are sound is what `edge_sdk.machine.board` sees to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def read_profiles(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return {
         path.stem: toml.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*.toml"))
+        for path in sorted(folder.glob("*/*.toml"), key=lambda path: path.stem)
+        if path.parent.name != "fleets"
     }
 
 

@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.protocol.errors import TesseraError
-from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 if TYPE_CHECKING:
-    from edge_sdk.config import DeviceConfig, load_config
-    from edge_sdk.protocol.plan_codec import decode_plan
-    from edge_sdk.service import Device, run_device
+    from edge_sdk.device.config import DeviceConfig, load_config
+    from edge_sdk.device.service.service import Device, run_device
+    from edge_sdk.protocol.plan.codec import decode_plan
 
 __all__ = [
     "Device",
@@ -31,11 +31,11 @@ __all__ = [
 __version__ = "0.1.0"
 
 _LATER = {
-    "Device": "edge_sdk.service",
-    "DeviceConfig": "edge_sdk.config",
-    "decode_plan": "edge_sdk.protocol.plan_codec",
-    "load_config": "edge_sdk.config",
-    "run_device": "edge_sdk.service",
+    "Device": "edge_sdk.device.service.service",
+    "DeviceConfig": "edge_sdk.device.config",
+    "decode_plan": "edge_sdk.protocol.plan.codec",
+    "load_config": "edge_sdk.device.config",
+    "run_device": "edge_sdk.device.service.service",
 }
 """Where to find what is loaded when it is first asked for."""
 

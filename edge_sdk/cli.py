@@ -19,7 +19,7 @@ from edge_sdk import TesseraError, __version__
 from edge_sdk.protocol.errors import TensorError
 
 if TYPE_CHECKING:
-    from edge_sdk.service import DeviceService
+    from edge_sdk.device.service.service import DeviceService
 
 log = logging.getLogger("edge_sdk.cli")
 
@@ -185,7 +185,7 @@ def _add_init(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from edge_sdk.config import write_default
+    from edge_sdk.device.config import write_default
 
     write_default(arguments.file)
     print(f"{arguments.file} is written: set task, data and broker, then")
@@ -194,12 +194,12 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from edge_sdk.config import load_config
-    from edge_sdk.datafolder import DataError
-    from edge_sdk.logs import configure_logging, fact
-    from edge_sdk.service import BrokerError, DeviceService, ReplacedError
+    from edge_sdk.data.folder import DataError
+    from edge_sdk.device.config import load_config
+    from edge_sdk.device.service.service import BrokerError, DeviceService, ReplacedError
+    from edge_sdk.program.logs import configure_logging, fact
+    from edge_sdk.program.watchdog import Watchdog
     from edge_sdk.transport.settings import DeniedError, LinkError
-    from edge_sdk.watchdog import Watchdog
 
     flags = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
     config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in flags})
@@ -267,7 +267,8 @@ def _array_words(array: Any) -> str:
 def _infer(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from edge_sdk.infer import ExportedModel, accuracy, read_data
+    from edge_sdk.data.files import read_data
+    from edge_sdk.train.inference import ExportedModel, accuracy
 
     _check_out(arguments.out, arguments.data)
     data, labels = read_data(arguments.data)
@@ -314,8 +315,8 @@ def _check_out(path: Path | None, data: Path) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from edge_sdk.config import load_config
-    from edge_sdk.explain import explain
+    from edge_sdk.device.config import load_config
+    from edge_sdk.device.explanation import explain
 
     flags = {} if arguments.config is not None else {"task": "none"}
     explanation = explain(load_config(arguments.config, flags=flags))

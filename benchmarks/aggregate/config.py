@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.aggregate.scale import ScaleConfig
 from benchmarks.aggregate.throughput import ThroughputConfig
 from benchmarks.aggregate.traffic import TrafficConfig
-from benchmarks.figures import FigureError
+from benchmarks.report.figures import FigureError
 
 RESERVE_BYTES = 1 << 30
 """Left free on the disk, as by a memory that is opened."""

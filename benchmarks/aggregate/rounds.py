@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from coordinator.contribution import Contribution
-from coordinator.memory import Memory
-from coordinator.rules import Closing
-from edge_sdk.protocol.blocks import Blocks, Float32
-from edge_sdk.protocol.plan import Groups, ModelPlan
-from edge_sdk.protocol.specs import Axis, Dim, Tensor, split_atoms
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.rules import Closing
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor, split_atoms
 
 GROUPS = 8
 LEARNING_RATE = 0.1

@@ -30,12 +30,12 @@ from benchmarks.aggregate.rounds import (
     perceptron_plan,
     random_values,
 )
-from benchmarks.figures import Figure, FigureError
-from benchmarks.imports import child_environment
-from coordinator.memory import DiskMemory, Dtype, MemoryConfig, estimate_bytes
-from coordinator.rules.ram_fed import RamFed
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.streams import stream
+from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.imports import child_environment
+from coordinator.aggregate.memory import DiskMemory, Dtype, MemoryConfig, estimate_bytes
+from coordinator.aggregate.rules.ram_fed import RamFed
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
 
 METHOD = (
     "Fresh processes, one for each fleet, that open a filled memory and close rounds of ram-fed in "

@@ -28,14 +28,14 @@ from benchmarks.aggregate.rounds import (
     random_groups,
     random_values,
 )
-from benchmarks.figures import Figure, FigureError
-from coordinator.memory import DiskMemory, Dtype, Memory, MemoryConfig, estimate_bytes
-from coordinator.rules import Rule
-from coordinator.rules.ra_fed import RaFed
-from coordinator.rules.ram_fed import RamFed
-from edge_sdk.protocol.blocks import Float32
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.streams import stream
+from benchmarks.report.figures import Figure, FigureError
+from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, estimate_bytes
+from coordinator.aggregate.rules import Rule
+from coordinator.aggregate.rules.ra_fed import RaFed
+from coordinator.aggregate.rules.ram_fed import RamFed
+from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
 
 METHOD = (
     "Medians over turns, each of which copies all movements once (numpy.copyto, one thread) and "

@@ -14,13 +14,13 @@ from math import sqrt
 import numpy as np
 
 from benchmarks.aggregate.rounds import perceptron_plan, random_groups, random_values
-from benchmarks.figures import Figure
-from edge_sdk.protocol.block_codec import encode_blocks
-from edge_sdk.protocol.blocks import Blocks, Float32
-from edge_sdk.protocol.encoded_model import encode_model
-from edge_sdk.protocol.encoding import Encoding, available_encodings
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.streams import stream
+from benchmarks.report.figures import Figure
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoded_model import encode_model
+from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 KINDS = ("fp32", "fp16", "int8", "top-k:0.1")

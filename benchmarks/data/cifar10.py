@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.data.dataset import Dataset, DatasetError
 from benchmarks.data.packed import find_packed, read_packed
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
 
 FILES = re.compile(r"(data_batch_[1-5]|test_batch)\.bin(\.xz|\.gz)?")
 """Names of which one is enough to take a folder for this format."""

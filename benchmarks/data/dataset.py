@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk import TesseraError
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
 
 Format = Literal["digits", "idx", "cifar-10", "uci-har"]
 

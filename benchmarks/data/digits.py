@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.data.dataset import Dataset
-from edge_sdk.streams import stream
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.streams import stream
 
 TEST_SAMPLES = 360
 CLASSES = 10

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.data.dataset import Dataset, DatasetError
-from edge_sdk.protocol.layout import Array
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.plan.layout import Array
 
 
 def fit_images(data: Dataset, shape: tuple[int, ...]) -> Dataset:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.data.dataset import Dataset, DatasetError
 from benchmarks.data.packed import find_packed, read_packed
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
 
 FILES = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 """Names of which one is enough to take a folder for this format."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.data.dataset import Dataset, DatasetError
 from benchmarks.data.npz import read_npz
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
 
 FILE = "uci_har.npz"
 KEYS = ("halves", "window_halves", "y", "subject", "segment")

@@ -26,14 +26,14 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.data import Dataset, load_data
-from benchmarks.progress import Begin, silent
+from benchmarks.report.progress import Begin, silent
 from edge_sdk import TesseraError
-from edge_sdk.profile.plain import ProfileError, from_plain, to_plain
-from edge_sdk.protocol.graph_codec import decode_manifest, encode_manifest
-from edge_sdk.protocol.graphs import Manifest
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.plan_codec import decode_plan, encode_plan
-from edge_sdk.train.data import ArrayData
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.program.plain import ProfileError, from_plain, to_plain
+from edge_sdk.protocol.plan.codec import decode_plan, encode_plan
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.codec import decode_manifest, encode_manifest
+from edge_sdk.protocol.task.graphs import Manifest
 
 VERSION = 1
 FILE = "kit.json"
@@ -113,12 +113,12 @@ def write_kit(
 def write_task(family: str, batch: int, folder: Path, levels: Sequence[float] = LEVELS) -> None:
     """What a device is sent and has, for one family: plan, graphs, a model in chunks, data."""
     from benchmarks.models import FAMILIES
-    from coordinator.graphs import compile_graphs
-    from coordinator.tasks import make_task
-    from edge_sdk.protocol.encoded_model import encode_model
-    from edge_sdk.protocol.encoding import Encoding
-    from edge_sdk.protocol.model_index import encode_index, pack_model
-    from edge_sdk.streams import stream
+    from coordinator.task.graphs import compile_graphs
+    from coordinator.task.task import make_task
+    from edge_sdk.protocol.encoding.encoded_model import encode_model
+    from edge_sdk.protocol.encoding.encoding import Encoding
+    from edge_sdk.protocol.packs.index import encode_index, pack_model
+    from edge_sdk.protocol.streams import stream
 
     model = FAMILIES[family]
     task = make_task(model.model(), model.inputs(2), groups=GROUPS)

@@ -16,11 +16,7 @@ from statistics import median
 from typing import Any, cast
 
 from benchmarks.data import Dataset
-from benchmarks.device.fresh import ProcessFailed, run_fresh
-from benchmarks.device.learning import learn, make_curve
-from benchmarks.device.machine import LEAST_RISE, Seen, power_sensor
 from benchmarks.device.modelled import board_cores, joules_of
-from benchmarks.device.process import Asked
 from benchmarks.device.results import (
     Amount,
     BackendName,
@@ -36,9 +32,13 @@ from benchmarks.device.results import (
     Results,
     Spread,
 )
-from benchmarks.figures import Figure
-from benchmarks.progress import Begin, silent
-from edge_sdk.profile.calibration import LIMIT_S
+from benchmarks.device.trial.fresh import ProcessFailed, run_fresh
+from benchmarks.device.trial.learning import learn, make_curve
+from benchmarks.device.trial.machine import LEAST_RISE, Seen, power_sensor
+from benchmarks.device.trial.process import Asked
+from benchmarks.report.figures import Figure
+from benchmarks.report.progress import Begin, silent
+from edge_sdk.decide.costs.calibration import LIMIT_S
 
 QUICK_TARGET_S = 120.0
 LEAST_HZ = 10.0

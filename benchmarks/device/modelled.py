@@ -21,7 +21,6 @@ from itertools import product
 from typing import cast
 
 from benchmarks.device.kit import CHUNK_BYTES
-from benchmarks.device.learning import make_curve
 from benchmarks.device.results import (
     Amount,
     BackendName,
@@ -36,18 +35,19 @@ from benchmarks.device.results import (
     Results,
     Spread,
 )
-from edge_sdk.profile.board import Board, Quantity, Speed
-from edge_sdk.profile.costs import bytes_down, bytes_up, memory_bound
-from edge_sdk.profile.emulation import MIB, PASSES, Emulation
-from edge_sdk.profile.fleet import Member
-from edge_sdk.profile.work import batch_bytes, largest_groups, work_at
+from benchmarks.device.trial.learning import make_curve
+from edge_sdk.decide.costs.model import bytes_down, bytes_up, memory_bound
+from edge_sdk.decide.costs.work import batch_bytes, largest_groups, work_at
+from edge_sdk.decide.emulation.emulation import MIB, PASSES, Emulation
+from edge_sdk.decide.emulation.fleet import Member
+from edge_sdk.machine.board import Board, Quantity, Speed
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob
-from edge_sdk.protocol.encoding import Encoding
-from edge_sdk.protocol.graphs import Manifest
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.model_index import ModelIndex, encode_index
-from edge_sdk.protocol.packs import find_packs
-from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.packs.index import ModelIndex, encode_index
+from edge_sdk.protocol.packs.packs import find_packs
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
 
 Tasks = Mapping[str, tuple[ModelPlan, Manifest]]
 """Of each family, what a device is sent."""

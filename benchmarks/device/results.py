@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.figures import Figure, write_json
+from benchmarks.report.figures import Figure, write_json
 from edge_sdk import TesseraError
-from edge_sdk.profile.plain import ProfileError, from_plain, to_plain
+from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 
 VERSION = 1
 FILE = "results.json"

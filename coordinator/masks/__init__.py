@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.choices import make_named
 from coordinator.masks.contract import MaskPolicy, Masks
-from coordinator.masks.coverage import CoverageMasks
-from coordinator.masks.disjoint import DisjointMasks
-from coordinator.masks.fragments import fragments_of
-from coordinator.masks.gre_raa import GreRaaMasks
-from coordinator.masks.greedy import GreedyMasks
-from coordinator.masks.random import RandomMasks
-from coordinator.masks.rolling import RollingMasks
+from coordinator.masks.groups.fragments import fragments_of
+from coordinator.masks.policies.coverage import CoverageMasks
+from coordinator.masks.policies.disjoint import DisjointMasks
+from coordinator.masks.policies.gre_raa import GreRaaMasks
+from coordinator.masks.policies.greedy import GreedyMasks
+from coordinator.masks.policies.random import RandomMasks
+from coordinator.masks.policies.rolling import RollingMasks
+from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
-from coordinator.masks.static import StaticMasks
-from coordinator.named import make_named
 
 __all__ = ["MASKS", "MaskPolicy", "Masks", "Situation", "fragments_of", "make_masks"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
 from coordinator.masks.situation import Situation
-from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 Masks = dict[str, dict[str, tuple[int, ...]]]
 """Groups per axis for every device: device name → axis name → groups, ascending."""
@@ -15,10 +15,10 @@ Masks = dict[str, dict[str, tuple[int, ...]]]
 class MaskPolicy(Protocol):
     """Chooses groups for all devices that offered a level.
 
-    Laws (tests/property/test_mask_laws.py): every offering device gets at least one group of every
-    axis and never more than it offered (`bundles.py`); the same situation gives the same answer;
-    with `tied`, all axes of as many groups as the widest get the same ones. A policy is a frozen
-    value: it remembers nothing between rounds.
+    Laws (tests/property/plan/test_mask_laws.py): every offering device gets at least one group of
+    every axis and never more than it offered (`bundles.py`); the same situation gives the same
+    answer; with `tied`, all axes of as many groups as the widest get the same ones. A policy
+    is a frozen value: it remembers nothing between rounds.
     """
 
     uses_norms: ClassVar[bool]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_sdk.protocol.layout import Indices
-from edge_sdk.protocol.messages import Bid
-from edge_sdk.protocol.plan import ModelPlan
+from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

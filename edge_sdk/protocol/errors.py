@@ -14,7 +14,7 @@
     │   ├── NonFiniteError       a loss or a movement is not finite
     │   └── TrainingStopped      `should_stop()` said so
     ├── LinkError                a broker cannot be reached as configured (`edge_sdk.transport`)
-    ├── ConfigError, DataError,  a device's settings, data or fetching (`edge_sdk.config`,
+    ├── ConfigError, DataError,  a device's settings, data or fetching (`edge_sdk.device.config`,
     │   FetchError, BrokerError  `datafolder`, `fetching`, `service`)
     └── CoordinatorError         the coordinator's own (`coordinator.errors`)
 

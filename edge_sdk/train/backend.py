@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from edge_sdk.protocol.data_spec import DataSpec
+from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import NonFiniteError, TrainingError, TrainingStopped
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.local import Arrays, LocalSteps
-
-
-class Batch(NamedTuple):
-    """One step's data: the model's inputs, each with the batch first, and the targets."""
-
-    inputs: tuple[Array, ...]
-    targets: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

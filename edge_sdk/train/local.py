@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan import Groups, ModelPlan
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 Arrays = dict[str, Any]
 """Arrays by tensor name; numpy's or torch's."""

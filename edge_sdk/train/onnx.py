@@ -1,6 +1,6 @@
 """The onnx backend: trains shipped graphs with onnxruntime and numpy alone.
 
-The coordinator compiled the model and its gradient (`edge_sdk.protocol.graphs`); the steps are
+The coordinator compiled the model and its gradient (`edge_sdk.protocol.task.graphs`); the steps are
 taken here, in numpy, by the rules that the torch backend uses. Nothing is run that was not checked:
 a file's hash, its opset, its inputs and outputs against the manifest, the manifest against the
 plan, and every array's type and shape against the graph.
@@ -23,13 +23,14 @@ from onnxruntime.capi import (
     onnxruntime_pybind11_state as _state,
 )
 
-from edge_sdk.protocol.data_spec import DataSpec
+from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
-from edge_sdk.protocol.graph_codec import graph_opsets
-from edge_sdk.protocol.graphs import GraphEntry, Manifest, Port
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.plan import Groups, ModelPlan
-from edge_sdk.train.backend import Batch, Job, Trained, check_movement, draw_mask, take_steps
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.task.codec import graph_opsets
+from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
+from edge_sdk.train.backend import Job, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 
 CPU = ("CPUExecutionProvider",)

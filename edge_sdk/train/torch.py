@@ -1,7 +1,7 @@
 """The torch backend: trains the narrow model itself, on CPU or CUDA.
 
 It is the oracle in tests, and the choice for machines that have the task's Python code. It knows
-nothing about models: the task hands it a forward pass for each width (`coordinator.tracing`).
+nothing about models: the task hands it a forward pass for each width (`coordinator.task.tracing`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Protocol
 
 import torch
 
-from edge_sdk.protocol.data_spec import DataSpec
+from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TesseraError, TrainingError
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.train.backend import Batch, Job, Trained, check_movement, draw_mask, take_steps
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.train.backend import Job, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 
 

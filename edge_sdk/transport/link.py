@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from edge_sdk.transport.settings import BrokerSettings, LinkError
+from edge_sdk.transport.settings import LinkError
 
 MAX_NAME = 100
 """Characters of a link's name. Client ids are a little longer, and AWS IoT Core takes 128."""
@@ -139,26 +139,6 @@ class OpenLink(Protocol):
 
     def __call__(self, *, name: str, deliver: Deliver, will: Will | None = None) -> Link:
         """As `open_link`."""
-
-
-def open_link(
-    settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None = None
-) -> Link:
-    """Start a link over MQTT 3.1.1. Returns at once; `Connected` or `Disconnected` follow.
-
-    `name` is the client id of the control connection, `<name>-bulk` of the other. A broker that
-    sees a second connection with one id ends the first.
-    `deliver` is called from the link's own threads, from two at a time: it hands the event to a
-    queue and returns. It must not block, since the connection is not served meanwhile.
-    Raises LinkError for settings that cannot work.
-    """
-    # paho is loaded where a link is opened, not where the SDK is imported.
-    from edge_sdk.transport.mqtt import MqttLink
-
-    check_name(name)
-    link = MqttLink(settings, name=name, deliver=deliver, will=will)
-    link.start()
-    return link
 
 
 def check_name(name: str) -> None:

@@ -24,8 +24,8 @@ from edge_sdk.transport.link import (
     Received,
     Refused,
     Will,
-    open_link,
 )
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import (
     MIN_CHUNK_BYTES,
     BrokerSettings,

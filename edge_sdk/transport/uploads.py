@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.transfer import MAX_RANGES, UPLOAD_BYTES, Credit, Offer
+from edge_sdk.protocol.messages.transfer import MAX_RANGES, UPLOAD_BYTES, Credit, Offer
 
 WINDOW = 8
 """Chunks that may be on their way: 2 MiB of chunks of 256 KiB."""

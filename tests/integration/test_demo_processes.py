@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.broker import available
 from coordinator.cli import main
-from coordinator.demo.processes import _signals_noted
-from coordinator.demo.run import DemoConfig, as_json, make_demo
-from coordinator.saved import read_model
+from coordinator.operate.broker.embedded import available
+from coordinator.simulate.demo.processes import _signals_noted
+from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.task.saved_model import read_model
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="needs a broker: neither mosquitto nor amqtt is installed"
@@ -151,7 +151,7 @@ def test_demo_of_programs_stopped_while_it_starts_leaves_none(
     tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
     with watched(tmp_path) as demo:
-        demo.until(lambda: bool(demo.find("coordinator.graphs.child")))
+        demo.until(lambda: bool(demo.find("coordinator.task.graphs.child")))
         demo.process.send_signal(sent)
         demo.until(lambda: demo.ended)
         assert demo.process.returncode == code, demo.text
@@ -214,8 +214,8 @@ def test_signal_that_is_ignored_stays_so() -> None:
 
 def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None:
     with watched(tmp_path) as demo:
-        demo.until(lambda: bool(demo.find("coordinator.graphs.child")))
-        demo.find("coordinator.graphs.child")[0].kill()
+        demo.until(lambda: bool(demo.find("coordinator.task.graphs.child")))
+        demo.find("coordinator.task.graphs.child")[0].kill()
         demo.until(lambda: demo.ended)
         assert demo.process.returncode == 1, demo.text
         assert demo.left() == []
@@ -282,6 +282,6 @@ def test_demo_of_programs_without_a_broker_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("coordinator.demo.processes.available", lambda: ())
+    monkeypatch.setattr("coordinator.simulate.demo.processes.available", lambda: ())
     assert main(["demo"]) == 2
     assert re.search(r"no broker.* install mosquitto .* --in-process", capsys.readouterr().err)

@@ -24,7 +24,7 @@ import pytest
 from coordinator import cli as coordinator_cli
 from edge_sdk import __version__
 from edge_sdk import cli as device_cli
-from edge_sdk.config import KEYS, PREFIX
+from edge_sdk.device.config import KEYS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))

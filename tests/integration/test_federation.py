@@ -18,29 +18,29 @@ import pytest
 import torch
 from torch import nn
 
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules import RULES, FedRaa, make_rule
 from coordinator.cli import main
-from coordinator.demo.emulated import full_round_s, observe
-from coordinator.demo.run import DemoConfig, as_json, make_demo
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.federation import Federation, Member, RoundReport
-from coordinator.fragments import FragmentsConfig
-from coordinator.graphs import compile_graphs
 from coordinator.masks import make_masks
-from coordinator.model import GlobalModel
-from coordinator.rounds import RoundsConfig, RoundsState
-from coordinator.rules import RULES, FedRaa, make_rule
-from coordinator.tasks import Task, make_task
-from edge_sdk.decide import Policy
-from edge_sdk.profile import fleet
-from edge_sdk.profile.board import find_board
-from edge_sdk.profile.emulation import Emulation
-from edge_sdk.protocol.block_codec import encoded_size
-from edge_sdk.protocol.encoding import Encoding
-from edge_sdk.protocol.graphs import Manifest
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.simulate.demo.emulated import full_round_s, observe
+from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.simulate.federation import Federation, Member, RoundReport
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Policy
+from edge_sdk.decide.emulation import fleet
+from edge_sdk.decide.emulation.emulation import Emulation
+from edge_sdk.machine.board import find_board
+from edge_sdk.protocol.encoding.codec import encoded_size
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.streams import stream
+from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
-from edge_sdk.train.data import ArrayData
 from edge_sdk.train.torch import TorchBackend
 
 PROGRAM = Path(sys.executable).parent / "tessera-coordinator"

@@ -24,17 +24,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import embedded_broker, find_mosquitto
 from coordinator.cli import main
-from coordinator.identity.authority import Authority, utc_now
-from coordinator.identity.bundles import device_bundle
-from coordinator.identity.files import write_bundle
-from coordinator.identity.index import BrokerPlace
-from coordinator.serving import try_broker
+from coordinator.operate.broker.embedded import embedded_broker, find_mosquitto
+from coordinator.operate.identity.authority import Authority, utc_now
+from coordinator.operate.identity.bundles import device_bundle
+from coordinator.operate.identity.files import write_bundle
+from coordinator.operate.identity.index import BrokerPlace
+from coordinator.operate.serving import try_broker
 from edge_sdk.cli import EXIT_BROKER, EXIT_DENIED
-from edge_sdk.config import PREFIX, load_config
-from edge_sdk.protocol.topics import Topics
-from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received, open_link
+from edge_sdk.device.config import PREFIX, load_config
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings, DeniedError
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +54,7 @@ TASK_FILE = """\
 import torch
 from torch import nn
 
-from coordinator.tasks import make_task as task_of
+from coordinator.task.task import make_task as task_of
 
 
 def make_task():

@@ -19,12 +19,13 @@ pytest.importorskip("onnxruntime")
 import torch
 from torch import nn
 
-from coordinator.graphs import compile_graphs
-from coordinator.tasks import Task, make_task
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Batch, Job
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import Batch
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Job
 from edge_sdk.train.torch import TorchBackend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +42,7 @@ DEVICE = """
 import importlib, sys
 from pathlib import Path
 
-for absent, cause in (("torch", "torch"), ("onnx", "onnx"), ("coordinator.tasks", "torch")):
+for absent, cause in (("torch", "torch"), ("onnx", "onnx"), ("coordinator.task.task", "torch")):
     try:
         importlib.import_module(absent)
     except ModuleNotFoundError as error:
@@ -50,10 +51,10 @@ for absent, cause in (("torch", "torch"), ("onnx", "onnx"), ("coordinator.tasks"
         raise AssertionError(f"{absent} can be imported")
 
 import numpy as np
-from edge_sdk.protocol.graph_codec import decode_manifest
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan_codec import decode_plan
-from edge_sdk.streams import stream
+from edge_sdk.protocol.task.codec import decode_manifest
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.codec import decode_plan
+from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Batch, Job
 from edge_sdk.train.onnx import OnnxBackend
 

@@ -12,17 +12,17 @@ pytest.importorskip("onnxruntime")
 import torch
 from torch import nn
 
-from coordinator.federation import Federation, Member
-from coordinator.graphs import CompiledGraphs, compile_graphs
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
-from coordinator.model import GlobalModel
-from coordinator.rounds import RoundsConfig
-from coordinator.rules import RULES
-from coordinator.tasks import Task, make_task
-from edge_sdk.decide import Policy
-from edge_sdk.protocol.local_rule import LocalRule
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.simulate.federation import Federation, Member
+from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Policy
+from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.backend import Backend
-from edge_sdk.train.data import ArrayData
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
 

@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.broker import available, embedded_broker
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules import RULES
 from coordinator.cli import EXIT_TERMINATED
-from coordinator.demo.digits import load_digits, make_members
-from coordinator.federation import Federation, Member, RoundReport
 from coordinator.masks import make_masks
-from coordinator.model import GlobalModel
-from coordinator.rounds import RoundsConfig
-from coordinator.rules import RULES
-from coordinator.runs import MODEL, Checkpoint, Run, is_run, read_history
-from coordinator.saved import read_model
-from coordinator.serving import broker_table
-from edge_sdk.config import POLICY_KEYS
-from edge_sdk.protocol.local_rule import LocalRule
+from coordinator.operate.broker.embedded import available, embedded_broker
+from coordinator.operate.serving import broker_table
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.folder import MODEL, Checkpoint, Run, is_run, read_history
+from coordinator.simulate.demo.digits import load_digits, make_members
+from coordinator.simulate.federation import Federation, Member, RoundReport
+from coordinator.task.saved_model import read_model
+from edge_sdk.device.config import POLICY_KEYS
+from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -52,7 +52,7 @@ TASK_FILE = """\
 import torch
 from torch import nn
 
-from coordinator.tasks import make_task as task_of
+from coordinator.task.task import make_task as task_of
 
 
 def make_task():

@@ -33,7 +33,7 @@ TASK = """\
 import torch
 from torch import nn
 
-from coordinator.tasks import make_task as task_of
+from coordinator.task.task import make_task as task_of
 
 
 def make_task():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import find_mosquitto
+from coordinator.operate.broker.embedded import find_mosquitto
 from tests.interruptions.world import Worlds
 
 

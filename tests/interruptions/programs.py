@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.broker import find_mosquitto
-from edge_sdk.config import PREFIX
+from coordinator.operate.broker.embedded import find_mosquitto
+from edge_sdk.device.config import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.protocol.messages import Bid
+from edge_sdk.protocol.messages.round import Bid
 from tests.interruptions.programs import ROOT
 from tests.interruptions.world import COORDINATOR, World, Worlds, is_message
 
@@ -19,9 +19,9 @@ GROWTH_MB = 48.0
 
 FLOODER = """
 import itertools, random, sys, time
-from edge_sdk.protocol.topics import Topics
-from edge_sdk.protocol.transfer import Offer, Presence, Want
-from edge_sdk.protocol.wire import encode_message
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Offer, Presence, Want
+from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.transport.link import Connected, open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import pack_chunk

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from edge_sdk.protocol.messages import Bid
+from edge_sdk.protocol.messages.round import Bid
 from tests.interruptions.programs import ROOT, Program
 from tests.interruptions.test_places import SKEWED
 from tests.interruptions.world import World, Worlds, is_message, upload_chunks

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from edge_sdk.protocol.messages import Bid, Receipt
-from edge_sdk.protocol.movement_codec import decode_movement
+from edge_sdk.protocol.messages.movement import decode_movement
+from edge_sdk.protocol.messages.round import Bid, Receipt
 from tests.interruptions.world import Worlds, is_message, upload_chunks
 
 REPLACED = 6

@@ -7,10 +7,10 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from edge_sdk.protocol.messages import Bid, Receipt, RoundOpen
-from edge_sdk.protocol.topics import Topics
-from edge_sdk.protocol.wire import decode_message, encode_message
-from edge_sdk.transport.link import open_link
+from edge_sdk.protocol.messages.round import Bid, Receipt, RoundOpen
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from tests.interruptions.proxy import Packet, topic_ends
 from tests.interruptions.world import TASK, World, Worlds, is_message, upload_chunks

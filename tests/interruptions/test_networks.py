@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from edge_sdk.protocol.messages import Assignment, Bid
+from edge_sdk.protocol.messages.round import Assignment, Bid
 from tests.interruptions.proxy import Packet, Proxy
 from tests.interruptions.world import Worlds, is_message, upload_chunks
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.protocol.messages import Bid, Receipt
-from edge_sdk.protocol.movement_codec import decode_movement
+from edge_sdk.protocol.messages.movement import decode_movement
+from edge_sdk.protocol.messages.round import Bid, Receipt
 from tests.interruptions.programs import ROOT
 from tests.interruptions.world import Worlds, is_message
 

@@ -39,13 +39,13 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.courses import make_model
-from coordinator.model import PLAIN
-from coordinator.runs import About, Run, create_run, read_history
-from coordinator.saved import read_model, save_model
-from coordinator.taskfile import compile_task
+from coordinator.aggregate.model import PLAIN
+from coordinator.operate.taskfile import compile_task
+from coordinator.run.folder import About, Run, create_run, read_history
+from coordinator.service.courses import make_model
+from coordinator.task.saved_model import read_model, save_model
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.wire import decode_message
+from edge_sdk.protocol.messages.wire import decode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
 
@@ -57,7 +57,7 @@ SEED = 5
 
 TASK_FILE = """\
 import torch
-from coordinator.tasks import make_task
+from coordinator.task.task import make_task
 
 def digits():
     torch.manual_seed(1)

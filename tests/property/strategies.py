@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.plan import Groups, ModelPlan
-from edge_sdk.protocol.specs import Axis, Buffer, Dim, MacTerm, Tensor, split_atoms
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor, split_atoms
 
 law = settings(max_examples=150, deadline=None, derandomize=True)
 """Applied to every property test: the same examples in every run, and no limit on their time."""

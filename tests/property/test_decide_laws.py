@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.budget import DAY_S, MARGIN, History
-from edge_sdk.decide import Decision, Policy, Sight, decide, verdicts
-from edge_sdk.gates import Limits
-from edge_sdk.profile.cost import Cost
-from edge_sdk.profile.snapshot import Battery, Heat, MemoryState, Network, Snapshot
-from edge_sdk.protocol.messages import Bid
+from edge_sdk.decide.budget import DAY_S, MARGIN, History
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.decision import Decision, Policy, Sight, decide, verdicts
+from edge_sdk.decide.gates import Limits
+from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Network, Snapshot
+from edge_sdk.protocol.messages.round import Bid
 
 law = settings(deadline=None, derandomize=True, max_examples=300)
 

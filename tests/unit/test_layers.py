@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edge_sdk", "coordinator", "benchmarks", "devices")
 
-ALLOWED = {
-    "edge_sdk.protocol": {"edge_sdk.protocol"},
-    "edge_sdk": {"edge_sdk"},
-    "devices": {"devices"},
-    "coordinator": {"coordinator", "edge_sdk"},
-    "benchmarks": {"benchmarks", "coordinator", "edge_sdk", "devices"},
+ORDER = {
+    "": ("edge_sdk", "devices", "coordinator", "benchmarks"),
+    "edge_sdk": (
+        *("protocol", "program", "transport", "machine", "data", "train", "decide", "device"),
+        "cli",
+    ),
+    "coordinator": (
+        *("errors", "choices", "task", "masks", "aggregate", "rounds", "run", "service"),
+        *("operate", "simulate", "cli"),
+    ),
 }
-"""Which of our packages the modules of a layer may import."""
+"""Of these packages, the entries in layers: each imports only those before it."""
 
 LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 """Not to be imported at the top of any module of the SDK but the backend that is for it."""
@@ -28,7 +33,7 @@ LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 BACKENDS = {
     "edge_sdk/train/torch.py": "torch",
     "edge_sdk/train/onnx.py": "onnxruntime",
-    "edge_sdk/transport/connection.py": "paho",
+    "edge_sdk/transport/mqtt/connection.py": "paho",
 }
 
 
@@ -36,60 +41,103 @@ def modules() -> list[Path]:
     return sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 
 
-def layer_of(module: str) -> str:
-    return max((layer for layer in ALLOWED if _within(module, layer)), key=len)
-
-
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
     """Every module name imported by a file, `TYPE_CHECKING` blocks included."""
     tree = ast.parse(path.read_text())
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    for node in nodes:
+    found: list[str] = []
+    for node in tree.body if top_level_only else ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the layer"
             assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
-def upward_imports(path: Path, name: str) -> list[str]:
-    allowed = ALLOWED[layer_of(name)]
-    return [
-        imported
-        for imported in imports(path)
-        if imported.split(".")[0] in PACKAGES
-        and not any(_within(imported, layer) for layer in allowed)
-    ]
+def edges(package: str, sources: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Which entries of a package import which others of its entries.
+
+    An import inside a function counts where it leaves or enters a folder. Between two modules side
+    by side it does not: one of them may need the other only while it runs.
+    """
+    found: dict[str, set[str]] = {}
+    for module, path in sources.items():
+        if (own := _entry(package, module)) is None:
+            continue
+        found.setdefault(own, set())
+        later = set(imports(path)) - set(imports(path, top_level_only=True))
+        for name in imports(path):
+            other = _entry(package, name)
+            if other is None or other == own:
+                continue
+            beside = _is_module(package, own, sources) and _is_module(package, other, sources)
+            if not (beside and name in later):
+                found[own].add(other)
+    return {entry: others & found.keys() for entry, others in found.items()}
 
 
-def _within(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
+def _entry(package: str, module: str) -> str | None:
+    """The entry of a package that a module lies in."""
+    if package and not module.startswith(f"{package}."):
+        return None
+    entry = module[len(package) :].lstrip(".").split(".")[0]
+    return entry if package or entry in PACKAGES else None
+
+
+def _is_module(package: str, entry: str, sources: Mapping[str, Path]) -> bool:
+    path = sources.get(f"{package}.{entry}")
+    return path is not None and path.name != "__init__.py"
+
+
+def cycle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The entries left when those that import no other are taken away, again and again."""
+    left = {entry: set(others) for entry, others in graph.items()}
+    while free := [entry for entry, others in left.items() if not others & left.keys()]:
+        for entry in free:
+            del left[entry]
+    return sorted(left)
+
+
+def _sources() -> dict[str, Path]:
+    return {_name(path).removesuffix(".__init__"): path for path in modules()}
+
+
+def _packages() -> list[str]:
+    return ["", *sorted(_name(path.parent) for path in modules() if path.name == "__init__.py")]
 
 
 def _name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-@pytest.mark.parametrize("path", modules(), ids=_name)
-def test_module_imports_only_its_own_layer_and_below(path: Path) -> None:
-    assert upward_imports(path, _name(path)) == []
+@pytest.mark.parametrize("package", _packages())
+def test_entries_of_every_package_import_one_way(package: str) -> None:
+    assert cycle(edges(package, _sources())) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("edge_sdk.device", "from coordinator.rounds import Phase"),
-        ("edge_sdk.protocol.plan", "import edge_sdk.streams"),
-        ("edge_sdk.protocol.plan", "from edge_sdk import streams"),
-        ("coordinator.rounds", "def f():\n    import benchmarks.models"),
-    ],
-)
-def test_upward_import_is_found(tmp_path: Path, name: str, line: str) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(line)
-    assert upward_imports(path, name)
+@pytest.mark.parametrize("package", ORDER)
+def test_entries_import_only_what_is_before_them(package: str) -> None:
+    graph, order = edges(package, _sources()), ORDER[package]
+    assert sorted(graph) == sorted(order)
+    for number, entry in enumerate(order):
+        assert graph[entry] <= set(order[:number]), entry
+
+
+def test_cycle_of_folders_is_found(tmp_path: Path) -> None:
+    texts = {
+        "edge_sdk.a": "import edge_sdk.b.c",
+        "edge_sdk.b": "",
+        "edge_sdk.b.c": "def f():\n    from edge_sdk import a",
+    }
+    sources = {}
+    for name, text in texts.items():
+        path = tmp_path / name / ("__init__.py" if name == "edge_sdk.b" else "module.py")
+        path.parent.mkdir()
+        path.write_text(text)
+        sources[name] = path
+    assert cycle(edges("edge_sdk", sources)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if "edge_sdk" in p.parts], ids=_name)
@@ -99,7 +147,9 @@ def test_sdk_module_loads_heavy_packages_lazily(path: Path) -> None:
     assert roots & LAZY <= {own}
 
 
-@pytest.mark.parametrize("package", ["edge_sdk", "edge_sdk.app", "edge_sdk.cli", "coordinator"])
+@pytest.mark.parametrize(
+    "package", ["edge_sdk", "edge_sdk.device.app", "edge_sdk.cli", "coordinator"]
+)
 def test_import_loads_nothing_heavy(package: str) -> None:
     code = f"import {package}, sys; print(sorted({LAZY!r} & set(sys.modules)))"
     result = subprocess.run(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.contribution import Contribution
-from coordinator.memory import Dtype, Made, MemoryConfig
-from edge_sdk.protocol.blocks import Blocks
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Dim, Tensor
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.memory import Dtype, Made, MemoryConfig
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 
 PLAN = ModelPlan(
     axes=(Axis("a", (2, 1, 3)), Axis("b", (1, 4))),

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     rule,
 )
 
-from coordinator.contribution import Contribution
-from coordinator.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
-from coordinator.memory.contract import Weighting
-from edge_sdk.protocol.blocks import Blocks
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
+from coordinator.aggregate.memory.contract import Weighting
 from edge_sdk.protocol.errors import BlockError, StateError
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Dim, Tensor
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.contract.memory.oracle import PLAN, Oracle, bound, movement
 
 DEVICES = ("ada", "bob", "eve")

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import pytest
 
-from coordinator.broker import available, embedded_broker
+from coordinator.operate.broker.embedded import available, embedded_broker
 from edge_sdk.transport.link import (
     Connected,
     Disconnected,
@@ -23,9 +23,9 @@ from edge_sdk.transport.link import (
     Refused,
     Will,
     Writable,
-    open_link,
 )
-from edge_sdk.transport.memory_broker import MemoryBroker
+from edge_sdk.transport.memory import MemoryBroker
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 
 Kind = Literal["memory", "mosquitto", "amqtt"]

@@ -14,15 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.broker import find_mosquitto
-from edge_sdk.transport.link import (
-    Connected,
-    Disconnected,
-    LinkEvent,
-    Received,
-    Refused,
-    open_link,
-)
+from coordinator.operate.broker.embedded import find_mosquitto
+from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received, Refused
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.probe import probe_broker
 from edge_sdk.transport.settings import BrokerSettings, LinkError
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks.imports
+import benchmarks.report.imports
 from benchmarks.cli import main
-from benchmarks.figures import FigureError
-from benchmarks.imports import measure_imports
+from benchmarks.report.figures import FigureError
+from benchmarks.report.imports import measure_imports
 
 SMALLEST = ["step", "--quick", "--families", "mlp", "--batch", "4", "--reps", "1"]
 
@@ -111,6 +111,6 @@ def test_imports_report_the_child_not_the_parent() -> None:
 
 
 def test_import_that_fails_is_reported_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(benchmarks.imports.STATEMENTS, "numpy", "import no_such_module")
+    monkeypatch.setitem(benchmarks.report.imports.STATEMENTS, "numpy", "import no_such_module")
     with pytest.raises(FigureError, match="No module named 'no_such_module'"):
         measure_imports(1)

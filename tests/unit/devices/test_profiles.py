@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from devices.table import MARKS, device_table, provenance_table, read_profiles, tables
-from edge_sdk.profile.board import (
+from edge_sdk.decide.emulation.fleet import find_fleet, load_fleet
+from edge_sdk.machine.board import (
     SECTIONS,
     find_board,
     load_board,
     render_board,
-    shipped,
     shipped_boards,
 )
-from edge_sdk.profile.fleet import find_fleet, load_fleet
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "devices.md"
@@ -92,7 +91,7 @@ def test_assumed_numbers_say_why(name: str) -> None:
 
 @pytest.mark.parametrize("name", shipped_boards())
 def test_profile_is_written_as_write_board_does(name: str) -> None:
-    text = (shipped() / f"{name}.toml").read_text(encoding="utf-8")
+    text = shipped_boards()[name].read_text(encoding="utf-8")
     assert render_board(find_board(name)) == text
 
 

@@ -18,7 +18,7 @@ from benchmarks.device.results import (
     read_results,
     write_results,
 )
-from edge_sdk.profile.board import shipped_boards
+from edge_sdk.machine.board import shipped_boards
 
 FOLDER = Path(__file__).resolve().parents[3] / "devices" / "results"
 

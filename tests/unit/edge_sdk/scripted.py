@@ -17,13 +17,15 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from edge_sdk.config import DeviceConfig
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.service import DeviceService
 from edge_sdk.protocol.chunks import Blob, split_blob
-from edge_sdk.protocol.encoded_model import encode_model
-from edge_sdk.protocol.encoding import Encoding
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.messages import (
+from edge_sdk.protocol.encoding.encoded_model import encode_model
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.movement import decode_movement
+from edge_sdk.protocol.messages.round import (
     Assignment,
     Movement,
     Outcome,
@@ -31,15 +33,14 @@ from edge_sdk.protocol.messages import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.model_index import encode_index, pack_model
-from edge_sdk.protocol.movement_codec import decode_movement
-from edge_sdk.protocol.topics import TopicKind, Topics, parse_topic
-from edge_sdk.protocol.transfer import Credit, Offer, Presence, TaskNotice, Want
-from edge_sdk.protocol.wire import ControlMessage, decode_received, encode_message
-from edge_sdk.service import DeviceService
-from edge_sdk.train.data import ArrayData
-from edge_sdk.transport.link import Deliver, Link, LinkEvent, Received, Will, open_link
-from edge_sdk.transport.memory_broker import BrokeredLink, MemoryBroker
+from edge_sdk.protocol.messages.topics import TopicKind, Topics, parse_topic
+from edge_sdk.protocol.messages.transfer import Credit, Offer, Presence, TaskNotice, Want
+from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.protocol.packs.index import encode_index, pack_model
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.transport.link import Deliver, Link, LinkEvent, Received, Will
+from edge_sdk.transport.memory import BrokeredLink, MemoryBroker
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import Uploads
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle

@@ -16,15 +16,16 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from coordinator.broker import available, embedded_broker
+from coordinator.operate.broker.embedded import available, embedded_broker
 from edge_sdk.cli import main
-from edge_sdk.config import load_config
-from edge_sdk.datafolder import load_data
-from edge_sdk.logs import configure_logging
-from edge_sdk.protocol.topics import Topics
-from edge_sdk.protocol.transfer import Presence
-from edge_sdk.protocol.wire import decode_message
-from edge_sdk.transport.link import LinkEvent, Received, open_link
+from edge_sdk.data.folder import load_data
+from edge_sdk.device.config import load_config
+from edge_sdk.program.logs import configure_logging
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Presence
+from edge_sdk.protocol.messages.wire import decode_message
+from edge_sdk.transport.link import LinkEvent, Received
+from edge_sdk.transport.opening import open_link
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "device"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from coordinator.masks import Situation
-from edge_sdk.protocol.messages import Bid
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Dim, Tensor
-from edge_sdk.streams import stream
+from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+from edge_sdk.protocol.streams import stream
 
 
 def chain(*axes: tuple[int, ...]) -> ModelPlan:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Buffer, Dim, MacTerm, Tensor
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Tensor
-from edge_sdk.train.backend import Batch
+from edge_sdk.data.arrays import Batch
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Tensor
 
 Choice = Mapping[str, tuple[int, ...]]
 

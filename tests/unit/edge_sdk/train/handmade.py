@@ -17,11 +17,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edge_sdk.protocol.data_spec import ArraySpec, DataSpec
-from edge_sdk.protocol.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port, SizeTerm
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port, SizeTerm
 
 INPUTS, UNITS, CLASSES = 4, 6, 3
 OPSET, IR = 18, 9

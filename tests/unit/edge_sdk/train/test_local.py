@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.protocol.specs import Axis, Dim, Tensor
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 
 RATE = 0.1

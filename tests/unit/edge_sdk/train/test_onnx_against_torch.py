@@ -17,13 +17,14 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.models import FAMILIES, Family, LeNet, ViT, cnn
-from coordinator.graphs import CompiledGraphs, compile_graphs
-from coordinator.tasks import Task, make_task
-from edge_sdk.infer import Predictor
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Backend, Batch, Job
+from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import Batch
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Backend, Job
+from edge_sdk.train.inference import Predictor
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from edge_sdk.infer import Predictor
+from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import (
     GraphError,
     GroupError,
@@ -24,15 +24,15 @@ from edge_sdk.protocol.errors import (
     TrainingError,
     TrainingStopped,
 )
-from edge_sdk.protocol.graphs import Manifest
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.protocol.plan import ModelPlan
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Batch, Job, Trained
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
+from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.backend import Job, Trained
+from edge_sdk.train.inference import Predictor
 from edge_sdk.train.onnx import OnnxBackend
-
-from .handmade import CLASSES, INPUTS, Handmade, Reference, bundle
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, Reference, bundle
 
 GROUPS = {"hidden": (0, 2)}
 KEPT = 3

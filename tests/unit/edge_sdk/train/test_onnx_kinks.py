@@ -19,12 +19,13 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from benchmarks.models import FAMILIES, Family, cnn
-from coordinator.graphs import compile_graphs
-from coordinator.tasks import make_task
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Backend, Batch, Job
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.task import make_task
+from edge_sdk.data.arrays import Batch
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
 

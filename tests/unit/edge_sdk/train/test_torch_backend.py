@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.models import FAMILIES, Family, ViT, cnn
-from coordinator.tasks import Task, make_task
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import (
     GroupError,
     NonFiniteError,
@@ -26,14 +27,13 @@ from edge_sdk.protocol.errors import (
     TrainingError,
     TrainingStopped,
 )
-from edge_sdk.protocol.layout import Array
-from edge_sdk.protocol.local_rule import LocalRule
-from edge_sdk.streams import stream
-from edge_sdk.train.backend import Batch, Job, Trained
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Job, Trained
 from edge_sdk.train.torch import TorchBackend
-
-from . import dense
-from .dense import Choice, held
+from tests.unit.edge_sdk.train import dense
+from tests.unit.edge_sdk.train.dense import Choice, held
 
 TOLERANCE = 1e-5
 """Of the largest movement. Narrow and dense sums have the same terms, in another order and with

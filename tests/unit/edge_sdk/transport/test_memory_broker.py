@@ -14,7 +14,7 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
-from edge_sdk.transport.memory_broker import MemoryBroker
+from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.probe import BrokerFacts, probe_links
 
 

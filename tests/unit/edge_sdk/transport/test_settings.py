@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_sdk.transport.link import open_link
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings, LinkError, is_loopback, tls_context
 
 

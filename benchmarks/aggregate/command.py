@@ -1,0 +1,155 @@
+"""`tessera-bench aggregate`: what closing a round costs the coordinator, and bytes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import add_common, check_writable
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table, or_dash
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.aggregate.scale import ScaleRow
+    from benchmarks.aggregate.throughput import ThroughputRow
+    from benchmarks.aggregate.traffic import TrafficRow
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "aggregate",
+        help="what closing a round costs the coordinator, and bytes on the wire",
+        description=(
+            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
+            "of 32 devices at half level of a model of 25 million parameters, on two threads, "
+            "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
+            "100, 1,000 and 10,000 registered devices. Then bytes for a device and round, by level "
+            "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
+            "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
+            "parameters and up to 1,000 devices, under one and 3 GB."
+        ),
+        epilog="example: tessera-bench aggregate --quick --json aggregate.json",
+    )
+    add_common(parser, "smaller model, fewer devices")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+    from tempfile import gettempdir
+
+    from rich.console import Console
+
+    from benchmarks.aggregate import config as configs
+    from benchmarks.aggregate import scale, throughput, traffic
+    from benchmarks.report.figures import environment, print_figures, write_json
+
+    check_writable(arguments.json)
+    config = configs.QUICK if arguments.quick else configs.FULL
+    configs.check_disk(Path(gettempdir()), config.disk_bytes)
+
+    with progress("aggregate", config.throughput.ticks) as part:
+        rates = throughput.measure_throughput(config.throughput, part)
+    fleets: list[ScaleRow] = []
+    if scale.MEASURABLE:
+        with progress("devices", config.scale.ticks) as part:
+            fleets = scale.measure_scale(config.scale, part)
+    with progress("bytes", len(traffic.encodings())) as part:
+        messages = traffic.measure_traffic(config.traffic, part("by level and encoding"))
+
+    figures = [
+        *throughput.throughput_figures(rates),
+        *scale.scale_figures(fleets),
+        *traffic.traffic_figures(messages),
+    ]
+    console = Console()
+    console.print(_throughput_table(rates, config.throughput.threads))
+    if fleets:
+        console.print(_scale_table(fleets))
+    console.print(_traffic_table(messages))
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "aggregate",
+            "environment": environment("numpy", "zstandard", "tessera-fl"),
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": {
+                "throughput": throughput.METHOD,
+                "devices": scale.METHOD,
+                "bytes": traffic.METHOD,
+            },
+            "throughput": [asdict(row) for row in rates],
+            "devices": [asdict(row) for row in fleets],
+            "bytes": [asdict(row) for row in messages],
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _throughput_table(rows: Sequence[ThroughputRow], threads: int) -> Table:
+    table = make_table(
+        f"Taking in {rows[0].received_mb:.0f} MB of movements ({rows[0].plan} parameters, "
+        f"{threads} threads), and numpy.copyto of them",
+        *("rule", "memory", "copyto\nGB/s", "rule\nGB/s", "rule ÷\ncopyto", "with\ncommit"),
+        *("CPU s", "commit\ns", "longest\ns"),
+    )
+    table.columns[0].justify = "left"
+    for row in rows:
+        commits = (row.over_copy_with_commit, row.commit_s, row.longest_commit_s)
+        ratio, usual, longest = (None,) * 3 if row.dtype is None else commits
+        table.add_row(
+            row.rule,
+            row.dtype or "–",
+            f"{row.copy_gb_s:.2f}",
+            f"{row.move_gb_s:.2f}",
+            f"{row.over_copy:.3f}",
+            or_dash(ratio),
+            f"{row.move_cpu_s:.2f}",
+            or_dash(usual),
+            or_dash(longest),
+        )
+    return table
+
+
+def _scale_table(rows: Sequence[ScaleRow]) -> Table:
+    table = make_table(
+        "A round of ram-fed by registered devices, each remembered in full on disk",
+        *("devices", "disk\nMB", "rule\nms", "commit\nms", "round\nms", "ratio"),
+        *("anonymous\nMB", "ratio"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.devices:,}",
+            f"{row.disk_mb:.0f}",
+            f"{row.move_ms:.1f}",
+            f"{row.commit_ms:.1f}",
+            f"{row.round_ms:.1f}",
+            f"{row.time_ratio:.3f}",
+            f"{row.anonymous_mb:.1f}",
+            f"{row.memory_ratio:.3f}",
+        )
+    return table
+
+
+def _traffic_table(rows: Sequence[TrafficRow]) -> Table:
+    levels = list(dict.fromkeys(row.level for row in rows))
+    table = make_table(
+        "Bytes for a device and round, of the whole model's in fp32 in that direction",
+        "encoding",
+        *(f"{level:.0%}\n{way}" for level in levels for way in ("up", "down")),
+    )
+    table.columns[0].justify = "left"
+    for encoding in dict.fromkeys(row.encoding for row in rows):
+        shares = [
+            f"{share:.1%}"
+            for row in rows
+            if row.encoding == encoding
+            for share in (row.up_share, row.down_share)
+        ]
+        table.add_row(encoding, *shares)
+    return table

@@ -1,1 +1,0 @@
-"""The commands of `tessera-bench`: a module each, with its parser, its run and its tables."""

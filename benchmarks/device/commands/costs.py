@@ -1,0 +1,126 @@
+"""`tessera-bench costs`: predicted against measured seconds and memory, at every level."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.device.costs.comparison import MemoryRow, TimeRow
+
+QUICK_FAMILIES = ("mlp", "cnn", "text", "sensor-cnn")
+COSTS_FAMILIES = (
+    *("mlp", "mlp-2048", "lenet-28", "lenet-32", "cnn", "depthwise-cnn"),
+    *("text", "sensor-cnn", "resnet-bn", "resnet-gn", "resnet18-gn", "vit-small"),
+)
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "costs",
+        help="predicted against measured seconds and memory of a round, at every level",
+        description=(
+            "What the SDK predicts for a round at 100, 75, 50 and 25 % of every width, from a "
+            "calibration of a few seconds, against what is measured then: CPU seconds of training "
+            "in the same process, and the most memory that a fresh process grows by in a whole "
+            "round, with several rules and encodings. Linux only. Takes a few minutes; --quick, "
+            "with four small models, under one."
+        ),
+        epilog="example: tessera-bench costs --families cnn,vit-small --json costs.json",
+    )
+    add_common(parser, "four small models, fewer memory cases")
+    parser.add_argument(
+        "--families",
+        type=names,
+        metavar="A,B",
+        help=(
+            f"which models, by name (default {','.join(COSTS_FAMILIES)}; "
+            f"quick {','.join(QUICK_FAMILIES)})"
+        ),
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from benchmarks.device.costs.comparison import METHOD, CostsConfig, compare_costs, cost_figures
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.report.imports import MEASURABLE
+    from benchmarks.report.options import UsageError
+
+    families = arguments.families or (QUICK_FAMILIES if arguments.quick else COSTS_FAMILIES)
+    check_families(families)
+    check_writable(arguments.json)
+    if not MEASURABLE:
+        raise UsageError("peaks of memory cannot be measured here: this command needs Linux")
+    config = CostsConfig(reps=3, burst_s=0.1, variants=False) if arguments.quick else CostsConfig()
+
+    with progress("costs", len(families) * config.ticks) as part:
+        times, memory = compare_costs(families, config, part)
+
+    figures = cost_figures(times, memory)
+    console = Console()
+    console.print(_time_table(times, config.batch))
+    console.print(_memory_table(memory))
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "costs",
+            "environment": environment("onnxruntime", "numpy", "torch", "tessera-fl"),
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": METHOD,
+            "times": [{**asdict(row), "error": row.error} for row in times],
+            "memory": [{**asdict(row), "over": row.over} for row in memory],
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _time_table(rows: Sequence[TimeRow], batch: int) -> Table:
+    table = make_table(
+        f"CPU time of a step of {batch} samples, predicted and measured",
+        *("family", "calibrated\nin s", "level", "predicted\nms", "measured\nms", "ratio"),
+    )
+    table.columns[0].justify = "left"
+    for row in rows:
+        table.add_row(
+            row.family,
+            f"{row.calibration_s:.1f}",
+            f"{row.level:.0%}",
+            f"{row.predicted_s / row.steps * 1e3:.2f}",
+            f"{row.measured_s / row.steps * 1e3:.2f}",
+            f"{row.predicted_s / row.measured_s:.2f}",
+        )
+    return table
+
+
+def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+    table = make_table(
+        "Memory that a round takes, predicted and measured",
+        *("family", "level", "rule", "encoding", "after", "predicted\nMB", "measured\nMB", "ratio"),
+    )
+    for column in (0, 2, 3):
+        table.columns[column].justify = "left"
+    for row in rows:
+        table.add_row(
+            row.family,
+            f"{row.level:.0%}",
+            row.rule,
+            row.encoding,
+            "–" if row.before is None else f"{row.before:.0%}",
+            f"{row.predicted_bytes / 1e6:.1f}",
+            f"{row.grown_bytes / 1e6:.1f}",
+            f"{row.over:.2f}" + (" under" if row.under else ""),
+        )
+    return table

@@ -1,0 +1,264 @@
+"""`tessera-bench profile`: measure this machine, and write a profile of it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.device.commands.kit import QUICK_FAMILIES
+from benchmarks.report.options import NO_TORCH, UsageError, add_common, check_writable
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.device.own_profile.profile import Identity
+    from benchmarks.device.own_profile.profiling import Endurance, Pace, ProfilingConfig
+    from benchmarks.device.results import Machine
+    from benchmarks.report.figures import Figure
+    from edge_sdk.machine.board import Board
+    from edge_sdk.machine.snapshot import Snapshot
+
+FAMILIES = ("mlp", "cnn", "sensor-cnn", "vit-small")
+"""Models whose time is arithmetic for the most part; a bag of words has next to none."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "profile",
+        help="measure this machine, and write a profile for the emulator and the cost model",
+        description=(
+            "Measures how fast this machine trains with one thread and with all cores, what it "
+            "draws where a rail or the battery tells, and what heat does to it, and writes that "
+            "as a profile, every number with how it was found. Let nothing else run. Takes about "
+            "six minutes; --quick, without heat, under one. On a device without torch give it a "
+            "kit, which `tessera-bench kit` makes elsewhere."
+        ),
+        epilog="example: tessera-bench profile --write my_board.toml --cooling 'with fan'",
+    )
+    add_common(parser, "three small models once, and not what heat does")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", required=True, help="the profile, a .toml file"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a profile that is there")
+    parser.add_argument("--kit", type=Path, metavar="DIR", help="models that were compiled before")
+    parser.add_argument("--name", help="lower-case letters, digits, _ (default: that of the file)")
+    parser.add_argument("--title", help="for people (default: what the machine calls itself)")
+    parser.add_argument(
+        "--kind", choices=("board", "phone", "computer"), help="what it is (default: found out)"
+    )
+    parser.add_argument("--cooling", metavar="TEXT", help="how it is cooled, such as 'with fan'")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="where /proc and /sys are looked for (default /)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from tempfile import TemporaryDirectory
+
+    from rich.console import Console
+
+    from benchmarks.device.own_profile.profiling import ProfilingConfig
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from edge_sdk.machine.board import write_board
+    from edge_sdk.program.plain import to_plain
+
+    name = _checked_name(arguments)
+    config = ProfilingConfig(families=_families(arguments))
+    if arguments.quick:
+        config = ProfilingConfig(
+            families=config.families, reps=1, burst_s=1.0, rest_s=3.0, endure_s=6.0, heat=False
+        )
+    with TemporaryDirectory(prefix="tessera-bench-") as temporary:
+        made = _measure(arguments, name, config, Path(temporary) / "kit")
+    write_board(arguments.write, made.board)
+
+    console = Console()
+    console.print(_table(made.paces))
+    print_figures(made.figures, console)
+    for line in _summary(arguments.write, made):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if arguments.json:
+        data = {
+            "command": "profile",
+            "environment": environment("onnxruntime", "numpy", "tessera-fl"),
+            "config": {**to_plain(config), "quick": arguments.quick},
+            "machine": to_plain(made.machine),
+            "paces": [{**to_plain(pace), "macs_per_s": pace.macs_per_s} for pace in made.paces],
+            "endurance": to_plain(made.endurance),
+            "lacking": made.lacking,
+        }
+        write_json(arguments.json, made.figures, data)
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """What came of a run."""
+
+    machine: Machine
+    board: Board
+    lacking: list[str]
+    """A sentence for each number that could not be had."""
+    paces: list[Pace]
+    endurance: Endurance | None
+    warnings: list[str]
+
+    @property
+    def figures(self) -> list[Figure]:
+        from benchmarks.device.own_profile.profile import profile_figures
+
+        return profile_figures(self.board, self.paces)
+
+
+def _measure(
+    arguments: argparse.Namespace, name: str, config: ProfilingConfig, new_kit: Path
+) -> _Made:
+    """Measure with the kit that is given, or with a new one that is made there."""
+    from benchmarks.device.kit import read_kit, write_kit
+    from benchmarks.device.own_profile.profile import identify, make_profile
+    from benchmarks.device.own_profile.profiling import measure_endurance, measure_paces
+    from benchmarks.device.trial.machine import look, others, rest, usable_threads
+    from edge_sdk.machine.sensors.files import Files
+
+    seen = look(arguments.root, cooling=arguments.cooling)
+    snapshot = seen.probe.snapshot()
+    identity = identify(
+        Files(arguments.root),
+        seen.probe.name,
+        seen.machine,
+        name=name,
+        date=datetime.now(timezone.utc).date().isoformat(),
+        title=arguments.title,
+        kind=arguments.kind,
+    )
+    try:
+        _check_enough(identity, snapshot)
+        seen = rest(seen, config.rest_s)
+    finally:
+        seen.probe.close()
+    idle_w = None if seen.machine.idle_w is None else seen.machine.idle_w.value
+    threads = usable_threads(snapshot)
+    metered = config.heat or idle_w is not None
+    compiled = 0 if arguments.kit else len(config.families)
+    timed = len(config.families) * len({1, threads}) * config.reps
+    with progress("profile", compiled + timed + metered) as begin:
+        if arguments.kit:
+            folder, kit = arguments.kit, read_kit(arguments.kit)
+        else:
+            folder = new_kit
+            kit = write_kit(new_kit, config.families, begin=begin)
+        paces = measure_paces(folder, kit, config, threads, begin)
+        endurance = None
+        if metered:
+            tick = begin(f"all cores for {config.endure_s:g} s")
+            endurance = measure_endurance(folder, kit, config, threads, arguments.root)
+            tick()
+    board, lacking = make_profile(
+        identity, snapshot, paces, endurance, idle_w=idle_w, heat=config.heat
+    )
+    beside = others(snapshot)
+    return _Made(
+        machine=seen.machine,
+        board=board,
+        lacking=lacking,
+        paces=paces,
+        endurance=endurance,
+        warnings=[f"Measured {beside}: end them and measure again."] if beside else [],
+    )
+
+
+# -- what is refused, before the minutes are spent -----------------------------------------------
+
+
+def _checked_name(arguments: argparse.Namespace) -> str:
+    path: Path = arguments.write
+    check_writable(path)
+    check_writable(arguments.json)
+    name: str = arguments.name or path.stem
+    if path.suffix != ".toml":
+        raise UsageError(f"--write {path}: a profile is a file that ends with .toml")
+    if not re.fullmatch(r"[a-z0-9_]+", name):
+        raise UsageError(f"{name!r} is no profile's name: use lower-case letters, digits and '_'")
+    if path.exists() and not arguments.force:
+        raise UsageError(f"{path} is there already: give another file, or --force to replace it")
+    return name
+
+
+def _families(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Those to train: of a kit that is given, those that it has."""
+    from benchmarks.device.kit import read_kit
+
+    wanted = QUICK_FAMILIES if arguments.quick else FAMILIES
+    if arguments.kit is None:
+        if find_spec("torch") is None:
+            raise UsageError(NO_TORCH)
+        return wanted
+    had = read_kit(arguments.kit).families
+    found = tuple(family for family in wanted if family in had)
+    if not found:
+        raise UsageError(
+            f"{arguments.kit} has none of {', '.join(wanted)}, which speed is counted by; make "
+            f"one with `tessera-bench kit --families {','.join(wanted)}`"
+        )
+    return found
+
+
+def _check_enough(identity: Identity, snapshot: Snapshot) -> None:
+    if snapshot.memory.total_bytes is None:
+        raise UsageError("the system does not tell how much memory there is; a profile needs that")
+    if identity.kind == "phone" and snapshot.battery.capacity_wh is None:
+        raise UsageError(
+            "a phone's profile needs the capacity of its battery, which this system does not "
+            "tell: give --kind board, and add [battery] to the file by hand"
+        )
+
+
+# -- what is said --------------------------------------------------------------------------------
+
+
+def _table(paces: Sequence[Pace]) -> Table:
+    table = make_table(
+        "Training on the onnx backend",
+        *("family", "level", "threads", "ms per step", "10⁹ MACs per s"),
+    )
+    table.columns[0].justify = "left"
+    for pace in paces:
+        table.add_row(
+            pace.family,
+            f"{pace.level:.0%}",
+            str(pace.threads),
+            f"{pace.step_s * 1e3:.2f}",
+            f"{pace.macs_per_s / 1e9:.2f}",
+        )
+    return table
+
+
+def _summary(path: Path, made: _Made) -> list[str]:
+    errors = {figure.name: figure.value for figure in made.figures}
+    return [
+        f"{path}: {made.board.title}",
+        *(
+            f"  {key} = {quantity.value:g} ({quantity.provenance})"
+            for key, quantity in made.board.quantities()
+        ),
+        f"Emulated steps differ from those measured by {errors['profile.error']:.0%} (median), "
+        f"{errors['profile.largest_error']:.0%} at most: one number stands for all models.",
+        "Not measured:",
+        *(f"  {sentence}" for sentence in made.lacking),
+        *made.warnings,
+        f"Use it: tessera-bench device --emulate {path}",
+    ]

@@ -1,0 +1,1 @@
+"""A profile of this machine, measured."""

@@ -1,0 +1,1 @@
+"""Reports of `device`: lines, plots, pages, comparisons."""

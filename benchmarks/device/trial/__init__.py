@@ -1,0 +1,1 @@
+"""One trial: a fresh process trains one case and is measured."""

@@ -1,0 +1,36 @@
+"""Fresh processes: each calls one function, which prints what came of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+from benchmarks.device.trial.process import Asked
+from benchmarks.report.children import run_child
+from benchmarks.report.imports import child_environment
+
+_CODE = "import sys; from {module} import {function} as f; f(*sys.argv[1:])"
+
+
+class ProcessFailed(Exception):
+    """A process did not do what it was asked; the text says why."""
+
+
+def run_fresh(function: str, ask: Asked) -> Any:
+    """What a function of `benchmarks.device.trial.process` says. Raises `ProcessFailed`."""
+    return call_fresh("benchmarks.device.trial.process", function, ask.text())
+
+
+def call_fresh(module: str, function: str, *arguments: str) -> Any:
+    """What a fresh interpreter says that calls the function. Raises `ProcessFailed`."""
+    code = _CODE.format(module=module, function=function)
+    done = run_child(["-c", code, *arguments], child_environment(None))
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        more = "; the system does that where memory runs out" if name == "SIGKILL" else ""
+        raise ProcessFailed(f"its process was ended by {name}{more}")
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise ProcessFailed(lines[-1])
+    return json.loads(done.stdout.splitlines()[-1])  # libraries print, too

@@ -1,0 +1,70 @@
+"""A Mosquitto that can go and come back on the same port; it keeps nothing."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from random import SystemRandom
+
+import psutil
+
+from benchmarks.network.load.site.presences import Presences
+from benchmarks.report.figures import FigureError
+from coordinator.operate.broker.embedded import HOST, embedded_broker
+from edge_sdk.transport.settings import BrokerSettings
+
+PORTS = range(20_000, 32_000)
+"""Below those that systems give to outgoing connections: while the broker is away, a device that
+tries to reach it could be given its port, and the broker could not come back."""
+PORT_TRIES = 100
+
+
+class RestartedBroker:
+    """A broker for the time of a context, from `start` on and with pauses."""
+
+    settings: BrokerSettings
+    pid: int
+    presences: Presences
+    """Of the time since the last start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = _free_port()
+        self._password = secrets.token_urlsafe(24)
+        self._running = ExitStack()
+
+    def __enter__(self) -> RestartedBroker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it. Raises `BrokerError`."""
+        before = set(psutil.Process().children())
+        broker = embedded_broker(
+            self._folder, kind="mosquitto", port=self._port, password=self._password
+        )
+        self.settings = self._running.enter_context(broker)
+        (started,) = set(psutil.Process().children()) - before
+        self.pid = started.pid
+        self.presences = self._running.enter_context(Presences(self.settings))
+
+    def stop(self) -> None:
+        """End it, and all connections with it."""
+        self._running.close()
+
+
+def _free_port() -> int:
+    chance = SystemRandom()
+    for _ in range(PORT_TRIES):
+        port = chance.choice(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise FigureError(f"there is no free port from {PORTS.start} to {PORTS.stop - 1}")

@@ -1,0 +1,1 @@
+"""The stage of network benchmarks: tasks, files, programs, and counting between them."""

@@ -1,0 +1,106 @@
+"""What the programs of a run are told, in one folder, as a user would write it.
+
+run.toml, run/        the coordinator's settings, and its run, already compiled
+data/own.npz          the devices' data, the same for all
+<device>/device.toml  a device's settings, and beside them what it keeps
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
+from coordinator.operate.serving import broker_table
+from coordinator.run.folder import About, create_run
+from edge_sdk.transport.settings import BrokerSettings
+
+TASK = "bench"
+SOURCE = "task.py:make_task"
+"""Named in the run, never loaded: it is compiled already."""
+WAIT_S = 600.0
+"""For bids and movements. Long: on a busy machine nobody is to be late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """A run of `rounds` rounds that begins when all its `devices` are there."""
+
+    devices: int
+    rounds: int
+    steps: int = 1
+    up: str = "fp32"
+    """How movements travel; `down` likewise for the model."""
+    down: str = "fp32"
+    rule: str = "ram-fed"
+
+
+def device_names(number: int) -> list[str]:
+    """Names of so many devices."""
+    return [f"device-{each:02}" for each in range(number)]
+
+
+def run_folder(folder: Path) -> Path:
+    """Where the coordinator keeps its run."""
+    return folder / "run"
+
+
+def write_run(
+    folder: Path, task: PreparedTask, settings: RunSettings, broker: BrokerSettings
+) -> Path:
+    """The coordinator's folder and settings; the path of the latter."""
+    about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
+    create_run(run_folder(folder), about, task.model)
+    (folder / "data").mkdir()
+    np.savez(folder / "data" / "own.npz", x=task.data.inputs[0], y=task.data.targets)
+    run = {
+        "folder": "run",
+        "rounds": settings.rounds,
+        "steps": settings.steps,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": 0.01,
+        "up": settings.up,
+        "down": settings.down,
+    }
+    tables: dict[str, dict[str, Any]] = {
+        "task": {"name": TASK, "source": SOURCE},
+        "run": run,
+        "rule": {"name": settings.rule},
+        "round": {"min_devices": settings.devices, "bid_s": WAIT_S, "train_s": WAIT_S},
+    }
+    path = folder / "run.toml"
+    text = "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
+    # The broker is our own, and known: to probe it would be traffic that belongs to no round.
+    path.write_text(f"{text}\n{broker_table(broker)}probe = false\n")
+    return path
+
+
+def write_device(
+    folder: Path, name: str, broker: BrokerSettings, *, level: float = 1.0, stay: bool = False
+) -> Path:
+    """A device's settings; `stay`: it does not end with the run."""
+    own = folder / name
+    own.mkdir()
+    values = {
+        "task": TASK,
+        "name": name,
+        "data": "../data",
+        "state_dir": "state",
+        "level": level,
+        "stay": stay,
+        "weigh": False,  # the level is what is measured
+    }
+    path = own / "device.toml"
+    path.write_text(_lines(values) + broker_table(broker))
+    return path
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """Keys and values as TOML, which spells these as JSON does."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

@@ -1,0 +1,73 @@
+"""MQTT packets in a byte stream, as far as counting them needs.
+
+    packet = type and flags (1 byte) ‖ length of the rest (1 to 4 bytes, 7 bits each) ‖ rest
+
+A PUBLISH begins its rest with the topic (length as uint16, big-endian, then UTF-8) and, above QoS
+0, a packet id of 2 bytes; what is left is the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.report.figures import FigureError
+
+PUBLISH = 3
+_MAX_LENGTH_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One packet: when it had passed, and which way. Sizes in bytes."""
+
+    at_s: float
+    up: bool
+    """Towards the broker."""
+    size: int
+    """All of it."""
+    topic: str | None = None
+    """Of a PUBLISH; None: any other packet."""
+    payload_size: int = 0
+    """Of a PUBLISH."""
+
+
+class PacketReader:
+    """Cuts one direction of a connection into packets."""
+
+    def __init__(self, *, up: bool) -> None:
+        self._up = up
+        self._held = bytearray()
+
+    def feed(self, data: bytes, at_s: float) -> Iterator[Packet]:
+        """The packets that these bytes complete. Raises `FigureError` for what is not MQTT."""
+        self._held += data
+        while (size := _packet_size(self._held)) is not None and size <= len(self._held):
+            yield self._packet(bytes(self._held[:size]), at_s)
+            del self._held[:size]
+
+    def _packet(self, raw: bytes, at_s: float) -> Packet:
+        if raw[0] >> 4 != PUBLISH:
+            return Packet(at_s, self._up, len(raw))
+        start = _header_size(raw)
+        behind = start + 2 + int.from_bytes(raw[start : start + 2], "big")
+        with_id = 2 if raw[0] & 0b110 else 0
+        topic = raw[start + 2 : behind].decode()
+        return Packet(at_s, self._up, len(raw), topic, len(raw) - behind - with_id)
+
+
+def _header_size(raw: bytes | bytearray) -> int:
+    """Bytes of type and length."""
+    return 2 + next(at for at in range(_MAX_LENGTH_BYTES) if raw[1 + at] < 128)
+
+
+def _packet_size(held: bytearray) -> int | None:
+    """Bytes of the first packet; None while its length is not known."""
+    length = 0
+    for at in range(_MAX_LENGTH_BYTES):
+        if len(held) < at + 2:
+            return None
+        length |= (held[at + 1] & 127) << 7 * at
+        if held[at + 1] < 128:
+            return at + 2 + length
+    raise FigureError("a connection through the forwarder does not speak MQTT")

@@ -1,0 +1,68 @@
+"""Tasks ready to be served: traced and compiled before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from benchmarks.models import FAMILIES, Family, mlp
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.saved_model import SavedModel
+from coordinator.task.task import make_task
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.streams import stream
+
+BATCH_SIZE = 32
+GROUPS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedTask:
+    """A model as a run is made from it, and data to train it with."""
+
+    name: str
+    model: SavedModel
+    data: ArrayData
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return self.model.plan.parameters
+
+    @property
+    def full_bytes(self) -> int:
+        """The whole model's weights in fp32."""
+        return 4 * self.parameters
+
+    @property
+    def file_bytes(self) -> int:
+        """What devices fetch of the task besides the model: plan, manifest, graphs."""
+        model = self.model
+        files = (model.plan.encoded, model.manifest.encoded, *model.files.values())
+        return sum(len(each) for each in files)
+
+
+def prepare_family(name: str) -> PreparedTask:
+    """One of `FAMILIES`."""
+    return _prepare(name, FAMILIES[name])
+
+
+def prepare_perceptron(widths: tuple[int, ...]) -> PreparedTask:
+    """A perceptron of these widths, inputs and outputs included."""
+    return _prepare("perceptron", Family(lambda: mlp(*widths), (widths[0],), widths[-1]))
+
+
+def perceptron_parameters(widths: tuple[int, ...]) -> int:
+    """Weights and biases."""
+    return sum((before + 1) * after for before, after in pairwise(widths))
+
+
+def _prepare(name: str, family: Family) -> PreparedTask:
+    task = make_task(family.model(), family.inputs(2), groups=GROUPS)
+    graphs = compile_graphs(task, levels=(1.0,), batch_sizes=(BATCH_SIZE,))
+    saved = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
+    labels = stream(0, "wire", "labels").integers(family.classes, size=2 * BATCH_SIZE)
+    inputs = np.ascontiguousarray(family.inputs(2 * BATCH_SIZE).numpy())
+    return PreparedTask(name, saved, ArrayData((inputs,), labels))

@@ -1,0 +1,1 @@
+"""What `wire` measures, one case a file."""

@@ -1,0 +1,185 @@
+"""Memory of the coordinator while a large model goes to devices."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.network.stage.files import TASK, RunSettings, device_names, write_run
+from benchmarks.network.stage.processes import anonymous_bytes, cpu_s
+from benchmarks.network.stage.programs import Program, Programs, running, serve_command
+from benchmarks.network.stage.tasks import PreparedTask
+from benchmarks.network.wire.cases.pulling import PullingDevice
+from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.progress import Begin, silent
+from coordinator.operate.broker.embedded import embedded_broker
+from edge_sdk.transport.settings import BrokerSettings
+
+TARGET = 3.0
+SAMPLE_S = 0.01
+QUIET_S = 0.4
+"""A program that computes nothing for so long has nothing to do."""
+
+METHOD = (
+    "Anonymous memory (RssAnon, what is no file's) of `tessera-coordinator serve`, read every 10 "
+    "ms: once it idles with a small model; from its start with a large one until that is "
+    "published and nobody has come; and while devices, threads of this process, bid and pull all "
+    "of it at the same time. Growth is the most of all that over the idle coordinator "
+    "with the small model; serving alone is the most while devices pull over what it was before "
+    "they came. MB are 10⁶ bytes."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """`widths` of a perceptron, inputs and outputs included."""
+
+    devices: int = 8
+    widths: tuple[int, ...] = (784, 3072, 3072, 3072, 1152, 10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """Anonymous memory in MB of 10⁶ bytes."""
+
+    devices: int
+    model_mb: float
+    small_mb: float
+    """Idle with a small model."""
+    published_mb: float
+    """Idle with the large one."""
+    publishing_peak_mb: float
+    serving_peak_mb: float
+    seconds: float
+    """Until all devices had all of it."""
+
+    @property
+    def growth(self) -> float:
+        """In models."""
+        peak = max(self.publishing_peak_mb, self.serving_peak_mb)
+        return (peak - self.small_mb) / self.model_mb
+
+    @property
+    def serving_growth(self) -> float:
+        """In models, of the devices alone."""
+        return (self.serving_peak_mb - self.published_mb) / self.model_mb
+
+
+def measure_serving(
+    small: PreparedTask,
+    large: PreparedTask,
+    devices: int,
+    bytecode: Path,
+    begin: Begin = silent,
+) -> ServingRow:
+    """Serve both models, one after the other. `begin` is called once, its result three times."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
+        tick = begin(f"{large.full_bytes / 1e6:.0f} MB to {devices} devices")
+        broker = stack.enter_context(embedded_broker(folder / "broker"))
+        programs = stack.enter_context(running(folder, bytecode))
+        idle = _serve(programs, "small", small, devices, broker)
+        _wait_until_quiet(programs, idle)
+        small_bytes = anonymous_bytes(idle.pid)
+        programs.end(idle)
+        tick()
+        program = _serve(programs, "large", large, devices, broker)
+        with Peak(program) as publishing:
+            _wait_until_quiet(programs, program)
+        published_bytes = anonymous_bytes(program.pid)
+        tick()
+        started = time.monotonic()
+        with Peak(program) as serving:
+            _pull(programs, large, device_names(devices), broker)
+        seconds = time.monotonic() - started
+        tick()
+    return ServingRow(
+        devices=devices,
+        model_mb=large.full_bytes / 1e6,
+        small_mb=small_bytes / 1e6,
+        published_mb=published_bytes / 1e6,
+        publishing_peak_mb=publishing.most_bytes / 1e6,
+        serving_peak_mb=serving.most_bytes / 1e6,
+        seconds=seconds,
+    )
+
+
+class Peak:
+    """The most anonymous memory of a program in the time of the context."""
+
+    def __init__(self, program: Program) -> None:
+        self.most_bytes = 0
+        self._pid = program.pid
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        with suppress(FigureError):  # it has ended: who waits for it finds out
+            while not self._over.wait(SAMPLE_S):
+                self.most_bytes = max(self.most_bytes, anonymous_bytes(self._pid))
+
+
+def _serve(
+    programs: Programs, name: str, task: PreparedTask, devices: int, broker: BrokerSettings
+) -> Program:
+    folder = programs.folder / name
+    folder.mkdir()
+    settings = RunSettings(devices=devices, rounds=1)
+    return programs.start(name, serve_command(write_run(folder, task, settings, broker)))
+
+
+def _pull(
+    programs: Programs, task: PreparedTask, names: Sequence[str], broker: BrokerSettings
+) -> None:
+    """Let devices with these names pull all of a model at the same time."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
+        devices = [
+            stack.enter_context(PullingDevice(name, TASK, task.model.plan, broker, folder / name))
+            for name in names
+        ]
+
+        def is_done() -> bool:
+            for device in devices:
+                if device.failure is not None:
+                    raise FigureError(f"a device did not get the model: {device.failure}")
+            return all(device.pulled.is_set() for device in devices)
+
+        programs.wait_until(is_done, "that all devices have the model")
+
+
+def _wait_until_quiet(programs: Programs, program: Program) -> None:
+    """Until it has computed something, and then nothing for QUIET_S."""
+    spent, since = 0.0, time.monotonic()
+
+    def is_quiet() -> bool:
+        nonlocal spent, since
+        now_spent = cpu_s(program.pid)
+        if now_spent > spent:
+            spent, since = now_spent, time.monotonic()
+        return time.monotonic() - since >= QUIET_S
+
+    programs.wait_until(lambda: cpu_s(program.pid) > 0, "the start of the coordinator")
+    programs.wait_until(is_quiet, "that the coordinator has nothing to do")
+
+
+def serving_figures(row: ServingRow) -> list[Figure]:
+    """The figures of `measure_serving`."""
+    stem = f"wire.serving.{row.devices}"
+    return [
+        Figure(name=f"{stem}.growth_over_model", value=row.growth, unit="×", target=TARGET),
+        Figure(name=f"{stem}.pulling_over_model", value=row.serving_growth, unit="×"),
+    ]

@@ -1,0 +1,208 @@
+"""`tessera-bench wire`: what a round costs beside its training, over a real broker."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import add_common, check_writable
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchmarks.network.wire.cases.bids import BidsRow
+    from benchmarks.network.wire.cases.bytes_by_level import BytesRow
+    from benchmarks.network.wire.cases.device import IdleRow, MemoryRow
+    from benchmarks.network.wire.cases.fan_out import FanOutRow
+    from benchmarks.network.wire.cases.overhead import OverheadRow
+    from benchmarks.network.wire.cases.serving import ServingRow
+    from benchmarks.network.wire.measure import WireRows
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "wire",
+        help="bytes, seconds and memory of rounds over a real broker",
+        description=(
+            "Runs coordinator and devices on a broker of their own (mosquitto, or amqtt where that "
+            "is not installed) and measures: bytes on the socket of a device in a round by level "
+            "and encoding, and how many of those it pulls are needed; bytes of the coordinator by "
+            "the number of devices; seconds and CPU of a round of 10 programs besides training; "
+            "memory of a device through a round, and what an idle one costs; memory of the "
+            "coordinator while a model of 100 MB goes to 8 devices; how long a bid is on its way "
+            "while bulk moves. Folders are made where temporary files are (TMPDIR), up to 3 GB, "
+            "and deleted. Takes two minutes; --quick, with fewer rounds and a model of 20 MB, "
+            "under one."
+        ),
+        epilog="example: tessera-bench wire --quick --json wire.json",
+    )
+    add_common(parser, "fewer rounds, a smaller large model")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from benchmarks.network.wire import config as configs
+    from benchmarks.network.wire.measure import METHOD, measure_wire, wire_figures
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from coordinator.operate.broker.embedded import available
+
+    check_writable(arguments.json)
+    config = configs.QUICK if arguments.quick else configs.FULL
+    broker = next(iter(available()), None)
+    with progress("wire", config.ticks) as part:
+        rows = measure_wire(config, part)
+
+    figures = list(wire_figures(rows))
+    console = Console()
+    if broker != "mosquitto":
+        console.print(f"The broker was {broker}: mosquitto, which is faster, is not installed.")
+    _print_tables(rows, console)
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "wire",
+            "environment": environment("onnxruntime", "numpy", "paho-mqtt", "amqtt", "tessera-fl"),
+            "broker": broker,
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": METHOD,
+            **asdict(rows),
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _print_tables(rows: WireRows, console: Console) -> None:
+    for model in dict.fromkeys(row.model for row in rows.bytes):
+        console.print(_bytes_table([row for row in rows.bytes if row.model == model]))
+    console.print(_fan_out_table(rows.fan_out))
+    if rows.overhead:
+        console.print(_overhead_table(rows.overhead))
+        console.print(_device_table(rows.memory, rows.idle))
+        console.print(_serving_table(rows.serving))
+    console.print(_bids_table(rows.bids))
+
+
+def _bytes_table(rows: Sequence[BytesRow]) -> Table:
+    first = rows[0]
+    table = make_table(
+        f"{first.model}: kB on the socket of a device in a round; the whole model in fp32 has "
+        f"{first.full_bytes / 1e3:.0f}",
+        *("up", "down", "level", "kB up", "kB down", "÷ 2 ×\nmodel", "pulled ÷\nneeded"),
+    )
+    for column in table.columns[:2]:
+        column.justify = "left"
+    for row in rows:
+        table.add_row(
+            row.up_encoding,
+            row.down_encoding,
+            f"{row.level:.0%}",
+            f"{row.up_bytes / 1e3:.1f}",
+            f"{row.down_bytes / 1e3:.1f}",
+            f"{row.share:.1%}",
+            f"{row.pulled_over_needed:.4f}",
+        )
+    return table
+
+
+def _fan_out_table(rows: Sequence[FanOutRow]) -> Table:
+    table = make_table(
+        "Bytes that the coordinator sends in a round",
+        *("devices", "model", f"÷ {rows[0].devices} device", "control"),
+    )
+    for row in rows:
+        table.add_row(
+            str(row.devices),
+            f"{row.model_bytes:,.0f}",
+            f"{row.model_ratio:.4f}",
+            f"{row.control_bytes:,.0f}",
+        )
+    return table
+
+
+def _overhead_table(rows: Sequence[OverheadRow]) -> Table:
+    table = make_table(
+        "A round of programs besides its training; CPU for each device",
+        *("devices", "round\ns", "training\ns", "overhead\ns", "longest\ns"),
+        *("coordinator\nCPU ms", "broker\nCPU ms", "device\nCPU ms", "of it\ntraining"),
+        "overhead\nCPU ms",
+    )
+    for row in rows:
+        broker = "–" if row.broker_cpu_s is None else f"{row.broker_cpu_s * 1e3:.1f}"
+        table.add_row(
+            str(row.devices),
+            f"{row.wall_s:.2f}",
+            f"{row.slowest_training_s:.2f}",
+            f"{row.overhead_s:.2f}",
+            f"{row.longest_overhead_s:.2f}",
+            f"{row.coordinator_cpu_s * 1e3:.1f}",
+            broker,
+            f"{row.device_cpu_s * 1e3:.1f}",
+            f"{row.training_cpu_s * 1e3:.1f}",
+            f"{row.overhead_cpu_s * 1e3:.1f}",
+        )
+    return table
+
+
+def _device_table(memory: Sequence[MemoryRow], idle: Sequence[IdleRow]) -> Table:
+    table = make_table(
+        "A device as a program: the most resident, and a minute of idling",
+        *("model", "program\nMB", "training\nalone MB", "more\nMB"),
+        *("watched\ns", "bytes\na minute", "CPU ms\na minute"),
+    )
+    for most, minute in zip(memory, idle, strict=True):
+        table.add_row(
+            most.model,
+            f"{most.device_mb:.1f}",
+            f"{most.alone_mb:.1f}",
+            f"{most.more_mb:.1f}",
+            f"{minute.seconds:.0f}",
+            f"{minute.bytes_per_minute:.0f}",
+            f"{minute.cpu_ms_per_minute:.0f}",
+        )
+    return table
+
+
+def _serving_table(rows: Sequence[ServingRow]) -> Table:
+    table = make_table(
+        "Anonymous memory of the coordinator, MB",
+        *("model", "devices", "idle,\nsmall model", "most while\npublishing", "published"),
+        *("most while\ndevices pull", "growth ÷\nmodel", "s"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.model_mb:.1f}",
+            str(row.devices),
+            f"{row.small_mb:.1f}",
+            f"{row.publishing_peak_mb:.1f}",
+            f"{row.published_mb:.1f}",
+            f"{row.serving_peak_mb:.1f}",
+            f"{row.growth:.2f}",
+            f"{row.seconds:.1f}",
+        )
+    return table
+
+
+def _bids_table(rows: Sequence[BidsRow]) -> Table:
+    table = make_table(
+        "How long a bid is on its way",
+        *("MB beside it", "s", "bids", "p50 ms", "p95 ms", "longest ms"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.moved_mb:.0f}",
+            f"{row.seconds:.1f}",
+            str(row.bids),
+            f"{row.p50_ms:.2f}",
+            f"{row.p95_ms:.2f}",
+            f"{row.longest_ms:.2f}",
+        )
+    return table

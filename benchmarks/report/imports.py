@@ -1,0 +1,116 @@
+"""What `import edge_sdk` costs, in fresh interpreters: memory and CPU seconds, beside numpy's.
+
+- Memory is `VmHWM` of the child: the most it ever had resident. (`getrusage` would not do: Linux
+  hands `ru_maxrss` down from the parent through `exec`.)
+- CPU is `time.process_time()` around the import statement alone, with one BLAS thread. With more,
+  OpenBLAS' idle threads spin while numpy loads; that adds the same seconds to every child and
+  would make any ratio look better than it is.
+- Bytecode is cached, as it is after an installation: in a directory of the run's own, so that
+  neither a source tree without caches nor `PYTHONDONTWRITEBYTECODE` times the compiler.
+- `edge_sdk` defers what it needs only later, so a third child also takes every public name:
+  nothing is hidden by being late.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import edge_sdk
+from benchmarks.report.children import run_child
+from benchmarks.report.figures import Figure, FigureError
+
+STATEMENTS = {
+    "numpy": "import numpy",
+    "edge_sdk": "import edge_sdk",
+    "edge_sdk, every name": "from edge_sdk import *",
+}
+RSS_TARGET_MB = 30.0
+CPU_TARGET = 1.3
+
+MEASURABLE = Path("/proc/self/status").exists()
+"""Peak memory is read from Linux' /proc."""
+
+_CHILD = """
+import time
+before = time.process_time()
+{statement}
+cpu_s = time.process_time() - before
+with open("/proc/self/status") as status:
+    peak_kib = next(line.split()[1] for line in status if line.startswith("VmHWM"))
+print(cpu_s, peak_kib)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRow:
+    """Medians over the repetitions; `cpu_ratio` is to `import numpy`."""
+
+    statement: str
+    rss_mb: float
+    cpu_ms: float
+    cpu_ratio: float
+
+
+def measure_imports(reps: int, tick: Callable[[], None] = lambda: None) -> list[ImportRow]:
+    """Import in turn, `reps` times each; `tick` is called `reps + 1` times."""
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in STATEMENTS}
+    with TemporaryDirectory() as bytecode:
+        for rep in range(reps + 1):
+            for name, statement in STATEMENTS.items():
+                sample = _import(statement, bytecode)
+                if rep > 0:  # the first writes the bytecode
+                    runs[name].append(sample)
+            tick()
+    # Ratios within a repetition, whose children ran one right after the other.
+    return [
+        ImportRow(
+            STATEMENTS[name],
+            median(rss for _, rss in samples),
+            median(cpu_s for cpu_s, _ in samples) * 1e3,
+            median(
+                cpu_s / base for (cpu_s, _), (base, _) in zip(samples, runs["numpy"], strict=True)
+            ),
+        )
+        for name, samples in runs.items()
+    ]
+
+
+def import_figures(rows: list[ImportRow]) -> list[Figure]:
+    """The figures of `measure_imports`."""
+    numpy, sdk, names = rows
+    return [
+        Figure(name="import.rss", value=sdk.rss_mb, unit="MB", target=RSS_TARGET_MB),
+        Figure(name="import.cpu_over_numpy", value=sdk.cpu_ratio, unit="×", target=CPU_TARGET),
+        Figure(name="import.cpu", value=sdk.cpu_ms, unit="ms"),
+        Figure(name="import.every_name.rss", value=names.rss_mb, unit="MB"),
+        Figure(name="import.every_name.cpu_over_numpy", value=names.cpu_ratio, unit="×"),
+        Figure(name="import.numpy.rss", value=numpy.rss_mb, unit="MB"),
+    ]
+
+
+def child_environment(bytecode: str | None) -> dict[str, str]:
+    """Variables of a child: our packages, one BLAS thread, bytecode in a directory of its own.
+
+    None: bytecode is where this process has it.
+    """
+    root = str(Path(edge_sdk.__file__).parents[1])
+    env = dict(os.environ)
+    if bytecode is not None:
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        env["PYTHONPYCACHEPREFIX"] = bytecode
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    return env | {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")}
+
+
+def _import(statement: str, bytecode: str) -> tuple[float, float]:
+    """(CPU seconds, peak MB) of a child that runs the statement."""
+    done = run_child(["-c", _CHILD.format(statement=statement)], child_environment(bytecode))
+    if done.returncode:
+        raise FigureError(f"{statement!r} failed in a fresh interpreter:\n{done.stderr}")
+    cpu_s, peak_kib = done.stdout.split()
+    return float(cpu_s), int(peak_kib) * 1024 / 1e6

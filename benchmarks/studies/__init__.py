@@ -1,0 +1,1 @@
+"""Studies: fleets that learn."""

@@ -1,0 +1,269 @@
+"""`tessera-bench learn`: thirty emulated phones learn; accuracy against joules and bytes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import (
+    EXIT_INTERRUPTED,
+    UsageError,
+    add_common,
+    check_writable,
+    names,
+)
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table
+from benchmarks.studies.learn.config import DEVICES, QUICK, LearnConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.studies.learn.run import Run
+    from benchmarks.studies.learn.setting import Setting
+    from benchmarks.studies.learn.study import Comparison, Spread, Summary
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    full = LearnConfig()
+    parser = commands.add_parser(
+        "learn",
+        help="thirty emulated phones learn: accuracy against joules and bytes, rule by rule",
+        description=(
+            "A fleet of emulated phones of eight kinds (devices/fleets/phones.toml), in various "
+            "states of battery, charger, load and network, learns one model. Every round each "
+            "phone decides by itself how much of the model it can afford: all, a part, nothing. "
+            "For each rule and seed, accuracy is set against the joules and bytes spent until "
+            "then. Training is real; seconds and joules are modelled from the phones' profiles."
+        ),
+        epilog=(
+            "With the data of UCI HAR each of its 30 people is a phone that learns from the motion "
+            "sensors what its owner does: walking, sitting, lying … Without --data, the digits of "
+            f"scikit-learn are dealt unevenly to {DEVICES} phones. A run of one rule and one seed "
+            "takes about 40 s; Ctrl-C keeps the runs that are done. Example: tessera-bench learn "
+            "--data ~/data/uci_har --rule ram-fed,fedavg --json learn.json"
+        ),
+    )
+    add_common(
+        parser,
+        f"only {' and '.join(QUICK.rules)}, {QUICK.rounds} rounds, one seed, unless told otherwise",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "a directory with UCI HAR (uci_har.npz), MNIST or Fashion-MNIST (idx) or CIFAR-10 "
+            "(binary) (default: the digits that ship with scikit-learn)"
+        ),
+    )
+    parser.add_argument(
+        "--rule",
+        type=names,
+        metavar="A,B",
+        help=f"which server rules (default {','.join(full.rules)}; docs/algorithms.md)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help=f"rounds of every run (default {full.rounds})"
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help=f"runs of every rule (default {full.seeds})"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=Path("tessera-learn.png"),
+        metavar="FILE",
+        help="accuracy against joules and bytes: .png, .svg or .pdf (default %(default)s)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import logging
+
+    from rich.console import Console
+
+    from benchmarks.data import load_data
+    from benchmarks.report.drawing import check_plot
+    from benchmarks.studies.learn.setting import make_setting
+    from benchmarks.studies.learn.study import run_study
+
+    config = _config(arguments)
+    check_writable(arguments.json)
+    check_plot(arguments.plot)
+    # What a phone gives up is counted; its warnings would tear the progress bar.
+    logging.getLogger("edge_sdk").addHandler(logging.NullHandler())
+
+    console = Console()
+    setting = make_setting(load_data(arguments.data))
+    console.print(_scenario(setting, config), highlight=False, soft_wrap=True)
+    runs: list[Run] = []
+    interrupted = False
+    try:
+        with progress("learn", len(config.cases) * config.rounds) as part:
+            for run in run_study(setting, config, part):
+                runs.append(run)  # noqa: PERF402 - one by one, so that none is lost
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        interrupted = True
+    _conclude(arguments, config, setting, runs, console)
+    if not interrupted:
+        return 0
+    console.print(f"interrupted: {len(runs)} of {len(config.cases)} runs are done and kept")
+    return EXIT_INTERRUPTED
+
+
+def _config(arguments: argparse.Namespace) -> LearnConfig:
+    from coordinator.aggregate.rules import RULES
+
+    base = QUICK if arguments.quick else LearnConfig()
+    rules = arguments.rule or base.rules
+    if unknown := [name for name in rules if name not in RULES]:
+        raise UsageError(f"unknown rule {unknown[0]!r}; known are {', '.join(RULES)}")
+    return LearnConfig(
+        rules=rules,
+        rounds=base.rounds if arguments.rounds is None else arguments.rounds,
+        seeds=base.seeds if arguments.seeds is None else arguments.seeds,
+    )
+
+
+def _scenario(setting: Setting, config: LearnConfig) -> str:
+    """What is about to be learned, and what its numbers stand for."""
+    from benchmarks.studies.learn.setting import FLEET
+
+    data, fleet = setting.data, setting.fleet
+    said = data.name.replace("_", "-") == data.format  # by the folder's name already
+    name = data.name if said else f"{data.name} ({data.format})"
+    dealt = "one person's each" if data.owners is not None else "dealt unevenly"
+    return (
+        f"{name}: {len(data.train):,} samples to train, {dealt}, "
+        f"{len(data.test):,} to test; model {setting.model}.\n"
+        f"{setting.devices} emulated phones of fleet {FLEET}; a step stands for {fleet.work:,.0f} "
+        f"of theirs; a round every {fleet.interval_s / 60:g} min from {fleet.starts // 60:02}:"
+        f"{fleet.starts % 60:02} on, with {fleet.deadline_s:g} s to train.\n"
+        f"Seconds and joules are modelled (docs/devices.md). Rules: {', '.join(config.rules)}; "
+        f"seeds: {config.seeds}; rounds: {config.rounds}."
+    )
+
+
+def _conclude(
+    arguments: argparse.Namespace,
+    config: LearnConfig,
+    setting: Setting,
+    runs: list[Run],
+    console: Console,
+) -> None:
+    from dataclasses import asdict
+
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.studies.learn.plot import FEW, save_plot
+    from benchmarks.studies.learn.setting import FLEET
+    from benchmarks.studies.learn.study import METHOD, compare_runs, learn_figures
+
+    comparison = compare_runs(runs)
+    figures = learn_figures(comparison)
+    _print_tables(comparison, setting.fleet.work, console)
+    if config.rounds < FEW:
+        console.print(
+            f"rounds: {config.rounds}, too short to rank rules; give --rounds {FEW} or more",
+            highlight=False,
+            soft_wrap=True,
+        )
+    print_figures(figures, console)
+    seeds = max(each.seeds for each in comparison.summaries)
+    title = (
+        f"{setting.data.name}, {setting.model}: {setting.devices} emulated phones, "
+        f"{config.rounds} rounds; "
+        + ("one seed" if seeds == 1 else f"mean and range of {seeds} seeds")
+    )
+    save_plot(runs, arguments.plot, title)
+    console.print(f"plot: {arguments.plot}", highlight=False, soft_wrap=True)
+    if arguments.json:
+        data = {
+            "command": "learn",
+            "environment": environment("onnxruntime", "numpy", "torch", "tessera-fl"),
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": METHOD,
+            "data": {
+                "name": setting.data.name,
+                "format": setting.data.format,
+                "train": len(setting.data.train),
+                "test": len(setting.data.test),
+                "model": setting.model,
+            },
+            "fleet": {
+                "name": FLEET,
+                "devices": setting.devices,
+                "work": setting.fleet.work,
+                "interval_s": setting.fleet.interval_s,
+                "deadline_s": setting.fleet.deadline_s,
+            },
+            "comparison": asdict(comparison),
+            "runs": [asdict(run) for run in runs],
+        }
+        write_json(arguments.json, figures, data)
+
+
+def _print_tables(comparison: Comparison, work: float, console: Console) -> None:
+    totals = make_table(
+        "In all (joules and hours modelled)",
+        *("rule", "seeds", "accuracy %", "kJ", "MB", "phone\nhours", "trained\n%", "level\n%"),
+    )
+    fair = make_table(
+        "Side by side",
+        "rule",
+        *(f"{unit} until\n{comparison.common_accuracy:.0%} right" for unit in ("kJ", "MB")),
+        f"accuracy %\nat {comparison.common_joules / 1e3:.1f} kJ",
+        f"accuracy %\nat {comparison.common_bytes / 1e6:.1f} MB",
+    )
+    for table in (totals, fair):
+        table.columns[0].justify = "left"
+    for each in comparison.summaries:
+        totals.add_row(
+            each.rule,
+            str(each.seeds),
+            _range(each.accuracy, 100),
+            f"{each.joules.mean / 1e3:.1f}",
+            f"{each.bytes.mean / 1e6:.1f}",
+            f"{each.train_s.mean / 3600:.2f}",
+            f"{100 * each.trained:.0f}",
+            f"{100 * each.level:.0f}",
+        )
+        fair.add_row(
+            each.rule,
+            *_until(each),
+            _range(each.accuracy_at_joules, 100),
+            _range(each.accuracy_at_bytes, 100),
+        )
+    console.print(totals)
+    console.print(fair)
+    console.print(
+        "phone hours: spent in training, all phones together, who do "
+        f"{work:,.0f} steps where one is trained here; trained: share of phones that trained in a "
+        "round; level: how much of the model those trained, on average\n"
+        "until: spent when that accuracy was first reached on the way, which later rounds may "
+        "lose again; it is what all runs reached\n"
+        "at: how good with as much spent as the thriftiest run spent in all",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _until(summary: Summary) -> tuple[str, str]:
+    """kJ and MB; dashes where a model was as good before it was trained."""
+    joules, size = summary.joules_to_common, summary.bytes_to_common
+    if not size.least:
+        return "–", "–"
+    return _range(joules, 1e-3, 0), _range(size, 1e-6, 0)
+
+
+def _range(spread: Spread, factor: float, digits: int = 1) -> str:
+    """The mean, and the least and the greatest where they are others."""
+    middle, least, greatest = (
+        f"{factor * each:.{digits}f}" for each in (spread.mean, spread.least, spread.greatest)
+    )
+    return middle if least == greatest else f"{middle} ({least}–{greatest})"

@@ -1,0 +1,34 @@
+"""How much a study does. Imports nothing heavy, so that `--help` can say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.report.options import UsageError
+
+DEVICES = 30
+"""Phones, where the data does not say whose it is."""
+RULES = ("ra-fed", "ram-fed", "ccfl-2", "fedavg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnConfig:
+    """What the command line asks for. Raises `UsageError`."""
+
+    rules: tuple[str, ...] = RULES
+    rounds: int = 48
+    seeds: int = 3
+    """Seeds 0 to below this."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "seeds"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def cases(self) -> tuple[tuple[str, int], ...]:
+        """(rule, seed) of all runs: all rules with one seed before the next seed."""
+        return tuple((rule, seed) for seed in range(self.seeds) for rule in self.rules)
+
+
+QUICK = LearnConfig(rules=("ram-fed", "fedavg"), rounds=6, seeds=1)

@@ -1,0 +1,163 @@
+"""One rule and one seed: how good the model was after every round, and what it took until then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from benchmarks.studies.learn.setting import Setting
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.rules import RULES
+from coordinator.masks import make_masks
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.simulate.demo.emulated import observe
+from coordinator.simulate.demo.run import BATCH_SIZE, SAM_RADIUS, STEPS, DemoRound, Ledger
+from coordinator.simulate.federation import Federation, Member
+from coordinator.task.task import Task
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Policy
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.train.onnx import OnnxBackend
+
+LOCAL_RULE = LocalRule(learning_rate=0.05, momentum=0.9)
+PIECE = 1000
+"""Test samples that go through the model at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """Where a run stands after a round, all phones together. Seconds and joules are modelled.
+
+    `levels` and `skips` are of this round alone, what comes after them is since the run began.
+    """
+
+    round: int
+    """0: before the first."""
+    accuracy: float
+    """Share of test samples that are told right."""
+    levels: dict[str, int]
+    """How many phones trained at each level, in percent."""
+    skips: int
+    """How many trained nothing."""
+    joules: float
+    """Drawn while training and calibrating, idle included."""
+    bytes: int
+    """Blocks of the model and of movements, down and up."""
+    train_s: float
+    """Of training and calibrating."""
+    waited_s: float
+    """Of the slowest phone of each round, transfers included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that is over."""
+
+    rule: str
+    mask: str
+    seed: int
+    points: tuple[Point, ...]
+    """From round 0 on."""
+    model_sha256: str
+    """The same for the same seed, data and versions."""
+
+    @property
+    def last(self) -> Point:
+        """Where it ended."""
+        return self.points[-1]
+
+    @property
+    def best(self) -> float:
+        """The best accuracy that it reached."""
+        return max(point.accuracy for point in self.points)
+
+
+def run_rule(setting: Setting, rule: str, seed: int, rounds: int, tick: Callable[[], None]) -> Run:
+    """Train; `tick` is called after every round. Equal arguments give equal runs."""
+    task = setting.task(seed)
+    phones = setting.phones()
+    shares = setting.shares(tuple(phones), seed)
+    local = replace(LOCAL_RULE, sam_radius=SAM_RADIUS if rule == "subdismo" else 0.0)
+    server = RULES[rule]()
+    mask = fitting_masks(server)
+    config = RoundsConfig(
+        plan=task.plan,
+        rule=server,
+        rounds=rounds,
+        masks=make_masks(mask),
+        local_rule=local,
+        steps=STEPS,
+        batch_size=BATCH_SIZE,
+        min_devices=len(phones),
+        seed=seed,
+        train_s=setting.fleet.deadline_s,
+    )
+    # Before devices are made: a calibration is part of the first round.
+    ledger = Ledger(task.plan, local, phones, {name: len(each) for name, each in shares.items()})
+    graphs = setting.graphs
+    policy = Policy()
+    members = [
+        Member(
+            name,
+            policy,
+            shares[name],
+            phone,
+            partial(observe, phone, manifest=graphs.manifest, policy=policy, data=shares[name]),
+        )
+        for name, phone in phones.items()
+    ]
+    model = GlobalModel(task.plan, task.weights, task.buffers, seed=seed)
+    federation = Federation(
+        config, model, lambda: OnnxBackend(task.plan, graphs.manifest, graphs.files), members
+    )
+    start, done = _accuracy(task, model, setting.data.test), []
+    for report in federation.run():
+        moments = {name: phone.moment for name, phone in phones.items()}
+        done.append(ledger.close(report, _accuracy(task, model, setting.data.test), moments))
+        tick()
+    return Run(
+        rule=rule,
+        mask=mask,
+        seed=seed,
+        points=tuple(_points(start, done)),
+        model_sha256=model.digest,
+    )
+
+
+def _points(start: float, rounds: list[DemoRound]) -> list[Point]:
+    nothing = Point(
+        round=0, accuracy=start, levels={}, skips=0, joules=0.0, bytes=0, train_s=0.0, waited_s=0.0
+    )
+    return list(accumulate(rounds, _after, initial=nothing))
+
+
+def _after(before: Point, done: DemoRound) -> Point:
+    levels = [device.level for device in done.report.devices]
+    trained = Counter(f"{level:.0%}".rstrip("%") for level in levels if level is not None)
+    return Point(
+        round=done.report.round,
+        accuracy=done.accuracy,
+        levels=dict(sorted(trained.items(), key=lambda item: -int(item[0]))),
+        skips=levels.count(None),
+        joules=before.joules + done.joules,
+        bytes=before.bytes + done.bytes_moved,
+        train_s=before.train_s + done.train_s,
+        waited_s=before.waited_s + done.slowest_s,
+    )
+
+
+def _accuracy(task: Task, model: GlobalModel, test: ArrayData) -> float:
+    right = 0
+    for first in range(0, len(test), PIECE):
+        rows = slice(first, first + PIECE)
+        scores = task.traced.predict(
+            model.weights, model.buffers, [each[rows] for each in test.inputs]
+        )
+        right += int(np.sum(scores.argmax(axis=1) == test.targets[rows]))
+    return right / len(test)

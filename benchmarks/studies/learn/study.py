@@ -1,0 +1,184 @@
+"""Rules side by side over several seeds.
+
+Totals alone say little: a rule that skips more spends less and learns less. So rules are compared
+in two more ways, for joules and for bytes: what each had spent when it first was as good as all
+became (the greatest whole percent that every run reached), and how good each was when it had spent
+as much as the thriftiest run spent in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Literal
+
+import numpy as np
+
+from benchmarks.report.figures import Figure
+from benchmarks.report.progress import Begin
+from benchmarks.studies.learn.config import LearnConfig
+from benchmarks.studies.learn.run import Run, run_rule
+from benchmarks.studies.learn.setting import Setting
+
+Spent = Literal["joules", "bytes"]
+
+METHOD = (
+    "Phones are emulated: training is real, on this machine; seconds, battery and joules follow "
+    "from their profiles and the fleet's scenario, so they are modelled. Joules are the watts of a "
+    "training phone times the seconds it trains, calibration included, radio not. Bytes are those "
+    "of the model's and the movements' blocks, both ways. Each phone decides by itself, every "
+    "round, what it can afford; fedavg takes whole models only."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One number over seeds."""
+
+    mean: float
+    least: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One rule over its seeds."""
+
+    rule: str
+    seeds: int
+    accuracy: Spread
+    """After the last round."""
+    joules: Spread
+    """In all; so are bytes and seconds."""
+    bytes: Spread
+    train_s: Spread
+    waited_s: Spread
+    joules_to_common: Spread
+    """Spent when the common accuracy was first reached; so are bytes."""
+    bytes_to_common: Spread
+    accuracy_at_joules: Spread
+    """When the common joules were spent; likewise for bytes."""
+    accuracy_at_bytes: Spread
+    trained: float
+    """Share of phones that trained in a round."""
+    level: float
+    """Of those that did, on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All rules, and what they are compared at."""
+
+    common_accuracy: float
+    """That every run reached, in whole percents."""
+    common_joules: float
+    """That every run spent."""
+    common_bytes: float
+    summaries: tuple[Summary, ...]
+
+
+def run_study(setting: Setting, config: LearnConfig, part: Begin) -> Iterator[Run]:
+    """Every run as it ends. `part` is begun for each and ticks once a round."""
+    for rule, seed in config.cases:
+        tick = part(f"{rule}, seed {seed}")
+        yield run_rule(setting, rule, seed, config.rounds, tick)
+
+
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """One summary a rule, in the order of their first runs; at least one run."""
+    accuracy = math.floor(100 * min(run.best for run in runs)) / 100
+    joules, size = (min(_spent(run, what)[-1] for run in runs) for what in ("joules", "bytes"))
+    by_rule: dict[str, list[Run]] = {}
+    for run in runs:
+        by_rule.setdefault(run.rule, []).append(run)
+    return Comparison(
+        common_accuracy=accuracy,
+        common_joules=joules,
+        common_bytes=size,
+        summaries=tuple(_summary(each, accuracy, joules, size) for each in by_rule.values()),
+    )
+
+
+def _summary(runs: Sequence[Run], accuracy: float, joules: float, size: float) -> Summary:
+    rounds = [point for run in runs for point in run.points[1:]]
+    trained = Counter[str]()
+    for point in rounds:
+        trained.update(point.levels)
+    times = trained.total()
+    return Summary(
+        rule=runs[0].rule,
+        seeds=len(runs),
+        accuracy=_spread(run.last.accuracy for run in runs),
+        joules=_spread(run.last.joules for run in runs),
+        bytes=_spread(run.last.bytes for run in runs),
+        train_s=_spread(run.last.train_s for run in runs),
+        waited_s=_spread(run.last.waited_s for run in runs),
+        joules_to_common=_spread(spent_until(run, accuracy, "joules") for run in runs),
+        bytes_to_common=_spread(spent_until(run, accuracy, "bytes") for run in runs),
+        accuracy_at_joules=_spread(accuracy_at(run, joules, "joules") for run in runs),
+        accuracy_at_bytes=_spread(accuracy_at(run, size, "bytes") for run in runs),
+        trained=times / (times + sum(point.skips for point in rounds)),
+        level=sum(int(level) * n for level, n in trained.items()) / 100 / max(1, times),
+    )
+
+
+def _spread(values: Iterable[float]) -> Spread:
+    each = list(values)
+    return Spread(mean(each), min(each), max(each))
+
+
+def spent_until(run: Run, accuracy: float, what: Spent) -> float:
+    """What was spent after the first round that was so good; all, if none was."""
+    reached = (point for point in run.points if point.accuracy >= accuracy)
+    return float(getattr(next(reached, run.last), what))
+
+
+def accuracy_at(run: Run, spent: float, what: Spent) -> float:
+    """How good the run was when it had spent so much, on a line between two rounds."""
+    accuracies = [point.accuracy for point in run.points]
+    return float(np.interp(spent, _spent(run, what), accuracies))
+
+
+def _spent(run: Run, what: Spent) -> list[float]:
+    return [float(getattr(point, what)) for point in run.points]
+
+
+def learn_figures(comparison: Comparison) -> list[Figure]:
+    """What each rule comes to; there are no aims."""
+    figures = [
+        Figure(
+            name="learn.common_accuracy",
+            value=comparison.common_accuracy,
+            unit="share",
+            better="higher",
+        ),
+        Figure(name="learn.common_joules", value=comparison.common_joules, unit="J (modelled)"),
+        Figure(name="learn.common_bytes", value=comparison.common_bytes, unit="B"),
+    ]
+    for each in comparison.summaries:
+        figures += [
+            Figure(
+                name=f"learn.{each.rule}.{name}",
+                value=getattr(each, name).mean,
+                unit=unit,
+                better="higher" if name.startswith("accuracy") else "lower",
+            )
+            for name, unit in _FIGURES.items()
+        ]
+    return figures
+
+
+_FIGURES = {
+    "accuracy": "share",
+    "joules": "J (modelled)",
+    "bytes": "B",
+    "train_s": "s (modelled)",
+    "waited_s": "s (modelled)",
+    "joules_to_common": "J (modelled)",
+    "bytes_to_common": "B",
+    "accuracy_at_joules": "share",
+    "accuracy_at_bytes": "share",
+}

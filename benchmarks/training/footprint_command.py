@@ -1,0 +1,119 @@
+"""`tessera-bench footprint`: memory of a training process, disk of an environment."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.training.footprint import DiskRow, MemoryRow
+
+FOOTPRINT_FAMILIES = ("mlp", "cnn", "vit-small")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "footprint",
+        help="memory of a training process and disk of a device's environment",
+        description=(
+            "Peak resident memory (VmHWM) of a fresh process that trains the full model for 20 "
+            "steps of 32 samples on one thread: on the onnx backend, which imports only the SDK, "
+            "numpy and onnxruntime, and on torch. Then the disk that tessera-fl[onnx] and "
+            "tessera-fl[torch] take: sizes of the files in the RECORD of every distribution they "
+            "require, as installed in the environment that runs this, pip and setuptools not "
+            "counted. MB are 10⁶ bytes. Takes about a minute; --quick half of it."
+        ),
+        epilog="example: tessera-bench footprint --quick --json footprint.json",
+    )
+    add_common(parser, "one process of each kind, not 3")
+    parser.add_argument(
+        "--families",
+        type=names,
+        default=FOOTPRINT_FAMILIES,
+        metavar="A,B",
+        help=f"which models, by name (default {','.join(FOOTPRINT_FAMILIES)})",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.report.imports import MEASURABLE
+    from benchmarks.training.footprint import (
+        DISK_METHOD,
+        MEMORY_METHOD,
+        FootprintConfig,
+        footprint_figures,
+        measure_disk,
+        measure_memory,
+    )
+    from benchmarks.training.process import BACKENDS
+
+    families = arguments.families
+    check_families(families)
+    check_writable(arguments.json)
+    config = FootprintConfig(reps=1 if arguments.quick else 3)
+
+    memory: list[MemoryRow] = []
+    if MEASURABLE:
+        with progress("memory", len(families) * (config.reps + 1)) as part:
+            memory = measure_memory(families, config, part)
+    disk: list[DiskRow] = []
+    with progress("disk", len(BACKENDS)) as part:
+        for extra in BACKENDS:
+            tick = part(extra)
+            disk.append(measure_disk(extra))
+            tick()
+
+    figures = footprint_figures(memory, disk)
+    console = Console()
+    if memory:
+        console.print(_memory_table(memory))
+    console.print(_disk_table(disk))
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "footprint",
+            "environment": environment("torch", "onnxruntime", "numpy", "tessera-fl"),
+            "config": {**asdict(config), "quick": arguments.quick},
+            "method": {"memory": MEMORY_METHOD, "disk": DISK_METHOD},
+            "memory": [asdict(row) for row in memory],
+            "disk": [asdict(row) for row in disk],
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+    table = make_table(
+        "Memory of a fresh process that trains the full model",
+        *("family", "backend", "imported MB", "peak MB"),
+    )
+    for row in rows:
+        table.add_row(row.family, row.backend, f"{row.imported_mb:.1f}", f"{row.peak_mb:.1f}")
+    return table
+
+
+def _disk_table(rows: Sequence[DiskRow]) -> Table:
+    table = make_table("Disk of a device's environment", "extra", "MB", "largest")
+    table.columns[2].justify = "left"
+    for row in rows:
+        largest = list(row.distributions.items())[:3]
+        table.add_row(
+            row.extra,
+            f"{row.size_mb:.1f}",
+            ", ".join(f"{name} {size:.0f}" for name, size in largest),
+        )
+    return table

@@ -1,0 +1,335 @@
+"""What one training step costs at each level, in CPU seconds, against the multiply-accumulates.
+
+The claim measured is the project's first decision: a submodel is a really smaller model. For each
+family and level, on the torch backend unless it says otherwise:
+
+- *slice*: the submodel of that level, at `rescale` 0;
+- *onnx*: the same job on the onnx backend, from the graphs that a device would be sent;
+- *zero-mask*: the full model, its weights and gradients multiplied by 0 or 1 in every step. It
+  computes the same numbers as the slice, the way most other frameworks do it;
+- *rescaled*: the slice at half the width with the default `rescale`, to show what that adds.
+
+A step is timed from inside the backend's own loop, from one request for a batch to the next: it
+holds all that a device pays for it (batch to tensor, forward, backward, `LocalSteps`) and neither
+the graph, which is built once, nor the data, which are made before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.models import FAMILIES, Family
+from benchmarks.report.figures import Figure
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.task import make_task
+from edge_sdk.data.arrays import Batch
+from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Backend, Job
+from edge_sdk.train.onnx import OnnxBackend
+from edge_sdk.train.torch import Forward, TorchBackend, TorchTask
+
+LEVELS = (1.0, 0.75, 0.5, 0.25)
+GROUPS = 4
+RESCALED_LEVEL = 0.5
+RULE = LocalRule(learning_rate=0.01, momentum=0.9, rescale=0)
+RESCALED_RULE = LocalRule(learning_rate=0.01, momentum=0.9)
+TARGETS = {
+    ("mlp-2048", 0.75): 1.2,
+    ("mlp-2048", 0.5): 1.2,
+    ("mlp-2048", 0.25): 1.2,
+    ("cnn", 0.5): 1.5,
+    ("cnn", 0.25): 2.5,
+}
+"""The most that (step's share of the full model's) ÷ (its share of the MACs) should be."""
+MACS_FAMILIES = frozenset(family for family, _ in TARGETS)
+"""Large enough for arithmetic, not the cost of a call, to decide: held to it on both backends."""
+ONNX_TARGET = 1.0
+"""The most that a step of the onnx backend should cost, in torch's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """How long and how often: `reps` turns, in each of which every variant runs for `burst_s`."""
+
+    batch: int = 64
+    threads: int = 1
+    reps: int = 15
+    burst_s: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "threads", "reps"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One level of one family. Ratios are to the full model's step of the same run."""
+
+    family: str
+    level: float
+    parameter_share: float
+    macs_ratio: float
+    steps: int
+    """How many steps `step_ms` is the median of."""
+    step_ms: float
+    quartiles_ms: tuple[float, float]
+    ratio: float
+    over_macs: float
+    """`ratio / macs_ratio`: 1 when time follows the arithmetic."""
+    zero_mask_ratio: float | None
+    """None at full width, where there is nothing to mask."""
+    rescaled_ratio: float | None
+    """None but at one level."""
+    onnx_steps: int
+    onnx_ms: float
+    onnx_quartiles_ms: tuple[float, float]
+    onnx_over_torch: float
+    """`onnx_ms / step_ms`, at the same level."""
+    onnx_over_macs: float
+    """As `over_macs`, with the onnx backend's full model as the base."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to train that is timed: a backend and what it is asked to do."""
+
+    backend: Backend
+    job: Job
+
+
+Key = tuple[str, float]
+"""A variant's name: ("slice" | "onnx" | "zero-mask" | "rescaled", level)."""
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc keep what is freed, for the rest of the process; False where it is not glibc's.
+
+    By default glibc gives large freed blocks back, or not, depending on what the heap went through
+    before. Then every step faults its activations in again: the wide ones, which are larger, up to
+    half as slow again. That is chance, differs from process to process, and flatters the slices.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_max = -1, -4  # names of malloc.h
+    return bool(libc.mallopt(trim_threshold, 2**31 - 1) and libc.mallopt(mmap_max, 0))
+
+
+def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
+    """Everything that is timed for one family, the full model first."""
+    task = make_task(family.model(), family.inputs(2), groups=GROUPS)
+    plan = task.plan
+
+    def job(groups: Groups, rule: LocalRule) -> Job:
+        return Job(
+            groups=groups,
+            weights=plan.cut(task.weights, groups),
+            buffers=plan.cut_buffers(task.buffers, groups),
+            rule=rule,
+            mask_stream=stream(0, "step", "dropout"),
+        )
+
+    backend = TorchBackend(task, threads=config.threads)
+    compiled = compile_graphs(task, levels=LEVELS, batch_sizes=(config.batch,))
+    onnx = OnnxBackend(plan, compiled.manifest, compiled.files, threads=config.threads)
+    variants: dict[Key, Variant] = {}
+    for level in LEVELS:
+        groups = leading_groups(plan, level)
+        variants["slice", level] = Variant(backend, job(groups, RULE))
+        variants["onnx", level] = Variant(onnx, job(groups, RULE))
+        if level < 1:
+            masked = TorchBackend(ZeroMaskedTask(task, groups), threads=config.threads)
+            variants["zero-mask", level] = Variant(masked, job(plan.all_groups(), RULE))
+        if level == RESCALED_LEVEL:
+            variants["rescaled", level] = Variant(backend, job(groups, RESCALED_RULE))
+    return variants
+
+
+def leading_groups(plan: ModelPlan, level: float) -> dict[str, tuple[int, ...]]:
+    """As many leading groups of every axis as the level means; which ones does not matter here."""
+    return {axis.name: tuple(range(axis.wanted(level))) for axis in plan.axes}
+
+
+class ZeroMaskedTask:
+    """A task whose full model is held to a submodel by zeros, as a `TorchTask`.
+
+    Weights are multiplied by the mask before the forward pass, and autograd multiplies the
+    gradients by it: the backend, its loop and its optimiser are those of the slices.
+    """
+
+    def __init__(self, task: TorchTask, groups: Groups) -> None:
+        plan = task.plan
+        mask = {tensor.name: np.zeros(tensor.shape, np.float32) for tensor in plan.tensors}
+        ones = {name: np.ones_like(array) for name, array in mask.items()}
+        plan.paste(mask, plan.cut(ones, groups), groups)
+        self.plan = plan
+        self.loss = task.loss
+        self.data = task.data
+        self.train_program = _ZeroMaskedProgram(
+            task, tuple(torch.from_numpy(mask[tensor.name]) for tensor in plan.tensors)
+        )
+
+
+class _ZeroMaskedProgram:
+    def __init__(self, task: TorchTask, mask: tuple[torch.Tensor, ...]) -> None:
+        def at(kept: tuple[int, ...], batch: int, scaled: bool) -> Forward:
+            return _ZeroMaskedForward(task.train_program.at(kept, batch, scaled), mask)
+
+        self.at = lru_cache(at)
+
+
+class _ZeroMaskedForward:
+    def __init__(self, full: Forward, mask: tuple[torch.Tensor, ...]) -> None:
+        self._full = full
+        self._mask = mask
+        self.masks = full.masks
+
+    def __call__(
+        self,
+        weights: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        scales: Sequence[float | torch.Tensor],
+        masks: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        held = [weight * mask for weight, mask in zip(weights, self._mask, strict=True)]
+        return self._full(held, buffers, inputs, scales, masks)
+
+
+def measure_family(
+    name: str, config: StepConfig, tick: Callable[[], None] = lambda: None
+) -> list[StepRow]:
+    """Time all variants of a family in turns; `tick` is called `config.reps + 1` times."""
+    family = FAMILIES[name]
+    variants = make_variants(family, config)
+    plan = variants["slice", 1.0].backend.plan
+    labels = stream(0, "step", "labels").integers(family.classes, size=config.batch)
+    batch = Batch((family.inputs(config.batch).numpy(),), labels)
+    # The first burst builds graphs and fills caches; the second says how many steps fit a burst.
+    counts = {}
+    for key, variant in variants.items():
+        time_steps(variant, batch, 2)
+        step_s = min(time_steps(variant, batch, 3))
+        counts[key] = int(min(50, max(3, config.burst_s / max(step_s, 1e-6))))
+    tick()
+    times: dict[Key, list[float]] = {key: [] for key in variants}
+    for _ in range(config.reps):
+        # Variants take turns, so that whatever else the machine does hits all of them alike.
+        for key, variant in variants.items():
+            times[key] += time_steps(variant, batch, counts[key])
+        tick()
+    return _rows(name, plan, times)
+
+
+def time_steps(variant: Variant, batch: Batch, count: int) -> list[float]:
+    """CPU seconds of each of `count` steps, after one more that is not counted.
+
+    That first step makes the momentum and finds the caches full of another variant's weights.
+    """
+    stamps: list[float] = []
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(count + 1):
+            stamps.append(time.process_time())
+            yield batch
+        stamps.append(time.process_time())
+
+    variant.backend.train(variant.job, batches())
+    return [after - before for before, after in pairwise(stamps[1:])]
+
+
+def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[StepRow]:
+    # The median of all steps. Disturbances on a shared machine only ever add time, but to more
+    # than half of the steps they seldom do; the minimum would favour variants with many short
+    # steps, and it moves more from run to run. Even so, seconds of two runs do not compare: only
+    # ratios within one run do.
+    step_s = {key: median(values) for key, values in times.items()}
+    full_s, onnx_full_s = step_s["slice", 1.0], step_s["onnx", 1.0]
+    full_macs = plan.cost_at(1.0).macs
+    rows = []
+    for level in LEVELS:
+        cost = plan.cost_at(level)
+        slice_s, onnx_s = step_s["slice", level], step_s["onnx", level]
+        ratio, macs_ratio = slice_s / full_s, cost.macs / full_macs
+        masked, rescaled = (step_s.get((way, level)) for way in ("zero-mask", "rescaled"))
+        rows.append(
+            StepRow(
+                family=name,
+                level=level,
+                parameter_share=cost.parameter_share,
+                macs_ratio=macs_ratio,
+                steps=len(times["slice", level]),
+                step_ms=slice_s * 1e3,
+                quartiles_ms=_quartiles_ms(times["slice", level]),
+                ratio=ratio,
+                over_macs=ratio / macs_ratio,
+                zero_mask_ratio=None if masked is None else masked / full_s,
+                rescaled_ratio=None if rescaled is None else rescaled / full_s,
+                onnx_steps=len(times["onnx", level]),
+                onnx_ms=onnx_s * 1e3,
+                onnx_quartiles_ms=_quartiles_ms(times["onnx", level]),
+                onnx_over_torch=onnx_s / slice_s,
+                onnx_over_macs=onnx_s / onnx_full_s / macs_ratio,
+            )
+        )
+    return rows
+
+
+def _quartiles_ms(times: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(times, (0.25, 0.75)) * 1e3
+    return float(low), float(high)
+
+
+def step_figures(rows: Sequence[StepRow]) -> list[Figure]:
+    """The figures of `measure_family`."""
+    figures = []
+    for row in rows:
+        stem = f"step.{row.family}.{row.level * 100:.0f}"
+        figures += [
+            Figure(name=f"{stem}.cpu", value=row.step_ms, unit="ms"),
+            Figure(name=f"{stem}.onnx_cpu", value=row.onnx_ms, unit="ms"),
+            Figure(
+                name=f"{stem}.onnx_over_torch",
+                value=row.onnx_over_torch,
+                unit="×",
+                target=ONNX_TARGET,
+            ),
+        ]
+        if row.level < 1:
+            target = TARGETS.get((row.family, row.level))
+            if row.family in MACS_FAMILIES:
+                figures.append(
+                    Figure(
+                        name=f"{stem}.onnx_over_macs",
+                        value=row.onnx_over_macs,
+                        unit="×",
+                        target=target,
+                    )
+                )
+            figures += [
+                Figure(name=f"{stem}.over_full", value=row.ratio, unit="×"),
+                Figure(name=f"{stem}.over_macs", value=row.over_macs, unit="×", target=target),
+            ]
+        if row.zero_mask_ratio is not None:
+            figures.append(
+                Figure(name=f"{stem}.zero_mask_over_full", value=row.zero_mask_ratio, unit="×")
+            )
+        if row.rescaled_ratio is not None:
+            figures.append(
+                Figure(name=f"{stem}.rescaled_over_full", value=row.rescaled_ratio, unit="×")
+            )
+    return figures

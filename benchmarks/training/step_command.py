@@ -1,0 +1,147 @@
+"""`tessera-bench step`: one training step at each level, and the cost of importing the SDK."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.progress import progress
+from benchmarks.report.tables import make_table, or_dash
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.report.imports import ImportRow
+    from benchmarks.training.step import StepRow
+
+QUICK_FAMILIES = ("mlp", "mlp-2048", "cnn", "vit-small")
+STEP_FAMILIES = (*QUICK_FAMILIES, "lenet-28", "lenet-32", "text", "sensor-cnn")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "step",
+        help="one training step at each level, and the cost of importing the SDK",
+        description=(
+            "CPU time of one training step of the torch backend at 100, 75, 50 and 25 % of every "
+            "width, against the full model, against the share of multiply-accumulates (MACs), and "
+            "beside zero-masking: the full model with weights and gradients multiplied by 0 or 1; "
+            "and the onnx backend's, with the same jobs. "
+            "Variants take turns within the run. Then memory and CPU time of `import edge_sdk` in "
+            "fresh interpreters. Takes a few minutes; --quick under one."
+        ),
+        epilog="example: tessera-bench step --quick --families cnn --json step.json",
+    )
+    add_common(parser, "fewer and shorter turns, more noise")
+    parser.add_argument(
+        "--families",
+        type=names,
+        metavar="A,B",
+        help=(
+            f"which models, by name (default {','.join(STEP_FAMILIES)}; "
+            f"quick {','.join(QUICK_FAMILIES)})"
+        ),
+    )
+    parser.add_argument(
+        "--batch", type=int, default=64, help="samples a step (default %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=1, help="a backend's threads (default %(default)s)"
+    )
+    parser.add_argument(
+        "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 3)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from benchmarks.report import imports
+    from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.training.step import StepConfig, keep_freed_memory, measure_family, step_figures
+
+    families = arguments.families or (QUICK_FAMILIES if arguments.quick else STEP_FAMILIES)
+    check_families(families)
+    check_writable(arguments.json)
+    config = StepConfig(
+        batch=arguments.batch,
+        threads=arguments.threads,
+        reps=arguments.reps if arguments.reps is not None else 3 if arguments.quick else 15,
+        burst_s=0.06 if arguments.quick else 0.2,
+    )
+    import_reps = min(config.reps, 6) if arguments.quick else 2 * config.reps
+
+    kept = keep_freed_memory()
+    rows: list[StepRow] = []
+    with progress("step", len(families) * (config.reps + 1)) as part:
+        for name in families:
+            rows += measure_family(name, config, part(name))
+    import_rows: list[ImportRow] = []
+    if imports.MEASURABLE:
+        with progress("import", import_reps + 1) as part:
+            import_rows = imports.measure_imports(import_reps, part("edge_sdk"))
+
+    figures = step_figures(rows)
+    console = Console()
+    for name in families:
+        console.print(_step_table(name, config.batch, [row for row in rows if row.family == name]))
+    if import_rows:
+        figures += imports.import_figures(import_rows)
+        console.print(_import_table(import_rows))
+    print_figures(figures, console)
+    if arguments.json:
+        data = {
+            "command": "step",
+            "environment": environment("torch", "onnxruntime", "onnx", "numpy", "tessera-fl"),
+            "config": {
+                **asdict(config),
+                "quick": arguments.quick,
+                "import_reps": import_reps,
+                "freed_memory_kept": kept,
+            },
+            "rows": [asdict(row) for row in rows],
+            "imports": [asdict(row) for row in import_rows],
+        }
+        write_json(arguments.json, figures, data)
+    return 0
+
+
+def _step_table(name: str, batch: int, rows: Sequence[StepRow]) -> Table:
+    table = make_table(
+        f"{name}: CPU time of a step of {batch} samples, and its ratio to the full model's",
+        *("level", "params", "MACs", "step\nms", "ratio", "÷\nMACs", "zero\nmask", "rescaled"),
+        *("onnx\nms", "onnx ÷\ntorch"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.level:.0%}",
+            f"{row.parameter_share:.1%}",
+            f"{row.macs_ratio:.3f}",
+            f"{row.step_ms:.2f}",
+            f"{row.ratio:.3f}",
+            f"{row.over_macs:.2f}",
+            or_dash(row.zero_mask_ratio),
+            or_dash(row.rescaled_ratio),
+            f"{row.onnx_ms:.2f}",
+            f"{row.onnx_over_torch:.3f}",
+        )
+    return table
+
+
+def _import_table(rows: Sequence[ImportRow]) -> Table:
+    table = make_table(
+        "Import in a fresh interpreter, one BLAS thread",
+        *("statement", "peak MB", "CPU ms", "÷ numpy"),
+    )
+    table.columns[0].justify = "left"
+    for row in rows:
+        table.add_row(
+            row.statement, f"{row.rss_mb:.1f}", f"{row.cpu_ms:.1f}", f"{row.cpu_ratio:.2f}"
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Aggregation: how movements become one movement of the global model."""

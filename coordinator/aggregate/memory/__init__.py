@@ -1,0 +1,23 @@
+"""Memory: the newest movement of every device, block by block, in RAM or on disk."""
+
+from __future__ import annotations
+
+from coordinator.aggregate.memory.contract import Dtype, Made, Memory, MemoryConfig, Piece
+from coordinator.aggregate.memory.disk.memory import DiskMemory
+from coordinator.aggregate.memory.disk.space import estimate_bytes
+from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.ram import RamMemory
+
+__all__ = [
+    "DiskMemory",
+    "Dtype",
+    "Made",
+    "Memory",
+    "MemoryBusy",
+    "MemoryConfig",
+    "MemoryDamaged",
+    "MemoryStoreError",
+    "Piece",
+    "RamMemory",
+    "estimate_bytes",
+]

@@ -1,0 +1,1 @@
+"""Memory on disk: segments, their index, and the space they take."""

@@ -1,0 +1,340 @@
+"""Memory on disk: what is held of all devices costs no RAM, and a crash costs no movement.
+
+    index.sqlite         devices, movements, segments                     (`index.py`)
+    segment-<n>.bin      the values, in the order they were stored        (`segments.py`)
+    sums-0.bin, -1.bin   the running sums: those of the last commit, and room for those of the next
+    lock                 held by the process that has the folder open
+
+Nothing that the index of the last commit names is ever written to. `commit` brings new files to
+disk first and then changes the index in one transaction, so `kill -9` anywhere leaves one commit or
+the next, to the bit. Files that the index does not name are deleted on opening.
+
+A segment of which less than half is live is rewritten into the next one, so a folder stays within
+about twice of what is live, and a value is copied at most once for each that died beside it.
+
+RAM: the sums (8 bytes a parameter) and a few pieces of work; nothing for every device.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
+from coordinator.aggregate.memory.disk.index import Index, Row, SegmentRow
+from coordinator.aggregate.memory.disk.segments import (
+    FileSlot,
+    SegmentMaps,
+    SegmentWriter,
+    segment_name,
+    sync_folder,
+    write_at,
+)
+from coordinator.aggregate.memory.disk.space import SHARE_LIVE, check_space, estimate_bytes
+from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.newest import NewestMemory, pick
+from coordinator.aggregate.memory.store import Kept, Slot, Stored
+from coordinator.aggregate.memory.sums import Sums
+from coordinator.aggregate.memory.values import VALUE_TYPES
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+INDEX = "index.sqlite"
+LOCK = "lock"
+VERSION = 1
+
+SUMS_MAGIC = b"tessera memory sums 1   "
+SUMS_HEADER = struct.Struct("<24sq32x")
+"""Magic and the number of the commit."""
+
+
+class DiskMemory(NewestMemory):
+    """A memory in a folder of its own, which one process at a time has open.
+
+    A new folder is made; an old one must be of the same plan, dtype, damping, weighting and sums.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: ModelPlan,
+        config: MemoryConfig,
+        *,
+        devices: int = 0,
+        reserve_bytes: int = 1 << 30,
+    ) -> None:
+        """Open the folder with room for `devices` devices in full, `reserve_bytes` left free.
+
+        Raises `MemoryBusy` when another process has it open, `MemoryDamaged` when a file is not
+        what it should be, `MemoryStoreError` when it was made for something else, `ConfigError`
+        when the disk is too small.
+        """
+        sums = Sums(plan, VALUE_TYPES[config.dtype], totals=config.sums, threads=config.threads)
+        try:
+            store = DiskStore(folder, plan, config, devices, reserve_bytes)
+            try:
+                now = store.restore(sums.arrays)
+            except BaseException:
+                store.close()
+                raise
+        except BaseException:
+            sums.close()
+            raise
+        super().__init__(plan, config, store, sums, now)
+
+
+class DiskStore:
+    """Movements in segment files, found through an index."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: ModelPlan,
+        config: MemoryConfig,
+        devices: int,
+        reserve_bytes: int,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._sizes = plan.block_sizes
+        self._kind = VALUE_TYPES[config.dtype]
+        self._maps = SegmentMaps(folder, self._kind)
+        self._writer: SegmentWriter | None = None
+        self._added = 0
+        """Values put in the writer's segment."""
+        self._died: dict[int, int] = {}
+        """By segment: values that died since the last commit."""
+        self._lock = _lock(folder)
+        try:
+            needed = estimate_bytes(plan, devices, config.dtype, sums=config.sums)
+            check_space(folder, needed, reserve_bytes)
+            _check_index_there(folder)
+            self._index = Index(folder / INDEX, plan.block_count)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        try:
+            self._check_about(plan, config)
+            self._check_files()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- opening ----------------------------------------------------------------------------
+
+    def _check_about(self, plan: ModelPlan, config: MemoryConfig) -> None:
+        """Make a new folder this memory's, or see that it is."""
+        wanted = {
+            "version": VERSION,
+            "plan": plan.hash,
+            "dtype": config.dtype,
+            "damping": config.damping,
+            "weighting": config.weighting,
+            "sums": config.sums,
+        }
+        about = self._index.about()
+        if not about:
+            self._index.set_about({**wanted, "commits": 0, "now": 0, "next_segment": 1})
+            self._index.commit()
+            about = self._index.about()
+        for name, value in wanted.items():
+            if about.get(name) != str(value):
+                raise MemoryStoreError(
+                    f"{self._folder / INDEX} holds a memory of {name} {about.get(name)}, not "
+                    f"{value}: open it as it was made, or name another folder"
+                )
+        try:
+            self._commits = int(about["commits"])
+            self._now = int(about["now"])
+            self._next_segment = int(about["next_segment"])
+        except (KeyError, ValueError) as error:
+            raise MemoryDamaged(
+                f"{self._folder / INDEX} does not say its state: {error}"
+            ) from error
+
+    def _check_files(self) -> None:
+        """See that all segments are there and whole; delete what the index does not name."""
+        named = {segment_name(row.number): row.size for row in self._index.segments()}
+        sizes = {path.name: path.stat().st_size for path in self._folder.glob("segment-*.bin")}
+        for name, size in named.items():
+            if name not in sizes:
+                raise MemoryDamaged(f"{self._folder / name} is missing, and the index names it")
+            if sizes[name] < size:
+                raise MemoryDamaged(
+                    f"{self._folder / name} was cut short: {sizes[name]} of {size} bytes"
+                )
+        for name in sizes.keys() - named.keys():
+            (self._folder / name).unlink()
+
+    def restore(self, sums: Sequence[NDArray[np.generic]]) -> int:
+        """Fill the sums with those of the last commit. Returns its round."""
+        if self._commits:
+            path = self._sums_path(self._commits)
+            size = SUMS_HEADER.size + sum(array.nbytes for array in sums)
+            try:
+                with path.open("rb") as file:
+                    header = file.read(SUMS_HEADER.size)
+                    read = [file.readinto(array.data.cast("B")) for array in sums if array.size]
+            except FileNotFoundError as error:
+                raise MemoryDamaged(f"{path} is missing, and the index names it") from error
+            if SUMS_HEADER.size + sum(read) < size:
+                raise MemoryDamaged(f"{path} was cut short: {path.stat().st_size} of {size} bytes")
+            if header != SUMS_HEADER.pack(SUMS_MAGIC, self._commits):
+                raise MemoryDamaged(f"{path} does not begin as the sums of commit {self._commits}")
+        return self._now
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def kept(self, device: str) -> Kept:
+        """See `Store`."""
+        rows = self._index.of_device(device)
+        return Kept(self._index.rounds(device), [self._stored(row) for row in rows])
+
+    def made_before(self, round: int, most: int) -> list[str]:
+        """See `Store`."""
+        return self._index.made_before(round, most)
+
+    def oldest(self) -> int | None:
+        """See `Store`."""
+        return self._index.oldest()
+
+    def _stored(self, row: Row) -> Stored:
+        scales, values = self._maps.read(
+            row.segment,
+            row.offset,
+            len(row.ids) if self._kind.scaled else 0,
+            int(self._sizes[row.ids].sum()),
+        )
+        return Stored(row.key, row.made, row.ids, values, scales, row.segment)
+
+    # -- changing ---------------------------------------------------------------------------
+
+    def add(self, device: str, made: Made, ids: Indices, scales: Float64, size: int) -> Slot:
+        """See `Store`."""
+        segment, offset, slot = self._reserve(scales, size)
+        self._index.add(device, made, segment, offset, ids)
+        return slot
+
+    def update(self, device: str, rounds: Rounds, lost: Sequence[tuple[Stored, int, int]]) -> None:
+        """See `Store`."""
+        self._index.set_rounds(device, rounds)
+        for stored, died, left in lost:
+            self._died[stored.segment] = self._died.get(stored.segment, 0) + died
+            if not left:
+                self._index.drop(stored.key)
+
+    def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
+        """See `Store`."""
+        gone = self._settle()
+        if self._writer is not None:
+            self._writer.sync()
+        self._commits += 1
+        self._write_sums(sums)
+        sync_folder(self._folder)
+        self._index.set_about(
+            {"commits": self._commits, "now": now, "next_segment": self._next_segment}
+        )
+        self._index.commit()
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._added = None, 0
+        for number in gone:
+            self._maps.forget(number)
+            (self._folder / segment_name(number)).unlink()
+
+    def close(self) -> None:
+        """See `Store`."""
+        self._maps.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer.path.unlink(missing_ok=True)
+            self._writer = None
+        self._index.close()
+        os.close(self._lock)
+
+    def _reserve(self, scales: Float64, size: int) -> tuple[int, int, FileSlot]:
+        """Room for `size` values in the next commit's segment: its number, an offset, a slot."""
+        if self._writer is None:
+            self._writer = SegmentWriter(self._folder, self._next_segment)
+            self._next_segment += 1
+        offset, slot = self._writer.reserve(scales, size, self._kind)
+        self._added += size
+        return self._writer.number, offset, slot
+
+    def _settle(self) -> list[int]:
+        """Count what died, and rewrite the segments of which too little is left.
+
+        Returns the segments that nothing refers to any more.
+        """
+        died, self._died = self._died, {}
+        gone = []
+        for number in sorted(died):
+            row = self._index.segment(number)
+            if row is None:
+                continue  # the one being written, see below
+            live = row.live - died[number]
+            if SHARE_LIVE * live < row.total:
+                self._rewrite(number)
+                self._index.drop_segment(number)
+                gone.append(number)
+            else:
+                self._index.set_segment(SegmentRow(number, row.size, row.total, live))
+        if self._writer is not None:
+            number, size = self._writer.number, self._writer.size
+            live = self._added - died.get(number, 0)
+            self._index.set_segment(SegmentRow(number, size, self._added, live))
+            if SHARE_LIVE * live < self._added:
+                self._died[number] = 0  # looked at again by the next commit
+        return gone
+
+    def _rewrite(self, number: int) -> None:
+        """Copy what is live of a segment to the one being written."""
+        for row in self._index.of_segment(number):
+            stored = self._stored(row)
+            live = stored.live(self._index.rounds(row.device))
+            values = pick(stored.values, self._sizes[row.ids], live)
+            scales = stored.scales[live] if self._kind.scaled else stored.scales
+            segment, offset, slot = self._reserve(scales, len(values))
+            slot.put(0, values)
+            self._index.move(row.key, segment, offset, row.ids[live])
+
+    def _sums_path(self, commit: int) -> Path:
+        return self._folder / f"sums-{commit % 2}.bin"
+
+    def _write_sums(self, sums: Sequence[NDArray[np.generic]]) -> None:
+        """Write the sums where those of the commit before the last were."""
+        path = self._sums_path(self._commits)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, SUMS_HEADER.pack(SUMS_MAGIC, self._commits), 0)
+            position = SUMS_HEADER.size
+            for array in sums:
+                write_at(path, descriptor, array, position)
+                position += array.nbytes
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise MemoryBusy(
+            f"{folder} is open in another process: stop it, or name another folder"
+        ) from error
+    return descriptor
+
+
+def _check_index_there(folder: Path) -> None:
+    """Without its index a folder's segments would look like leftovers."""
+    if not (folder / INDEX).exists() and any(folder.glob("segment-*.bin")):
+        raise MemoryDamaged(f"{folder / INDEX} is missing, and there are segments: restore it")

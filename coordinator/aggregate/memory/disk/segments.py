@@ -1,0 +1,167 @@
+"""Segment files: movements one behind the other, written once, read through maps.
+
+A segment takes all that one commit stores. It is only ever appended to before its commit, and never
+written to after it: what is replaced stays where it is until the whole file goes.
+
+    segment-<number>.bin    header of 64 bytes: magic, number; then movements, each at a multiple
+                            of 64: scales (float64 per block, types with scales only), values
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.memory.contract import Float64
+from coordinator.aggregate.memory.errors import MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.values import Held, ValueType
+
+ALIGN = 64
+MAGIC = b"tessera memory segment 1"
+HEADER = struct.Struct(f"<24sq{ALIGN - 32}x")
+MOST_MAPS = 64
+"""Maps that are kept open for the next reader."""
+
+
+def aligned(position: int) -> int:
+    """The next position that a movement may start at."""
+    return -(-position // ALIGN) * ALIGN
+
+
+def segment_name(number: int) -> str:
+    """The name of a segment's file."""
+    return f"segment-{number}.bin"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileSlot:
+    """Room for one movement's values in a file."""
+
+    path: Path
+    descriptor: int
+    start: int
+    itemsize: int
+
+    def put(self, at: int, values: Held) -> None:
+        """See `Slot`."""
+        write_at(self.path, self.descriptor, values, self.start + at * self.itemsize)
+
+
+class SegmentWriter:
+    """The segment that the next commit will make durable."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.number = number
+        self.path = folder / segment_name(number)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self.size = HEADER.size
+        os.pwrite(self._descriptor, HEADER.pack(MAGIC, number), 0)
+
+    def reserve(self, scales: Float64, values: int, kind: ValueType) -> tuple[int, FileSlot]:
+        """Room for a movement: its offset, and the slot for its values."""
+        offset = aligned(self.size)
+        start = values_start(offset, len(scales))
+        if len(scales):
+            write_at(self.path, self._descriptor, scales, offset)
+        self.size = start + values * kind.dtype.itemsize
+        return offset, FileSlot(self.path, self._descriptor, start, kind.dtype.itemsize)
+
+    def sync(self) -> None:
+        """Return when all is on disk."""
+        # The last movement may be followed by nothing: the file is as long as the index says.
+        os.ftruncate(self._descriptor, self.size)
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Give up the file."""
+        os.close(self._descriptor)
+
+
+class SegmentMaps:
+    """Segments to read from. A few stay open; a view keeps the map it needs."""
+
+    def __init__(self, folder: Path, kind: ValueType) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    def read(self, number: int, offset: int, scales: int, values: int) -> tuple[Float64, Held]:
+        """The scales and values of a movement, read-only views of the file.
+
+        Raises `MemoryDamaged` when the file does not hold them.
+        """
+        start = values_start(offset, scales)
+        opened = self._open(number, start + values * self._kind.dtype.itemsize)
+        return (
+            np.frombuffer(opened, np.float64, scales, offset if scales else 0),
+            np.frombuffer(opened, self._kind.dtype, values, start if values else 0),
+        )
+
+    def forget(self, number: int) -> None:
+        """The segment is gone."""
+        self._maps.pop(number, None)
+
+    def close(self) -> None:
+        """Give up all maps that no view needs."""
+        self._maps.clear()
+
+    def _open(self, number: int, size: int) -> mmap.mmap:
+        opened = self._maps.pop(number, None)
+        if opened is None or len(opened) < size:
+            opened = map_segment(self._folder / segment_name(number), number, size)
+        self._maps[number] = opened
+        if len(self._maps) > MOST_MAPS:
+            self._maps.popitem(last=False)
+        return opened
+
+
+def map_segment(path: Path, number: int, size: int) -> mmap.mmap:
+    """A read-only map of a whole segment. Raises `MemoryDamaged` unless it has `size` bytes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise MemoryDamaged(f"{path} is missing, and the memory's index names it") from error
+    try:
+        there = os.fstat(descriptor).st_size
+        if there < max(size, HEADER.size):
+            raise MemoryDamaged(f"{path} was cut short: {there} bytes of at least {size}")
+        if os.pread(descriptor, HEADER.size, 0) != HEADER.pack(MAGIC, number):
+            raise MemoryDamaged(f"{path} does not begin as segment {number} of a memory does")
+        return mmap.mmap(descriptor, there, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    finally:
+        os.close(descriptor)
+
+
+def values_start(offset: int, scales: int) -> int:
+    """Where the values of a movement start, behind its scales."""
+    return aligned(offset + 8 * scales)
+
+
+def write_at(path: Path, descriptor: int, array: NDArray[Any], position: int) -> None:
+    """Write all of an array. Raises `MemoryStoreError`, which names the file."""
+    if not array.size:
+        return
+    data = np.ascontiguousarray(array).data.cast("B")
+    try:
+        while len(data):
+            written = os.pwrite(descriptor, data, position)
+            data, position = data[written:], position + written
+    except OSError as error:
+        raise MemoryStoreError(f"cannot write to {path}: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the folder's list of files is on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

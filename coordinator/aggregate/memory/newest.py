@@ -1,0 +1,301 @@
+"""Memory over a store: which blocks are taken, what leaves for them, what the sums become."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Piece, Rounds
+from coordinator.aggregate.memory.runs import find_runs
+from coordinator.aggregate.memory.store import Kept, Store, Stored
+from coordinator.aggregate.memory.sums import Coming, Leaving, Sums
+from coordinator.aggregate.memory.values import VALUE_TYPES, Held, expand
+from edge_sdk.protocol.errors import BlockError, StateError
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+MOST_DEVICES = 64
+MOST_OLD = 256
+"""Devices and old movements that are worked on together: bounds what is open at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taken:
+    """A contribution, cut down to the blocks that are newer than what is held."""
+
+    device: str
+    made: Made
+    ids: Indices
+    values: Float32
+    rounds: Rounds
+    """The device's, with this movement in."""
+    leaving: Sequence[Leaving]
+    lost: Sequence[tuple[Stored, int, int]]
+
+
+class NewestMemory:
+    """See `Memory`; the store says where movements are kept."""
+
+    def __init__(
+        self, plan: ModelPlan, config: MemoryConfig, store: Store, sums: Sums, now: int = 0
+    ) -> None:
+        self.plan = plan
+        self.config = config
+        self.total = sums.total
+        self.weight = sums.weight
+        self.entries = sums.entries
+        self._store = store
+        self._sums = sums
+        self._kind = VALUE_TYPES[config.dtype]
+        self._now = now
+        self._changed = False
+        self._broken = False
+
+    @property
+    def now(self) -> int:
+        """See `Memory`."""
+        return self._now
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def recall(self, device: str, ids: Indices | None = None) -> list[Piece]:
+        """See `Memory`."""
+        self._check_usable()
+        kept = self._store.kept(device)
+        wanted = np.ones(self.plan.block_count, dtype=bool)
+        if ids is not None:
+            wanted[...] = False
+            wanted[ids] = True
+        pieces = []
+        for stored in kept.movements:
+            live = stored.live(kept.rounds) & wanted[stored.ids]
+            if live.any():
+                pieces.append(Piece(stored.made, self._blocks(stored, live)))
+        return pieces
+
+    def rounds(self, device: str) -> Rounds:
+        """See `Memory`."""
+        self._check_usable()
+        rounds = self._store.kept(device).rounds
+        rounds.flags.writeable = False
+        return rounds
+
+    def oldest(self) -> int | None:
+        """See `Memory`."""
+        self._check_usable()
+        return self._store.oldest()
+
+    def _blocks(self, stored: Stored, live: NDArray[np.bool_]) -> Blocks:
+        sizes = self.plan.block_sizes[stored.ids]
+        values = expand(
+            self._kind,
+            pick(stored.values, sizes, live),
+            stored.scales[live] if self._kind.scaled else stored.scales,
+            sizes[live],
+        ).view()
+        values.flags.writeable = False
+        return Blocks(stored.ids[live], values)
+
+    # -- changing ---------------------------------------------------------------------------
+
+    def advance(self, now: int) -> None:
+        """See `Memory`."""
+        if now < self._now:
+            raise StateError(f"memory is at round {self._now}; it cannot go back to {now}")
+        with self._changing():
+            self._sums.fade(self.config.damping ** (now - self._now))
+            self._now = now
+            limit = now - self.config.max_staleness
+            while devices := self._store.made_before(limit, MOST_DEVICES):
+                self._drop(devices, limit)
+
+    def retire(self, device: str) -> None:
+        """See `Memory`."""
+        with self._changing():
+            self._drop([device], self._now + 1)
+
+    def write(self, contributions: Sequence[Contribution]) -> Float64:
+        """See `Memory`."""
+        for contribution in contributions:
+            self._check(contribution)
+        change: Float64 | None = None
+        with self._changing():
+            batch: list[_Taken] = []
+            old = 0
+            # Of two movements of one device the newer first: the older only fills its gaps.
+            for contribution in sorted(contributions, key=lambda one: (one.device, -one.made)):
+                again = bool(batch) and batch[-1].device == contribution.device
+                if again or len(batch) == MOST_DEVICES or old >= MOST_OLD:
+                    change = self._keep(batch, change)
+                    batch, old = [], 0
+                taken = self._take(contribution)
+                if taken is not None:
+                    batch.append(taken)
+                    old += len(taken.leaving)
+            return self._keep(batch, change)
+
+    def commit(self) -> None:
+        """See `Memory`."""
+        if self._changed:
+            with self._changing():
+                self._store.commit(self._now, self._sums.arrays)
+            self._changed = False
+
+    def close(self) -> None:
+        """See `Memory`."""
+        self._broken = True
+        self._sums.close()
+        self._store.close()
+
+    def _take(self, contribution: Contribution) -> _Taken | None:
+        """What of a contribution is newer than what is held, and what leaves for it."""
+        made, ids = contribution.made, contribution.blocks.ids
+        if self._now - made > self.config.max_staleness:
+            return None
+        kept = self._store.kept(contribution.device)
+        newer = kept.rounds[ids] < made
+        if not newer.any():
+            return None
+        taken = np.zeros(self.plan.block_count, dtype=bool)
+        taken[ids[newer]] = True
+        leaving, lost = self._leave(kept, taken)
+        kept.rounds[taken] = made
+        samples = self.config.weighting == "samples"
+        return _Taken(
+            contribution.device,
+            Made(
+                made,
+                float(contribution.learning_rate),
+                float(contribution.level),
+                float(contribution.samples) if samples else 1.0,
+            ),
+            ids[newer],
+            np.ascontiguousarray(
+                pick(contribution.blocks.values, self.plan.block_sizes[ids], newer)
+            ),
+            kept.rounds,
+            leaving,
+            lost,
+        )
+
+    def _leave(
+        self, kept: Kept, going: NDArray[np.bool_]
+    ) -> tuple[list[Leaving], list[tuple[Stored, int, int]]]:
+        """What leaves where the blocks in `going` (one flag for every block) are given up."""
+        leaving, lost = [], []
+        for stored in kept.movements:
+            live = stored.live(kept.rounds)
+            gone = live & going[stored.ids]
+            if not gone.any():
+                continue
+            sizes = self.plan.block_sizes[stored.ids]
+            died = int(sizes[gone].sum())
+            runs = find_runs(
+                stored.ids[gone],
+                (np.cumsum(sizes) - sizes)[gone],
+                stored.scales[gone] if self._kind.scaled else None,
+                self.plan.block_offsets,
+            )
+            factor, weight = self._factor(stored.made), stored.made.weight
+            leaving.append(Leaving(stored.ids[gone], stored.values, runs, factor, weight))
+            lost.append((stored, died, int(sizes[live].sum()) - died))
+        return leaving, lost
+
+    def _keep(self, batch: Sequence[_Taken], before: Float64 | None) -> Float64:
+        """Store what was taken, of different devices, and move the sums.
+
+        Returns the change, added to the one before.
+        """
+        starts = [self.plan.block_sizes[one.ids] for one in batch]
+        starts = [np.cumsum(sizes) - sizes for sizes in starts]
+        scales: list[Float64] = [np.empty(0)] * len(batch)
+
+        def find_scales(number: int) -> None:
+            scales[number] = self._kind.scales(batch[number].values, starts[number])
+
+        self._sums.each(find_scales, range(len(batch)))
+        coming = []
+        for one, start, scale in zip(batch, starts, scales, strict=True):
+            runs = find_runs(
+                one.ids, start, scale if self._kind.scaled else None, self.plan.block_offsets
+            )
+            slot = self._store.add(one.device, one.made, one.ids, scale, len(one.values))
+            factor, weight = self._factor(one.made), one.made.weight
+            coming.append(Coming(one.ids, one.values, runs, factor, weight, slot))
+        leaving = [old for one in batch for old in one.leaving]
+        change: Float64 = np.empty(len(self.total))
+        self._sums.replace(coming, leaving, change)
+        for one in batch:
+            self._store.update(one.device, one.rounds, one.lost)
+        return change if before is None else np.add(before, change, out=before)
+
+    def _drop(self, devices: Sequence[str], limit: int) -> None:
+        """Let go of what devices made before a round."""
+        leaving: list[Leaving] = []
+        updates = []
+        for device in devices:
+            kept = self._store.kept(device)
+            going = (kept.rounds > 0) & (kept.rounds < limit)
+            gone, lost = self._leave(kept, going)
+            leaving += gone
+            kept.rounds[going] = 0
+            if lost:
+                updates.append((device, kept.rounds, lost))
+        self._sums.replace((), leaving)
+        for update in updates:
+            self._store.update(*update)
+
+    def _factor(self, made: Made) -> float:
+        """What a value made so enters `total` with at present."""
+        faded: float = self.config.damping ** (self._now - made.round)
+        return made.weight * faded / made.learning_rate
+
+    def _check(self, contribution: Contribution) -> None:
+        who = f"movement of {contribution.device!r}"
+        if not 1 <= contribution.made <= self._now:
+            raise StateError(f"{who}: made in round {contribution.made}; memory is at {self._now}")
+        if not (math.isfinite(contribution.learning_rate) and contribution.learning_rate > 0):
+            raise StateError(f"{who}: a learning rate of {contribution.learning_rate!r} is not one")
+        blocks = contribution.blocks
+        ids = blocks.ids
+        if len(ids) and not (ids[0] >= 0 and ids[-1] < self.plan.block_count):
+            raise BlockError(f"{who}: the plan has blocks 0 to {self.plan.block_count - 1} only")
+        if (np.diff(ids) <= 0).any():
+            raise BlockError(f"{who}: block ids are not ascending and unique")
+        blocks.check(ids, self.plan.block_sizes)
+
+    def _check_usable(self) -> None:
+        if self._broken:
+            raise StateError("memory is closed, or a change to it failed: open it again")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change that fails half-way makes the memory unusable; the last commit stands."""
+        self._check_usable()
+        self._broken = True
+        yield
+        self._broken = False
+        self._changed = True
+
+
+def pick(values: Held, sizes: Indices, chosen: NDArray[np.bool_]) -> Held:
+    """The values of the chosen blocks; a view when they lie one behind the other."""
+    picked = np.flatnonzero(chosen)
+    if not len(picked):
+        return values[:0]
+    ends = np.cumsum(sizes)
+    breaks = np.flatnonzero(np.diff(picked) != 1)
+    first = picked[np.concatenate(([0], breaks + 1))]
+    last = picked[np.concatenate((breaks, [len(picked) - 1]))]
+    stretches = [
+        values[start:end]
+        for start, end in zip((ends - sizes)[first].tolist(), ends[last].tolist(), strict=True)
+    ]
+    return stretches[0] if len(stretches) == 1 else np.concatenate(stretches)

@@ -1,0 +1,159 @@
+"""The global model: weights in block order, buffers, and what devices are served of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.screening import block_squares
+from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.encoding.encoded_model import EncodedModel, compression_noise, encode_model
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages.round import Assignment
+from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
+
+PLAIN = Encoding()
+
+
+class GlobalModel:
+    """θ and the buffers of one task, and `C(θ)`, which is what devices get.
+
+    θ changes only in `commit` and `mix`, and there all at once. `fetch` may be called by several
+    threads at a time.
+    """
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        *,
+        encoding: Encoding = PLAIN,
+        seed: int = 0,
+    ) -> None:
+        """`encoding`: how the model travels; `seed`: of what that draws at random."""
+        plan.check_buffers(buffers)
+        self.plan = plan
+        self.theta: Float32 = plan.flatten(weights)
+        self.buffers = {name: array.copy() for name, array in buffers.items()}
+        self.version = 0
+        """How often θ has changed."""
+        self.fetched: dict[tuple[str, int], int] = {}
+        """Bytes of the blocks that a device fetched for a round."""
+        self._encoding = encoding
+        self._seed = seed
+        self._served: EncodedModel | None = None
+        self._reserved: dict[tuple[str, int], tuple[bytes, dict[str, Array]]] = {}
+
+    @property
+    def weights(self) -> dict[str, Float32]:
+        """The weights by tensor name (copies)."""
+        return self.plan.unflatten(self.theta)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over weights and buffers: equal models, equal digests."""
+        digest = hashlib.sha256(self.theta.data)
+        for name in sorted(self.buffers):
+            digest.update(name.encode())
+            digest.update(self.buffers[name].tobytes())
+        return digest.hexdigest()
+
+    @property
+    def norms(self) -> NDArray[np.float64]:
+        """Per block, the squared norm of its weights."""
+        return block_squares(self.theta, self.plan.block_sizes)
+
+    @property
+    def noise(self) -> float:
+        """`w₂²`: what the encoding adds on the way to the devices."""
+        return compression_noise(self.theta, self.serve().decoded)
+
+    def serve(self) -> EncodedModel:
+        """The present model as devices get it; made once a version."""
+        if self._served is None:
+            random = stream(self._seed, "downlink", self.version)
+            self._served = encode_model(self.plan, self.theta, self._encoding, random)
+        return self._served
+
+    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+        """What a device trains from: reserved for it, or the present model."""
+        key = (assignment.device, assignment.round)
+        message, buffers = self._reserved.get(key) or self._cut(assignment.groups)
+        self.fetched[key] = len(message)
+        _, blocks = decode_blocks(self.plan, message)
+        return blocks, {name: array.copy() for name, array in buffers.items()}
+
+    def reserve(self, device: str, round: int, groups: Mapping[str, tuple[int, ...]]) -> None:
+        """Keep the present model of these groups for a device, whatever comes after."""
+        self._reserved[device, round] = self._cut(groups)
+
+    def release(self, device: str, round: int) -> None:
+        """Keep it no longer."""
+        self._reserved.pop((device, round), None)
+
+    def commit(self, movement: Float32, arrivals: Sequence[Arrival]) -> None:
+        """Move θ; statistics become the mean over the arrivals that covered them.
+
+        Raises `StateError`, and nothing has changed, if the result is not finite.
+        """
+        theta = self.theta + movement
+        if not np.isfinite(theta).all():
+            raise StateError("the rule moved the model to numbers that are not finite")
+        self._become(theta, mean_statistics(self.plan, self.buffers, arrivals))
+
+    def mix(self, rule: FedRaa, arrival: Arrival, age: int) -> None:
+        """Mix one arrival into its fragment, and its statistics alike; release the fragment."""
+        part = arrival.contribution
+        reserved = self._reserved.get((part.device, part.made))
+        if reserved is None:
+            raise StateError(f"nothing is reserved for {part.device!r} in round {part.made}")
+        _, start = decode_blocks(self.plan, reserved[0])
+        now = select_blocks(self.theta, part.blocks.ids, self.plan.block_offsets)
+        mixed = rule.mix(now.values, start.values, part.blocks.values, age)
+        theta = self.theta.copy()
+        for whole, within in block_runs(part.blocks.ids, self.plan.block_offsets):
+            theta[whole] = mixed[within]
+        heard = mean_statistics(self.plan, self.buffers, [arrival])
+        alpha = rule.mixing(age)
+        buffers = dict(self.buffers)
+        for buffer in self.plan.buffers:
+            if buffer.statistic:
+                old, new = self.buffers[buffer.name], heard[buffer.name]
+                buffers[buffer.name] = np.asarray(old + alpha * (new - old), dtype=old.dtype)
+        self._become(theta, buffers)
+        self.release(part.device, part.made)
+
+    def _cut(self, groups: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, Array]]:
+        return self.serve().cut(groups), self.plan.cut_buffers(self.buffers, groups)
+
+    def _become(self, theta: Float32, buffers: dict[str, Array]) -> None:
+        self.theta, self.buffers = theta, buffers
+        self.version += 1
+        self._served = None
+
+
+def mean_statistics(
+    plan: ModelPlan, buffers: Mapping[str, Array], arrivals: Sequence[Arrival]
+) -> dict[str, Array]:
+    """New buffers: statistics averaged over the devices that covered them, the rest unchanged."""
+    totals = {buffer.name: np.zeros(buffer.shape) for buffer in plan.buffers if buffer.statistic}
+    counts = {name: np.zeros(total.shape) for name, total in totals.items()}
+    for arrival in arrivals:
+        for name, places in plan.statistic_places(arrival.groups).items():
+            totals[name][places] += arrival.movement.statistics[name]
+            counts[name][places] += 1
+    new = dict(buffers)
+    for name, total in totals.items():
+        mean = total / np.maximum(counts[name], 1)
+        new[name] = np.where(counts[name] > 0, mean, buffers[name]).astype(buffers[name].dtype)
+    return new

@@ -1,0 +1,143 @@
+"""`ccfl-1`, `ccfl-2`, `ccfl-3`: whoever skips is heard through its last movement; `strategy-2`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.rules.rule import Closing, Rule, divide
+from coordinator.aggregate.rules.sums import Term, block_sums, sum_terms
+from coordinator.errors import ConfigError
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ccfl(Rule):
+    """What CCFL's rules share: terms, and what they are divided by.
+
+    `θ_i += η · Σ terms / c_i`. The terms are fresh movements and, for devices that skipped, their
+    last ones, at most `horizon` (the paper's W) rounds old and scaled to today's learning rate.
+    `c_i` is the number of terms, or of all selected devices where nobody trained `i`: a lone old
+    word does not move θ by its full length. A skip without history adds nothing and is not counted.
+    """
+
+    horizon: int = 8
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        if self.horizon < 1:
+            raise ConfigError(f"horizon must be at least 1 round, not {self.horizon}")
+
+    def _move(self, closing: Closing, spoken_for: Sequence[tuple[Blocks, float, float]]) -> Float32:
+        """The mean of the fresh movements and of (blocks, weight, factor) of those who skipped."""
+        plan = closing.plan
+        fresh = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
+        weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
+        terms = [Term(blocks, weight) for blocks, weight in fresh]
+        terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
+        total = sum_terms(plan, terms, threads=closing.threads)
+        by = block_sums(plan, weighed)
+        trained = block_sums(plan, [(blocks, 1.0) for blocks, _ in fresh])
+        speaking = block_sums(plan, [(blocks, 1.0) for blocks, _ in weighed])
+        by *= np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
+        return divide(total, by / self.server_rate, plan)
+
+    def _replays(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
+        return [
+            (part.blocks, self.weight(part.samples), closing.learning_rate / part.learning_rate)
+            for part in closing.replayed
+            if closing.round - part.made <= self.horizon
+        ]
+
+    def _remembered(self, closing: Closing, memory: Memory) -> list[tuple[Blocks, float, float]]:
+        return [
+            (piece.blocks, piece.made.weight, closing.learning_rate / piece.made.learning_rate)
+            for device in closing.silent
+            for piece in memory.recall(device)
+            if closing.round - piece.made.round <= self.horizon
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ccfl1(Ccfl):
+    """A device that skips sends its own last movement again; no memory here (CCFL, option 1)."""
+
+    @property
+    def replay_within(self) -> int:
+        """See `Rule`."""
+        return self.horizon
+
+    def move(self, closing: Closing) -> Float32:
+        """See `Ccfl`."""
+        return self._move(closing, self._replays(closing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ccfl2(Ccfl):
+    """Whoever skips is heard through the coordinator's memory of its last movement (CCFL)."""
+
+    remembers: ClassVar[Literal["nothing", "movements", "models"]] = "movements"
+
+    def move(self, closing: Closing) -> Float32:
+        """See `Ccfl`."""
+        memory = _memory(closing)
+        result = self._move(closing, self._remembered(closing, memory))
+        memory.write(closing.fresh)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ccfl3(Ccfl1):
+    """A device that skips sends its copy if it keeps one; memory serves the others (CCFL)."""
+
+    remembers: ClassVar[Literal["nothing", "movements", "models"]] = "movements"
+
+    def move(self, closing: Closing) -> Float32:
+        """See `Ccfl`."""
+        memory = _memory(closing)
+        terms = [*self._replays(closing), *self._remembered(closing, memory)]
+        result = self._move(closing, terms)
+        memory.write([part for part in closing.fresh if self.takes(part)])
+        return result
+
+    def takes(self, part: Contribution) -> bool:
+        """See `Rule`: not what its device can send again itself."""
+        return not part.keeps_copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy2(Rule):
+    """CCFL's second baseline: whoever skips is counted with its last model, however stale."""
+
+    remembers: ClassVar[Literal["nothing", "movements", "models"]] = "models"
+
+    def move(self, closing: Closing) -> Float32:
+        """The mean of `D_n,i` of those who trained and `w_n,i − θ_i` of those who did not."""
+        plan, memory = closing.plan, _memory(closing)
+        weighed = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
+        for device in closing.silent:
+            for piece in memory.recall(device):
+                now = select_blocks(closing.theta, piece.blocks.ids, plan.block_offsets)
+                stale = Blocks(piece.blocks.ids, piece.blocks.values - now.values)
+                weighed.append((stale, piece.made.weight))
+        total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)
+        memory.write([_as_model(closing, part) for part in closing.fresh])
+        return divide(total, block_sums(plan, weighed) / self.server_rate, plan)
+
+
+def _as_model(closing: Closing, part: Contribution) -> Contribution:
+    start = select_blocks(closing.theta, part.blocks.ids, closing.plan.block_offsets)
+    return replace(part, blocks=Blocks(part.blocks.ids, start.values + part.blocks.values))
+
+
+def _memory(closing: Closing) -> Memory:
+    if closing.memory is None:
+        raise StateError("this rule needs a memory")
+    closing.memory.advance(closing.round)
+    return closing.memory

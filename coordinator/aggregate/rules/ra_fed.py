@@ -1,0 +1,45 @@
+"""`ra-fed` and the rules that are it under another name, or with whole models only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.rules.rule import Closing, Rule, divide
+from coordinator.aggregate.rules.sums import Term, block_sums, sum_terms
+from edge_sdk.protocol.plan.blocks import Float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaFed(Rule):
+    """Each block moves by the mean over the devices that trained it; others stay (RA-Fed)."""
+
+    def move(self, closing: Closing) -> Float32:
+        """`Γ_i = 0`: keep. Else `η · mean of D_n,i over N_i`."""
+        return self._mean(closing, closing.fresh)
+
+    def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
+        weighed = [(part.blocks, self.weight(part.samples)) for part in contributions]
+        terms = [Term(blocks, weight) for blocks, weight in weighed]
+        total = sum_terms(closing.plan, terms, threads=closing.threads)
+        coverage = block_sums(closing.plan, weighed) / self.server_rate
+        return divide(total, coverage, closing.plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(RaFed):
+    """The mean over devices that trained the whole model; lower levels are skips (FedAvg)."""
+
+    whole_models: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy1(RaFed):
+    """CCFL's first baseline: whoever skips is left out of the mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubDisMo(RaFed):
+    """ra-fed with server rate η_g, for devices that train with SAM (SubDisMO)."""

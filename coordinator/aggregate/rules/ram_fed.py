@@ -1,0 +1,140 @@
+"""`ram-fed`: every device's newest word counts, corrected by what is fresh; and `fedvarp`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.rules.rule import Closing, Rule
+from coordinator.aggregate.rules.sums import PIECE, block_sums, over_shards
+from coordinator.errors import ConfigError
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.plan.blocks import Float32, block_runs
+from edge_sdk.protocol.plan.layout import Indices
+
+Float64 = NDArray[np.float64]
+Correction = Literal["coverage", "population"]
+Population = Literal["holders", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RamFed(Rule):
+    """The mean of all devices' newest movements, corrected by the fresh ones (RAM-Fed).
+
+    `damping` ρ fades memory with every round of age; 1 is the paper's. `population`: memory is
+    averaged over the devices that have an entry ("holders"), or over all with absent ones as 0
+    ("all", the paper). `correction`: what is fresh is averaged over the devices that trained a
+    block ("coverage", the paper), or divided by all devices ("population", MIFA). In the first
+    `warmup_rounds` every device trains everything.
+    """
+
+    remembers: ClassVar[Literal["nothing", "movements", "models"]] = "movements"
+    sums: ClassVar[bool] = True
+
+    damping: float = 0.8
+    correction: Correction = "coverage"
+    population: Population = "holders"
+    warmup_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        Rule.__post_init__(self)
+        if not (math.isfinite(self.damping) and 0 < self.damping <= 1):
+            raise ConfigError(f"damping is in (0, 1], not {self.damping!r}")
+        for name, known in (("correction", Correction), ("population", Population)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(
+                    f"{name} is one of {get_args(known)}, not {getattr(self, name)!r}"
+                )
+        if self.warmup_rounds < 0:
+            raise ConfigError(f"warmup_rounds must not be negative: {self.warmup_rounds}")
+
+    def move(self, closing: Closing) -> Float32:
+        """`v_i = ū_i + Σ_{n∈N_i} (D_n,i − u_n,i) / Γ_i`, an absent `u` being `ū_i` (or 0).
+
+        The sum is the change that the fresh movements make to the memory's running sum, so each
+        old movement is read once, where it is replaced.
+        """
+        memory, plan = closing.memory, closing.plan
+        if memory is None:
+            raise StateError("ram-fed needs a memory")
+        memory.advance(closing.round)
+        weights = [self.weight(part.samples) for part in closing.fresh]
+        pairs = [(part.blocks, w) for part, w in zip(closing.fresh, weights, strict=True)]
+        fresh = block_sums(plan, pairs)
+        absent = self._absent(closing, memory)
+        uneven = self._uneven(closing, memory)
+        everybody = np.full(plan.block_count, closing.registered, dtype=np.float64)
+        holders = memory.weight if self.population == "holders" else everybody
+        mean = np.divide(1.0, holders, out=np.zeros_like(everybody), where=holders > 0)
+        by = fresh if self.correction == "coverage" else everybody
+        share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
+        # v = ū + (γ·change − absent·ū) · share. What is old is taken before memory changes.
+        scale = self.server_rate * closing.learning_rate
+        result = np.zeros(plan.parameters, dtype=np.float32)
+        _add_scaled(closing, result, memory.total, scale * mean * (1 - absent * share))
+        change = memory.write(closing.fresh)
+        if uneven is not None:
+            change = change + uneven
+        _add_scaled(closing, result, change, scale * share)
+        return result
+
+    def _absent(self, closing: Closing, memory: Memory) -> Float64:
+        """Per block, the weight of fresh movements whose device had no entry to be replaced."""
+        absent = np.zeros(closing.plan.block_count)
+        if self.population == "all":
+            return absent
+        for part in closing.fresh:
+            ids = part.blocks.ids
+            lacks = memory.rounds(part.device)[ids] == 0
+            absent[ids[lacks]] += self.weight(part.samples)
+        return absent
+
+    def _uneven(self, closing: Closing, memory: Memory) -> Float64 | None:
+        """What the change lacks where a device's weight is not what it was: `−(w − w_old) · u`."""
+        if self.weighting == "uniform":
+            return None
+        lack: Float64 | None = None
+        for part in closing.fresh:
+            for piece in memory.recall(part.device, part.blocks.ids):
+                more = self.weight(part.samples) - piece.made.weight
+                if not more:
+                    continue
+                if lack is None:
+                    lack = np.zeros(closing.plan.parameters)
+                faded = self.damping ** (closing.round - piece.made.round)
+                factor = more * faded / piece.made.learning_rate
+                for whole, within in block_runs(piece.blocks.ids, closing.plan.block_offsets):
+                    lack[whole] -= factor * piece.blocks.values[within].astype(np.float64)
+        return lack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedVarp(RamFed):
+    """ram-fed with whole models, undamped and over all devices as published (FedVARP)."""
+
+    whole_models: ClassVar[bool] = True
+
+    damping: float = 1.0
+    population: Population = "all"
+
+
+def _add_scaled(closing: Closing, result: Float32, source: Float64, numbers: Float64) -> None:
+    """`result += number_i · source` for every block `i`, in place."""
+    offsets = closing.plan.block_offsets
+
+    def work(start: int, end: int) -> None:
+        for low in range(start, end, PIECE):
+            high = min(low + PIECE, end)
+            first = int(np.searchsorted(offsets, low, side="right")) - 1
+            last = int(np.searchsorted(offsets, high, side="left"))
+            edges: Indices = np.clip(offsets[first : last + 1], low, high)
+            part = np.repeat(numbers[first:last], edges[1:] - edges[:-1])
+            part *= source[low:high]
+            result[low:high] += part.astype(np.float32)
+
+    over_shards(closing.plan.parameters, closing.threads, work)

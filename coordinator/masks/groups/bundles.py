@@ -1,0 +1,153 @@
+"""Axes that share one choice of groups, and what a level allows on them.
+
+Every policy chooses groups bundle by bundle. By default each axis is a bundle of its own. Tied, all
+axes are one bundle: the groups chosen are the same on every axis. That needs as many groups on
+every axis. An axis with fewer atoms than groups are wanted (`K_axis = min(K, atoms)`) cannot
+follow; it stays a bundle of its own, chosen by the same policy.
+
+Never more than offered, on every axis of the bundle:
+
+- groups as equal as the atoms allow: `axis.wanted(level)` groups, at least one;
+- groups of differing size: their atoms together stay within the level; the smallest group if none
+  does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.errors import ConfigError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One choice of groups, for one axis or several with equally many groups."""
+
+    numbers: tuple[int, ...]
+    """Of its axes in the plan."""
+    axes: tuple[Axis, ...]
+    even: Axis | None
+    """One of its axes with equal groups, if it has any: they all allow a level the same number."""
+    uneven: tuple[Axis, ...]
+    """Its axes with groups of differing size."""
+    smallest: int
+    """The group that a device gets whose level is too small for any: no axis has a smaller one."""
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return len(self.axes[0].groups)
+
+    def take(self, level: float, order: Iterable[int]) -> tuple[int, ...]:
+        """Groups in this order, each that still fits within the level; at least one. Ascending."""
+        return self.fill(level, order) or (self.smallest,)
+
+    def fill(self, level: float, order: Iterable[int], held: Sequence[int] = ()) -> tuple[int, ...]:
+        """What is held and, in this order, each further group that fits; may be empty."""
+        most = self.most(level)
+        rooms = [
+            (axis.groups, level * axis.atoms + 1e-9 - sum(axis.groups[g] for g in held))
+            for axis in self.uneven
+        ]
+        taken = list(held)
+        for group in order:
+            if len(taken) == most:
+                break
+            if all(groups[group] <= room for groups, room in rooms):
+                taken.append(group)
+                rooms = [(groups, room - groups[group]) for groups, room in rooms]
+        return tuple(sorted(taken))
+
+    def most(self, level: float) -> int:
+        """No more groups than this fit within the level."""
+        return self.count if self.even is None else self.even.wanted(level)
+
+    def surely(self, level: float) -> int:
+        """Any so many groups fit within the level together; 0 where not even any one does."""
+        fewest = self.most(level)
+        for axis in self.uneven:
+            room, fitting = level * axis.atoms + 1e-9, 0
+            for atoms in sorted(axis.groups, reverse=True):
+                room -= atoms
+                if room < 0:
+                    break
+                fitting += 1
+            fewest = min(fewest, fitting)
+        return fewest
+
+
+def bundles_of(plan: ModelPlan, tied: bool) -> tuple[Bundle, ...]:
+    """The bundles of a plan, in axis order.
+
+    Raises `ConfigError` if axes are to be tied that cannot be.
+    """
+    if not plan.axes:
+        return ()
+    alone = [_bundle(plan, (number,)) for number in range(len(plan.axes))]
+    if not tied:
+        return tuple(alone)
+    count = max(bundle.count for bundle in alone)
+    together = tuple(n for n, bundle in enumerate(alone) if bundle.count == count)
+    for number, axis in enumerate(plan.axes):
+        if number not in together and axis.atoms > len(axis.groups):
+            raise ConfigError(
+                f"tied masks need as many groups on every axis: axis {axis.name!r} has "
+                f"{len(axis.groups)}, axis {plan.axes[together[0]].name!r} has {count}; cut all "
+                "axes into the same number of groups or leave masks untied"
+            )
+    rest = [bundle for n, bundle in enumerate(alone) if n not in together]
+    return tuple(sorted([_bundle(plan, together), *rest], key=lambda bundle: bundle.numbers))
+
+
+def choose_each(
+    plan: ModelPlan,
+    bundles: Sequence[Bundle],
+    levels: Mapping[str, float],
+    choose: Callable[[str, float, int, Bundle], tuple[int, ...]],
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Ask `choose(device, level, bundle's number, bundle)` for every device and bundle in turn."""
+    return {
+        device: spread(
+            plan,
+            bundles,
+            [choose(device, level, number, bundle) for number, bundle in enumerate(bundles)],
+        )
+        for device, level in levels.items()
+    }
+
+
+def spread(
+    plan: ModelPlan, bundles: Sequence[Bundle], chosen: Sequence[tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """A choice for each bundle as groups for each axis, in axis order."""
+    by_number = {
+        number: groups
+        for bundle, groups in zip(bundles, chosen, strict=True)
+        for number in bundle.numbers
+    }
+    return {axis.name: by_number[number] for number, axis in enumerate(plan.axes)}
+
+
+def holds_all(bundles: Sequence[Bundle], level: float) -> bool:
+    """Whether a device at this level is handed the whole model."""
+    return all(bundle.surely(level) == bundle.count for bundle in bundles)
+
+
+def _bundle(plan: ModelPlan, numbers: tuple[int, ...]) -> Bundle:
+    axes = tuple(plan.axes[number] for number in numbers)
+    even = next((axis for axis in axes if axis.equal), None)
+    uneven = tuple(axis for axis in axes if not axis.equal)
+    common = set(range(len(axes[0].groups)))
+    for axis in uneven:
+        common &= {g for g, atoms in enumerate(axis.groups) if atoms == min(axis.groups)}
+    if not common:
+        raise ConfigError(
+            "tied masks need one group that is the smallest on every axis, for devices that can "
+            f"train no more; axes {', '.join(repr(axis.name) for axis in uneven)} have none: cut "
+            "them by the same ratios or leave masks untied"
+        )
+    smallest = min(common, key=lambda g: (sum(axis.groups[g] for axis in axes), g))
+    return Bundle(numbers, axes, even, uneven, smallest)

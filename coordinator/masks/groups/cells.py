@@ -1,0 +1,133 @@
+"""Blocks by what covers them.
+
+Blocks that are owned by the same groups are covered together: they are one **cell**. Tensors
+whose width dimensions have the same bundles, in any order, share a table of cells with one
+dimension for each, in row-major order of group numbers. Where a bundle is behind two dimensions,
+blocks (g, h) and (h, g) are both in cell (min, max), and cell (max, min) holds none. Blocks without
+a width axis are in a cell of no dimensions, which every submodel holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.masks.groups.bundles import Bundle
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+Floats = NDArray[np.float64]
+
+_TRUE = np.ones((), dtype=bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The cells of all tensors with the same bundles behind their width dimensions."""
+
+    bundles: tuple[int, ...]
+    """Numbers of the bundles, ascending; one may occur twice."""
+    shape: tuple[int, ...]
+    cells: slice
+    """Where its cells are among all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """All cells of a plan whose axes are bundled."""
+
+    tables: tuple[Table, ...]
+    of_block: Indices
+    """The cell of every block."""
+    blocks: Indices
+    """How many blocks are in every cell; 0 for a cell that stands for nothing."""
+
+    @property
+    def count(self) -> int:
+        """Number of cells."""
+        return len(self.blocks)
+
+    def sums(self, values: Floats) -> Floats:
+        """The sum over the blocks of every cell."""
+        return np.bincount(self.of_block, weights=values, minlength=self.count).astype(np.float64)
+
+    def held(self, member: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """For every cell, whether a submodel holds it; `member[bundle][group]`: its groups."""
+        held = np.empty(self.count, dtype=bool)
+        for table in self.tables:
+            part = _TRUE
+            for bundle in table.bundles:
+                part = np.logical_and.outer(part, member[bundle])
+            held[table.cells] = part.reshape(-1)
+        return held
+
+    def groups(self, cell: int) -> list[tuple[int, int]]:
+        """The (bundle, group) pairs that own a cell."""
+        table = next(t for t in reversed(self.tables) if t.cells.start <= cell)
+        numbers = np.unravel_index(cell - table.cells.start, table.shape) if table.shape else ()
+        return [(b, int(g)) for b, g in zip(table.bundles, numbers, strict=True)]
+
+    def group_sums(self, values: Floats, bundles: Sequence[Bundle]) -> list[Floats]:
+        """For every bundle and group, the sum of a value over the cells that the group owns.
+
+        A cell that a group owns in two dimensions counts once.
+        """
+        sums = [np.zeros(bundle.count) for bundle in bundles]
+        for table in self.tables:
+            part = values[table.cells].reshape(table.shape)
+            for dim, bundle in enumerate(table.bundles):
+                rest = part
+                for earlier in range(dim):
+                    if table.bundles[earlier] == bundle:  # counted there where groups are the same
+                        rest = np.where(_same(table.shape, earlier, dim), 0.0, rest)
+                sums[bundle] += rest.sum(axis=tuple(d for d in range(rest.ndim) if d != dim))
+        return sums
+
+    def need(self, bundle: int) -> int:
+        """The most groups of a bundle that any one cell needs."""
+        return max((table.bundles.count(bundle) for table in self.tables), default=0)
+
+
+def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
+    """The cells of a plan."""
+    bundle_of = {number: b for b, bundle in enumerate(bundles) for number in bundle.numbers}
+    tables: dict[tuple[int, ...], Table] = {}
+    of_block, start = [], 0
+    for tensor in plan.tensors:
+        behind = [bundle_of[dim.axis] for dim in tensor.dims if dim.axis is not None]
+        key = tuple(sorted(behind))
+        if key not in tables:
+            shape = tuple(bundles[b].count for b in key)
+            tables[key] = Table(key, shape, slice(start, start + prod(shape)))
+            start += prod(shape)
+        of_block.append(
+            tables[key].cells.start + _places(behind, [bundles[b].count for b in behind])
+        )
+    cells = np.concatenate(of_block)
+    blocks = np.bincount(cells, minlength=start).astype(np.int64)
+    return Cells(tuple(tables.values()), cells, blocks)
+
+
+def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:
+    """For every block of a tensor, its cell's place in the table."""
+    if not behind:
+        return np.zeros(1, dtype=np.int64)
+    numbers = np.indices(counts).reshape(len(counts), -1)
+    # Bundles ascending, and of one bundle the groups ascending: the cell's own coordinates.
+    bundles = np.broadcast_to(np.array(behind)[:, None], numbers.shape)
+    order = np.lexsort((numbers, bundles), axis=0)
+    shape = tuple(counts[dim] for dim in np.argsort(behind, kind="stable"))
+    coordinates = tuple(np.take_along_axis(numbers, order, axis=0))
+    places: Indices = np.ravel_multi_index(coordinates, shape).astype(np.int64)
+    return places
+
+
+def _same(shape: tuple[int, ...], one: int, other: int) -> NDArray[np.bool_]:
+    """Where the indices of two dimensions are equal."""
+    grids = np.ogrid[tuple(slice(size) for size in shape)]
+    equal: NDArray[np.bool_] = grids[one] == grids[other]
+    return equal

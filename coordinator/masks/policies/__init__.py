@@ -1,0 +1,1 @@
+"""Mask policies, one file each."""

@@ -1,0 +1,342 @@
+"""`coverage` for fleets of any size: a few good starts, and small changes while they help.
+
+Nothing here depends on time: how much is tried follows from the number of devices and cells alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.masks.groups.bundles import Bundle
+from coordinator.masks.groups.cells import Cells, Floats, Table
+from coordinator.masks.policies.coverage.exact import Choice
+from coordinator.masks.policies.coverage.goal import Counts, Goal, better
+
+EFFORT = 3_000_000
+"""Changes that are tried × what one costs, in cells."""
+
+TRIAL_COST = 2_000
+"""What trying a change costs before any cell is looked at, in cells."""
+
+SHAKES = 20
+"""How often a search that is stuck is shaken loose, if effort is left."""
+
+URGENCY = 16.0
+"""How many blocks of the next urgency weigh as much as one: see `_weights`."""
+
+Member = list[NDArray[np.bool_]]
+"""For every bundle, which groups a device has."""
+
+
+@dataclass(slots=True, eq=False)
+class Fleet:
+    """A choice for every device, and the coverage it gives."""
+
+    goal: Goal
+    bundles: Sequence[Bundle]
+    levels: Sequence[float]
+    members: list[Member]
+    held: list[NDArray[np.bool_]]
+    counts: Counts
+
+    def give(self, device: int, member: Member, held: NDArray[np.bool_]) -> None:
+        """Let a device have other groups."""
+        self.counts = self.counts - self.held[device] + held
+        self.members[device], self.held[device] = member, held
+
+    def choices(self) -> list[Choice]:
+        """The groups of every device and bundle."""
+        return [tuple(_groups(flags) for flags in member) for member in self.members]
+
+
+def fleet_of(
+    goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], choices: Sequence[Choice]
+) -> Fleet:
+    """A fleet with these choices."""
+    members = [
+        [_flags(bundle, groups) for bundle, groups in zip(bundles, choice, strict=True)]
+        for choice in choices
+    ]
+    held = [goal.cells.held(member) for member in members]
+    counts: Counts = np.stack(held).sum(axis=0, dtype=np.int32)
+    return Fleet(goal, bundles, levels, members, held, counts)
+
+
+def search_choices(
+    goal: Goal,
+    bundles: Sequence[Bundle],
+    levels: Sequence[float],
+    start: Sequence[Choice],
+    stream: np.random.Generator,
+) -> list[Choice]:
+    """A choice for every device that is never worse than `start`, nor than dealing out cells."""
+    fleets = [
+        fleet_of(goal, bundles, levels, start),
+        fleet_of(goal, bundles, levels, deal_cells(goal, bundles, levels, stream)),
+        _respond_in_turn(goal, bundles, levels, stream),
+    ]
+    best = fleets[0]
+    for fleet in fleets[1:]:
+        if better(goal.spread(fleet.counts), goal.spread(best.counts)):
+            best = fleet
+    return _improve(best, stream).choices()
+
+
+# -- starts --------------------------------------------------------------------------------------
+
+
+def deal_cells(
+    goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
+) -> list[Choice]:
+    """Each device in turn takes as many cells as it surely can: `sure_cells`.
+
+    The cells that waited longest go first, of those the ones with most blocks; cells that are
+    covered by then are passed over. What room is left is filled at random. This start is what the
+    bound on gaps rests on.
+    """
+    cells = goal.cells
+    waits = goal.waits()
+    first = np.zeros(cells.count)
+    longest = goal.wait == waits[goal.cell]
+    np.add.at(first, goal.cell[longest], goal.blocks[longest])
+    order = np.lexsort((-first, waits))
+    queue = [int(cell) for cell in order[: len(goal.real)]]
+    covered = np.zeros(cells.count, dtype=bool)
+    place = 0
+    choices = []
+    for level in levels:
+        groups: list[list[int]] = [[] for _ in bundles]
+        for _ in range(sure_cells(cells, bundles, level)):
+            while place < len(queue) and (
+                covered[queue[place]] or _has(cells, queue[place], groups)
+            ):
+                place += 1
+            if place == len(queue):
+                break
+            for bundle, group in cells.groups(queue[place]):
+                if group not in groups[bundle]:
+                    groups[bundle].append(group)
+        choice = tuple(
+            bundle.fill(level, _others(bundle, held, stream), held) or (bundle.smallest,)
+            for bundle, held in zip(bundles, groups, strict=True)
+        )
+        covered |= cells.held([_flags(b, g) for b, g in zip(bundles, choice, strict=True)])
+        choices.append(choice)
+    return choices
+
+
+def sure_cells(cells: Cells, bundles: Sequence[Bundle], level: float) -> int:
+    """So many cells, whichever, a device can hold at once: one group of each bundle for each."""
+    return min(
+        (
+            bundle.surely(level) // cells.need(number)
+            for number, bundle in enumerate(bundles)
+            if cells.need(number)
+        ),
+        default=1,
+    )
+
+
+def _respond_in_turn(
+    goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
+) -> Fleet:
+    """Each device takes what is most urgent after the others; the largest devices go first."""
+    nothing = [[np.zeros(bundle.count, dtype=bool) for bundle in bundles] for _ in levels]
+    empty = np.zeros(goal.cells.count, dtype=bool)
+    counts = np.zeros(goal.cells.count, dtype=np.int32)
+    fleet = Fleet(goal, bundles, levels, nothing, [empty] * len(levels), counts)
+    waits = goal.waits()
+    shuffled = stream.permutation(len(levels))
+    for device in sorted(shuffled.tolist(), key=lambda device: -levels[device]):
+        member = _response(fleet, levels[device], fleet.counts, waits, stream)
+        fleet.give(device, member, goal.cells.held(member))
+    return fleet
+
+
+# -- one device's answer to all others -----------------------------------------------------------
+
+
+def _weights(goal: Goal, counts: Counts, waits: NDArray[np.int64]) -> Floats:
+    """How much covering each cell once more is worth.
+
+    Cells are ranked by urgency: uncovered ones by how long they waited, then covered ones by how
+    little. Each rank that occurs weighs `URGENCY` times less than the one before.
+    """
+    code = np.where(counts == 0, waits, int(waits.max()) + counts)
+    code[goal.cells.blocks == 0] = int(waits.max())
+    rank = np.cumsum(np.bincount(code) > 0) - 1
+    worth: Floats = goal.cells.blocks * URGENCY ** -np.minimum(rank, 40)[code]
+    return worth
+
+
+def _response(
+    fleet: Fleet,
+    level: float,
+    others: Counts,
+    waits: NDArray[np.int64],
+    stream: np.random.Generator,
+) -> Member:
+    """Groups that are worth much to a device, given the coverage by all others.
+
+    Bundle by bundle the groups of largest worth are taken; a bundle not yet decided counts with the
+    share of it that the device can have. Then each is decided again, knowing the rest.
+    """
+    weights = _weights(fleet.goal, others, waits)
+    bundles, tables = fleet.bundles, fleet.goal.cells.tables
+    behind: list[list[tuple[Table, Floats, int]]] = [[] for _ in bundles]
+    for table in tables:
+        part = weights[table.cells].reshape(table.shape)
+        for dim, bundle in enumerate(table.bundles):
+            behind[bundle].append((table, part, dim))
+    share: list[Floats] = [
+        np.full(bundle.count, bundle.most(level) / bundle.count) for bundle in bundles
+    ]
+    for _ in range(2):
+        changed = False
+        for number in stream.permutation(len(bundles)).tolist():
+            worth = np.zeros(bundles[number].count)
+            for table, part, dim in behind[number]:
+                worth += _along(part, table.bundles, dim, share)
+            order = np.lexsort((stream.random(len(worth)), -worth / _sizes(bundles[number])))
+            taken = _flags(bundles[number], bundles[number].take(level, order.tolist()))
+            changed = changed or not np.array_equal(share[number], taken)
+            share[number] = taken.astype(np.float64)
+        if not changed:
+            break
+    return [each > 0 for each in share]
+
+
+def _along(part: Floats, behind: tuple[int, ...], dim: int, share: Sequence[Floats]) -> Floats:
+    """What each group of one dimension of a table is worth, given the shares of the others."""
+    worth = part
+    for other in reversed(range(dim + 1, len(behind))):
+        worth = worth @ share[behind[other]]  # sums over the last dimension
+    for other in reversed(range(dim)):
+        worth = share[behind[other]] @ worth  # sums over the last but one
+    return worth
+
+
+# -- small changes -------------------------------------------------------------------------------
+
+
+def _improve(fleet: Fleet, stream: np.random.Generator) -> Fleet:
+    """Change one device at a time while that helps and effort is left.
+
+    First for the spread of coverage, with two thirds of the effort: where no change helps any more,
+    a few devices draw again at random, and the best so far is kept. Then for the norm that is kept,
+    which undoes nothing of the first three steps of the goal.
+    """
+    goal = fleet.goal
+    effort = EFFORT // (TRIAL_COST + goal.cells.count)
+    trials = _climb(fleet, goal.spread, _responses_and_swaps, effort - effort // 3, stream)
+    for _ in range(SHAKES):
+        if trials <= 0:
+            break
+        shaken = _shaken(fleet, stream)
+        trials = _climb(shaken, goal.spread, _responses_and_swaps, trials, stream)
+        if not better(goal.spread(fleet.counts), goal.spread(shaken.counts)):
+            fleet = shaken
+    _climb(fleet, goal.key, _swaps, effort // 3, stream)
+    return fleet
+
+
+def _shaken(fleet: Fleet, stream: np.random.Generator) -> Fleet:
+    """The fleet with one to three devices' groups drawn at random."""
+    choices = fleet.choices()
+    some = stream.permutation(len(choices))[: int(stream.integers(1, 4))]
+    for device in some.tolist():
+        level = fleet.levels[device]
+        choices[device] = tuple(
+            bundle.take(level, _others(bundle, (), stream)) for bundle in fleet.bundles
+        )
+    return fleet_of(fleet.goal, fleet.bundles, fleet.levels, choices)
+
+
+def _climb(
+    fleet: Fleet,
+    measure: Callable[[Counts], Floats],
+    moves: Callable[[Fleet, int, np.random.Generator], Iterator[Member]],
+    trials: int,
+    stream: np.random.Generator,
+) -> int:
+    """Take every change that makes the measure smaller, until none does or trials run out.
+
+    Returns the trials that are left.
+    """
+    now, moved = measure(fleet.counts), True
+    while moved:
+        moved = False
+        for device in stream.permutation(len(fleet.levels)).tolist():
+            for member in moves(fleet, device, stream):
+                if trials <= 0:
+                    return 0
+                trials -= 1
+                held = fleet.goal.cells.held(member)
+                then = measure(fleet.counts - fleet.held[device] + held)
+                if better(then, now):
+                    fleet.give(device, member, held)
+                    now, moved = then, True
+                    break
+    return trials
+
+
+def _responses_and_swaps(
+    fleet: Fleet, device: int, stream: np.random.Generator
+) -> Iterator[Member]:
+    """The device's best answer to all others, then every swap."""
+    if not all(flags.all() for flags in fleet.members[device]):
+        others = fleet.counts - fleet.held[device]
+        yield _response(fleet, fleet.levels[device], others, fleet.goal.waits(), stream)
+        yield from _swaps(fleet, device, stream)
+
+
+def _swaps(fleet: Fleet, device: int, stream: np.random.Generator) -> Iterator[Member]:
+    """The device with one group given back and another taken instead, in random order."""
+    member, level = fleet.members[device], fleet.levels[device]
+    swaps = [
+        (number, out, into)
+        for number, flags in enumerate(member)
+        for out in np.flatnonzero(flags).tolist()
+        for into in np.flatnonzero(~flags).tolist()
+    ]
+    for place in stream.permutation(len(swaps)).tolist():
+        number, out, into = swaps[place]
+        bundle = fleet.bundles[number]
+        stay = [group for group in _groups(member[number]) if group != out]
+        rest = _others(bundle, [*stay, into, out], stream)
+        taken = bundle.fill(level, [into, *rest], stay)
+        if into in taken:
+            yield [*member[:number], _flags(bundle, taken), *member[number + 1 :]]
+
+
+# -- groups as numbers and as flags --------------------------------------------------------------
+
+
+def _flags(bundle: Bundle, groups: Sequence[int]) -> NDArray[np.bool_]:
+    flags = np.zeros(bundle.count, dtype=bool)
+    flags[list(groups)] = True
+    return flags
+
+
+def _groups(flags: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(flags).tolist())
+
+
+def _others(bundle: Bundle, groups: Sequence[int], stream: np.random.Generator) -> list[int]:
+    """All other groups, in random order."""
+    return [group for group in stream.permutation(bundle.count).tolist() if group not in groups]
+
+
+def _has(cells: Cells, cell: int, groups: Sequence[Sequence[int]]) -> bool:
+    """Whether a device with these groups of every bundle holds a cell."""
+    return all(group in groups[bundle] for bundle, group in cells.groups(cell))
+
+
+def _sizes(bundle: Bundle) -> Floats:
+    """What each group takes of the room: its share of atoms; 1 where groups are equal."""
+    uneven = [np.array(axis.groups) / axis.atoms for axis in bundle.uneven]
+    return np.max(uneven, axis=0) if uneven else np.ones(bundle.count)

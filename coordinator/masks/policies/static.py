@@ -1,0 +1,43 @@
+"""`static`: leading groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coordinator.masks.contract import Masks
+from coordinator.masks.groups.bundles import Bundle, bundles_of, choose_each
+from coordinator.masks.situation import Situation
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticMasks:
+    """Leading groups, the same in every round (HeteroFL: `tied`, at rescale 1).
+
+    Tied or not is the same choice wherever axes are cut alike; `tied` insists on it.
+    """
+
+    uses_norms: ClassVar[bool] = False
+
+    tied: bool = False
+
+    def __call__(self, situation: Situation) -> Masks:
+        """See `MaskPolicy`."""
+        bundles = bundles_of(situation.plan, self.tied)
+        return choose_each(situation.plan, bundles, situation.levels, _leading)
+
+    def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
+        """0 if the devices' sets cover every block together, else None.
+
+        All rounds are alike: a block is covered in every one or never.
+        """
+        bundles = bundles_of(plan, self.tied)
+        names = {str(number): level for number, level in enumerate(sorted(set(levels)))}
+        choices = choose_each(plan, bundles, names, _leading)
+        return 0 if plan.coverage(choices.values()).min() > 0 else None
+
+
+def _leading(_device: str, level: float, _number: int, bundle: Bundle) -> tuple[int, ...]:
+    return bundle.take(level, range(bundle.count))

@@ -1,0 +1,1 @@
+"""Operating a coordinator: settings, broker, identities, `serve`."""

@@ -1,0 +1,1 @@
+"""The embedded broker: Mosquitto where it is installed, else amqtt."""

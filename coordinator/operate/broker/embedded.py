@@ -1,0 +1,240 @@
+"""A broker for demos, tests and small trials: on this machine only, gone with its context.
+
+Mosquitto if it is installed, as a process of its own; else amqtt in a thread of this process,
+which needs 5 to 15 times the CPU. Both listen on loopback, know one user, and keep nothing on disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from coordinator.errors import CoordinatorError
+from coordinator.operate.orphans import without_orphans
+from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
+from edge_sdk.transport.opening import open_link
+from edge_sdk.transport.settings import BrokerSettings
+
+Kind = Literal["mosquitto", "amqtt"]
+
+HOST = "127.0.0.1"
+USER = "tessera"
+START_S = 30.0
+STOP_S = 5.0
+PORT_TRIES = 5
+MAX_PACKET_BYTES = 327_680
+"""Room for the largest chunk or control message, and its header."""
+
+_HASH_ROUNDS = 101
+
+
+class BrokerError(CoordinatorError):
+    """The embedded broker could not be started; the text says why and what to do."""
+
+
+def find_mosquitto() -> str | None:
+    """The program, on PATH or where Debian keeps it; None if it is not installed."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+def available() -> tuple[Kind, ...]:
+    """The kinds that can be started here, best first."""
+    kinds: list[Kind] = []
+    if find_mosquitto() is not None:
+        kinds.append("mosquitto")
+    if find_spec("amqtt") is not None:
+        kinds.append("amqtt")
+    return tuple(kinds)
+
+
+@contextmanager
+def embedded_broker(
+    folder: Path,
+    *,
+    kind: Kind | None = None,
+    port: int | None = None,
+    password: str | None = None,
+) -> Iterator[BrokerSettings]:
+    """Run a broker for the time of the context; yields how to reach it, once it can be reached.
+
+    `folder` gets Mosquitto's configuration and log. None means: the best kind there is, a free
+    port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
+    Raises BrokerError.
+    """
+    kinds = available()
+    if kind is None and not kinds:
+        raise BrokerError(
+            "there is no broker to start: install mosquitto (apt install mosquitto, brew install "
+            "mosquitto) or pip install 'tessera-fl[broker]', or name a running broker in the "
+            "configuration"
+        )
+    kind = kind or kinds[0]
+    if kind not in kinds:
+        raise BrokerError(f"{kind} is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    password = password or secrets.token_urlsafe(24)
+    with ExitStack() as stack:
+        yield _start(stack, folder, kind, port, password)
+
+
+def _start(
+    stack: ExitStack, folder: Path, kind: Kind, port: int | None, password: str
+) -> BrokerSettings:
+    start = _mosquitto if kind == "mosquitto" else _amqtt
+    for _ in range(1 if port else PORT_TRIES):
+        settings = BrokerSettings(
+            host=HOST, port=port or _free_port(), username=USER, password=password
+        )
+        try:
+            stack.enter_context(start(folder, settings))
+        except BrokerError as error:
+            # Between our look and its start, another program may have taken a free port.
+            failure = error
+        else:
+            return settings
+    raise failure
+
+
+@contextmanager
+def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
+    program = find_mosquitto()
+    if program is None:
+        raise BrokerError("mosquitto is not installed")
+    users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
+    users.touch(mode=0o600)
+    users.write_text(f"{settings.username}:{_password_hash(settings.password or '')}\n")
+    config.write_text(mosquitto_config(settings, users))
+    with log.open("ab") as output:
+        process = subprocess.Popen(  # noqa: S603 - the program is Mosquitto, from PATH
+            without_orphans([program, "-c", str(config)]),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C in a terminal is for us: goodbyes need the broker a moment longer.
+            start_new_session=True,
+        )
+    try:
+        _wait_until_ready(settings, lambda: process.poll() is None, lambda: _listens(settings))
+        yield
+    except _NotReadyError as error:
+        raise BrokerError(f"mosquitto did not start: {_last_lines(log) or error}") from error
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def mosquitto_config(settings: BrokerSettings, users: Path) -> str:
+    """Mosquitto's configuration for an embedded broker."""
+    lines = [
+        f"listener {settings.port} {settings.host}",
+        "allow_anonymous false",
+        f"password_file {users}",
+        "persistence false",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+        "log_type notice",
+        "connection_messages false",
+        "sys_interval 0",
+        "set_tcp_nodelay true",
+        f"max_packet_size {MAX_PACKET_BYTES}",
+        "max_inflight_messages 20",
+        # A slow reader loses messages beyond these; receipts and credits make up for it.
+        "max_queued_messages 10000",
+        "max_queued_bytes 67108864",
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        # Started by root it would become another user, who may not read the folder.
+        lines.append("user root")
+    return "\n".join(lines) + "\n"
+
+
+def _password_hash(password: str) -> str:
+    """A line of Mosquitto's password file: PBKDF2 with SHA-512, as mosquitto_passwd writes it."""
+    salt = secrets.token_bytes(12)
+    key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_ROUNDS)
+    return f"$7${_HASH_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"
+
+
+@contextmanager
+def _amqtt(_folder: Path, settings: BrokerSettings) -> Iterator[None]:
+    # amqtt is optional and slow to import.
+    from coordinator.operate.broker.amqtt import AmqttThread
+
+    thread = AmqttThread(settings)
+    thread.start()
+    try:
+        _wait_until_ready(settings, thread.is_alive, thread.listens.is_set)
+        yield
+    except _NotReadyError as error:
+        raise BrokerError(f"amqtt did not start: {thread.failure or error}") from error
+    finally:
+        thread.stop(STOP_S)
+
+
+class _NotReadyError(Exception):
+    """It ended, or does not let us in."""
+
+
+def _wait_until_ready(
+    settings: BrokerSettings, is_alive: Callable[[], bool], listens: Callable[[], bool]
+) -> None:
+    """Connect as a user would: proves the port, the protocol and the password at once."""
+    by = time.monotonic() + START_S
+    while not listens():
+        if not is_alive() or time.monotonic() >= by:
+            raise _NotReadyError("nothing listens on its port")
+        time.sleep(0.02)
+    connected = threading.Event()
+    reasons: list[str] = []
+
+    def note(event: LinkEvent) -> None:
+        if isinstance(event, Connected):
+            connected.set()
+        elif isinstance(event, Disconnected):
+            reasons.append(event.reason)
+
+    link = open_link(settings, name="ready", deliver=note)
+    try:
+        while is_alive() and time.monotonic() < by:
+            if connected.wait(0.1):
+                return
+    finally:
+        link.close()
+    raise _NotReadyError(reasons[-1] if reasons else "no answer")
+
+
+def _listens(settings: BrokerSettings) -> bool:
+    try:
+        socket.create_connection((settings.host, settings.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return " | ".join(lines[-3:])

@@ -1,0 +1,383 @@
+"""The certificate authority (CA) of one deployment.
+
+    <folder>/  ca.pem      its certificate: what participants and the broker trust
+               ca.key      its key, for its owner's eyes alone: whoever has it can be anybody
+               crl.pem     the certificates that were revoked
+               index.json  what was issued (`index.py`)
+
+Keys are P-256. A participant's certificate may only connect (`clientAuth`), the broker's only be
+connected to (`serverAuth`): no device can pose as the broker.
+
+OpenSSL refuses *every* certificate when the revocation list is past its `nextUpdate`. The list
+here changes when somebody revokes, by hand, so it lasts as long as the authority does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coordinator.operate.identity.errors import IdentityError
+from coordinator.operate.identity.files import File, write_file
+from coordinator.operate.identity.index import (
+    BrokerPlace,
+    Enrolment,
+    Index,
+    read_index,
+    write_index,
+)
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, check_device, check_name
+
+CA, CA_KEY, CRL, INDEX, LOCK = "ca.pem", "ca.key", "crl.pem", "index.json", "lock"
+
+BROKER_DAYS = 825
+
+BACKDATED = timedelta(days=1)
+"""Certificates begin this long ago: clocks of small boards are late until they find the time."""
+
+MAX_NAME = 64 - len(BULK)
+
+Clock = Callable[[], datetime]
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
+def utc_now() -> datetime:
+    """The time, to the second, as certificates tell it."""
+    return datetime.now(timezone.utc).replace(microsecond=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate and its key, PEM."""
+
+    name: str
+    certificate: bytes
+    key: bytes
+
+    def files(self) -> dict[str, File]:
+        """By the names they have in bundles."""
+        return {
+            f"{self.name}.pem": File(self.certificate),
+            f"{self.name}.key": File(self.key, private=True),
+        }
+
+
+def coordinator_name(text: str) -> str:
+    """The name of a coordinator: `coordinator`, or with its own behind it. Raises IdentityError."""
+    name = f"{COORDINATOR}-{text}" if text else COORDINATOR
+    try:
+        check_name(name, "coordinator")
+    except MessageError as error:
+        raise IdentityError(str(error)) from error
+    if len(name) > MAX_NAME:
+        raise IdentityError(f"{name!r} is too long for a certificate: at most {MAX_NAME}")
+    return name
+
+
+def device_name(text: str) -> str:
+    """The name of a device. Raises IdentityError for one that devices may not have."""
+    if text == "ca":
+        raise IdentityError("a device cannot be called ca: its bundle has the authority's ca.pem")
+    try:
+        return check_device(text)
+    except MessageError as error:
+        raise IdentityError(str(error)) from error
+
+
+class Authority:
+    """An authority's folder, for the time of the context: one process at a time changes it."""
+
+    def __init__(
+        self, folder: Path, *, create_days: int | None = None, clock: Clock = utc_now
+    ) -> None:
+        """`create_days`: make the authority, valid for so long, if it is not there.
+
+        Raises `IdentityError` if it is not there, busy or damaged.
+        """
+        self.folder = folder
+        self._clock = clock
+        if create_days is not None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        elif not (folder / INDEX).exists():
+            raise IdentityError(
+                f"{folder} holds no authority: tessera-coordinator enroll makes one there, or name "
+                "its folder with --dir"
+            )
+        self._lock = _lock(folder)
+        try:
+            self.is_new = not (folder / INDEX).exists()
+            if self.is_new and create_days is not None:
+                self._create(create_days)
+            self._key, self.certificate = _read_authority(folder)
+            self.index = read_index(folder / INDEX)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Authority:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others change it."""
+        os.close(self._lock)
+
+    @property
+    def pem(self) -> bytes:
+        """Its certificate."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its certificate."""
+        return self.certificate.fingerprint(hashes.SHA256()).hex()
+
+    @property
+    def until(self) -> datetime:
+        """When it, and every certificate with it, ends."""
+        return self.certificate.not_valid_after_utc
+
+    @property
+    def crl(self) -> bytes:
+        """The list of revoked certificates, PEM."""
+        return (self.folder / CRL).read_bytes()
+
+    def enroll(self, name: str, *, days: int, renew: bool = False) -> tuple[Issued, Issued]:
+        """New certificates of a participant, for control and bulk. `name` is a checked one.
+
+        Raises `IdentityError` if it has valid ones and `renew` is not asked for. Those stay valid
+        until they end, or are revoked together with the new ones.
+        """
+        now = self._clock()
+        valid = [each for each in self.index.of(name) if each.standing(now) == "valid"]
+        if valid and not renew:
+            raise IdentityError(
+                f"{name!r} is enrolled until {valid[-1].until:%Y-%m-%d}: --renew makes new "
+                "certificates beside the old ones; if its key is lost or stolen, revoke it first"
+            )
+        until = self._until(now, days)
+        pair = [
+            self._issue(each, now, until, ExtendedKeyUsageOID.CLIENT_AUTH, ())
+            for each in (name, name + BULK)
+        ]
+        serials = (pair[0][1], pair[1][1])
+        self._save(self.index.with_enrolment(Enrolment(name, serials, now, until)))
+        return pair[0][0], pair[1][0]
+
+    def revoke(self, name: str) -> list[Enrolment]:
+        """End a participant's certificates; returns those ended. Raises `IdentityError` if none."""
+        now = self._clock()
+        ended = [each for each in self.index.of(name) if each.standing(now) == "valid"]
+        if ended:
+            self._save(self.index.with_revoked(name, now))
+        # Also when nothing ended: a crash may have come between index and list.
+        self._write_crl()
+        if not ended:
+            known = self.index.of(name)
+            why = f"its certificates are {known[-1].standing(now)}" if known else "not enrolled"
+            raise IdentityError(
+                f"{name!r} has nothing to revoke: {why}; tessera-coordinator identities lists all"
+            )
+        return ended
+
+    def broker_certificate(self, hosts: Sequence[str]) -> Issued:
+        """A certificate for the broker under these names or addresses, and those of loopback."""
+        now = self._clock()
+        names = dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])
+        days = min(BROKER_DAYS, (self.until - now).days)
+        issued, _ = self._issue(
+            # Not a host's name: it could be one that participants have.
+            "Tessera broker",
+            now,
+            self._until(now, days),
+            ExtendedKeyUsageOID.SERVER_AUTH,
+            [_general_name(host) for host in names],
+        )
+        return replace(issued, name="broker")
+
+    def remember_broker(self, broker: BrokerPlace) -> None:
+        """Note where the broker is."""
+        if broker != self.index.broker:
+            self._save(replace(self.index, broker=broker))
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _save(self, index: Index) -> None:
+        write_index(self.folder / INDEX, index)
+        self.index = index
+
+    def _until(self, now: datetime, days: int) -> datetime:
+        if days < 1:
+            raise IdentityError(f"--days {days}: must be at least 1")
+        until = now + timedelta(days=days)
+        if until > self.until:
+            raise IdentityError(
+                f"--days {days} is longer than the authority lasts ({self.until:%Y-%m-%d}): give "
+                f"at most {(self.until - now).days}, or make a new authority in another folder and "
+                "enroll everybody there"
+            )
+        return until
+
+    def _create(self, days: int) -> None:
+        if days < 1:
+            raise IdentityError(f"--days {days}: must be at least 1")
+        now, key = self._clock(), ec.generate_private_key(ec.SECP256R1())
+        # A part of the key, so that two authorities can be told apart by their names.
+        mark = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()[:8]
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Tessera authority {mark}")])
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        certificate = (
+            _builder(name, name, key, now, now + timedelta(days=days))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        write_file(self.folder / CA_KEY, File(_key_pem(key), private=True))
+        write_file(self.folder / CA, File(certificate.public_bytes(serialization.Encoding.PEM)))
+        self._key, self.certificate, self.index = key, certificate, Index()
+        self._write_crl()
+        # Last: a folder with an index is a whole authority.
+        write_index(self.folder / INDEX, self.index)
+
+    def _issue(
+        self,
+        name: str,
+        now: datetime,
+        until: datetime,
+        purpose: x509.ObjectIdentifier,
+        hosts: Sequence[x509.GeneralName],
+    ) -> tuple[Issued, int]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer_key = self._key.public_key()
+        builder = (
+            _builder(subject, self.certificate.subject, key, now, until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False
+            )
+        )
+        if hosts:
+            builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        return Issued(name, pem, _key_pem(key)), certificate.serial_number
+
+    def _write_crl(self) -> None:
+        now = self._clock()
+        issuer_key = self._key.public_key()
+        revoked = [each for each in self.index.enrolments if each.revoked is not None]
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - BACKDATED)
+            .next_update(self.until)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False
+            )
+            .add_extension(x509.CRLNumber(len(revoked)), critical=False)
+        )
+        for each in revoked:
+            for serial in each.serials:
+                builder = builder.add_revoked_certificate(
+                    x509.RevokedCertificateBuilder()
+                    .serial_number(serial)
+                    .revocation_date(each.revoked or now)
+                    .build()
+                )
+        crl = builder.sign(self._key, hashes.SHA256())
+        write_file(self.folder / CRL, File(crl.public_bytes(serialization.Encoding.PEM)))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: PrivateKey, now: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    public = key.public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _usage(
+    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
+) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise IdentityError(
+            f"--host {host!r} cannot stand in a certificate: give a name in ASCII, or an address"
+        ) from error
+
+
+def _read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
+    try:
+        key = serialization.load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
+        certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise IdentityError(
+            f"{folder}: the authority's {CA} or {CA_KEY} cannot be read ({error}); put it back "
+            "from a backup"
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise IdentityError(f"{folder / CA_KEY} is not a key that this program made")
+    if key.public_key() != certificate.public_key():
+        raise IdentityError(f"{folder}: {CA_KEY} does not belong to {CA}; put both back together")
+    return key, certificate
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise IdentityError(f"{folder} is in use by another process: try again") from error
+    return descriptor

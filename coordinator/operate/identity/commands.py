@@ -1,0 +1,441 @@
+"""The commands of `tessera-coordinator` that say who may connect to the broker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Only what argparse needs is loaded here: `cryptography` waits for a command that signs.
+if TYPE_CHECKING:
+    from coordinator.operate.identity.authority import Authority
+    from coordinator.operate.identity.index import BrokerPlace, Enrolment
+
+FOLDER = Path("identity")
+AUTHORITY_DAYS = 3_650
+PARTICIPANT_DAYS = 365
+PORT = 8_883
+MOSQUITTO = "mosquitto"
+"""The broker's program, the account it runs under, and the folder for its files."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to those of `tessera-coordinator`."""
+    _add_authority(commands)
+    _add_enroll(commands)
+    _add_revoke(commands)
+    _add_identities(commands)
+    _add_broker_config(commands)
+
+
+def _add_authority(commands: Any) -> None:
+    authority = commands.add_parser(
+        "authority",
+        help="make the authority that certificates come from",
+        description=(
+            "Makes the certificate authority (CA) of a deployment: its certificate, its key and an "
+            "empty list of revoked certificates. enroll and broker-config make one too when there "
+            "is none; this command is for choosing how long it lasts. Keep the folder private and "
+            "back it up: whoever has ca.key can connect as anybody, and without it nobody can be "
+            "enrolled or revoked."
+        ),
+    )
+    _add_folder(authority)
+    authority.add_argument(
+        "--days",
+        type=int,
+        default=AUTHORITY_DAYS,
+        help="how long it, and all it signs, lasts (default %(default)s)",
+    )
+    authority.set_defaults(run=_authority)
+
+
+def _add_enroll(commands: Any) -> None:
+    enroll = commands.add_parser(
+        "enroll",
+        help="make certificates and a ready bundle for a device, or for a coordinator",
+        description=(
+            "Makes two certificates, one for each connection (<name> and <name>-bulk), and puts\n"
+            "them with their keys and a configuration into a bundle, <device>.tar.gz. Bring it to\n"
+            "the device over a channel you trust, unpack it, fill in where its data is, and start\n"
+            "tessera-device run --config <device>/device.toml. The keys are in the bundle and\n"
+            "nowhere else: delete it once it is installed. The broker needs no change for a new\n"
+            "device."
+        ),
+        epilog=(
+            "examples:\n"
+            "  tessera-coordinator enroll robot --broker broker.example.org --task digits\n"
+            "  tessera-coordinator enroll robot --renew       before its certificates end\n"
+            "  tessera-coordinator enroll --coordinator       for run.toml\n"
+            "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    who = enroll.add_mutually_exclusive_group(required=True)
+    who.add_argument("device", nargs="?", metavar="DEVICE", help="the device's name")
+    who.add_argument(
+        "--coordinator",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="enroll the coordinator instead; a name for each if there are several",
+    )
+    _add_folder(enroll)
+    enroll.add_argument(
+        "--days",
+        type=int,
+        default=PARTICIPANT_DAYS,
+        help="how long the certificates last (default %(default)s)",
+    )
+    enroll.add_argument(
+        "--broker",
+        metavar="HOST[:PORT]",
+        help=f"where the broker is (default: as last time; port {PORT})",
+    )
+    enroll.add_argument("--task", metavar="NAME", help="what the device trains; can be filled in")
+    enroll.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=(
+            "the bundle: an archive if it ends in .tar.gz, else a folder (default <device>.tar.gz; "
+            "a coordinator's: the folder <name>-identity)"
+        ),
+    )
+    enroll.add_argument(
+        "--renew",
+        action="store_true",
+        help="also if it has certificates that are valid; those stay valid until they end",
+    )
+    enroll.set_defaults(run=_enroll)
+
+
+def _add_revoke(commands: Any) -> None:
+    revoke = commands.add_parser(
+        "revoke",
+        help="end a device's certificates",
+        description=(
+            "Puts all valid certificates of a device (or a coordinator) on the list of revoked "
+            "ones, also beside the broker's configuration if that is on this machine. It takes "
+            "hold for new connections once the broker has read the list again; a connection that "
+            "stands is ended only by a restart of the broker. Enrolling the name again makes new "
+            "certificates."
+        ),
+    )
+    revoke.add_argument("name", metavar="NAME", help="whom; see tessera-coordinator identities")
+    _add_folder(revoke)
+    revoke.set_defaults(run=_revoke)
+
+
+def _add_identities(commands: Any) -> None:
+    identities = commands.add_parser(
+        "identities",
+        help="who is enrolled, until when, and who was revoked",
+        description="Prints the authority, and everybody it enrolled, oldest first.",
+    )
+    _add_folder(identities)
+    identities.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    identities.set_defaults(run=_identities)
+
+
+def _add_broker_config(commands: Any) -> None:
+    config = commands.add_parser(
+        "broker-config",
+        help="write the broker's side: TLS, access rules, revoked certificates",
+        description=(
+            "Writes a folder with which Mosquitto knows everybody by certificate: its "
+            "configuration, its own certificate and key, the access rules and the list of revoked "
+            "certificates. Only those who were enrolled connect; the client id is the name in the "
+            "certificate; a device reads and writes only its own topics. Run it again after "
+            "enrolling a coordinator with a name of its own, or before the broker's certificate "
+            "ends; files that are there are replaced."
+        ),
+        epilog=(
+            "example: tessera-coordinator broker-config mosquitto --host broker.example.org && "
+            "mosquitto -c identity/mosquitto/mosquitto.conf"
+        ),
+    )
+    config.add_argument("kind", choices=(MOSQUITTO,), help="which broker")
+    _add_folder(config)
+    config.add_argument(
+        "--host",
+        action="append",
+        metavar="NAME",
+        help=(
+            "name or address under which participants find the broker; may be given again "
+            "(default: as last time). With loopback alone it listens to this machine only"
+        ),
+    )
+    config.add_argument("--port", type=int, help=f"default: as last time, or {PORT}")
+    config.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"where to write (default <dir>/{MOSQUITTO})"
+    )
+    config.add_argument(
+        "--at",
+        type=Path,
+        metavar="DIR",
+        help="where the files will stand on the broker's machine, if not there",
+    )
+    config.add_argument(
+        "--user",
+        metavar="NAME",
+        help=(
+            "the account that Mosquitto runs under when root starts it; it gets the files "
+            f"(default: {MOSQUITTO} if there is one)"
+        ),
+    )
+    config.set_defaults(run=_broker_config)
+
+
+def _add_folder(command: Any) -> None:
+    command.add_argument(
+        "--dir",
+        type=Path,
+        default=FOLDER,
+        metavar="DIR",
+        help="the authority's folder (default %(default)s)",
+    )
+
+
+# -- what they do --------------------------------------------------------------------------------
+
+
+def _authority(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.authority import Authority
+    from coordinator.operate.identity.errors import IdentityError
+
+    with Authority(arguments.dir, create_days=arguments.days) as authority:
+        if not authority.is_new:
+            raise IdentityError(
+                f"{arguments.dir} holds an authority already, until {authority.until:%Y-%m-%d}: "
+                "name another folder with --dir"
+            )
+        _say_new(authority)
+    return 0
+
+
+def _enroll(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.authority import Authority, coordinator_name, device_name
+    from coordinator.operate.identity.bundles import coordinator_bundle, device_bundle
+    from coordinator.operate.identity.errors import IdentityError
+    from coordinator.operate.identity.files import check_free, folder_in, write_bundle
+
+    is_device = arguments.coordinator is None
+    name = device_name(arguments.device) if is_device else coordinator_name(arguments.coordinator)
+    out = arguments.out or Path(f"{name}.tar.gz" if is_device else f"{name}-identity")
+    check_free(out)
+    _check_task(arguments.task)
+    with Authority(arguments.dir, create_days=AUTHORITY_DAYS) as authority:
+        _say_new(authority)
+        broker = _place(authority, arguments.broker)
+        pair = authority.enroll(name, days=arguments.days, renew=arguments.renew)
+        if is_device:
+            files = device_bundle(authority, pair, broker, arguments.task)
+        else:
+            files = coordinator_bundle(authority, pair, broker, folder_in(out))
+        try:
+            write_bundle(out, files)
+        except OSError as error:
+            raise IdentityError(
+                f"{name} is enrolled, but {out} cannot be written ({error}): enroll it again with "
+                "--renew"
+            ) from error
+        until = authority.index.of(name)[-1].until
+    print(f"{name} is enrolled until {until:%Y-%m-%d}; its bundle, with the only copy of its keys:")
+    print(f"  {out}")
+    steps = _device_steps(folder_in(out), arguments.task) if is_device else _own_steps(name, out)
+    for line in steps:
+        print(line)
+    return 0
+
+
+def _device_steps(folder: str, task: str | None) -> Iterator[str]:
+    yield "Bring it to the device, unpacked, where"
+    yield f"  {folder}/device.toml    must be told {'' if task else 'task and '}data, then"
+    yield f"  tessera-device run --config {folder}/device.toml"
+
+
+def _own_steps(name: str, out: Path) -> Iterator[str]:
+    yield f"Put the table in {out / 'broker.toml'} into run.toml, in place of its [broker]."
+    if name != "coordinator":
+        yield f"The broker must know {name}: tessera-coordinator broker-config {MOSQUITTO}, reload."
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.authority import CRL, Authority
+    from coordinator.operate.identity.files import File, write_file
+
+    with Authority(arguments.dir) as authority:
+        ended = authority.revoke(arguments.name)
+        serials = ", ".join(f"{serial:x}" for each in ended for serial in each.serials)
+        print(f"{arguments.name} is revoked (serial numbers {serials})")
+        lists = [authority.folder / CRL]
+        broker = authority.index.broker
+        if broker is not None and broker.files is not None and broker.files.is_dir():
+            lists.append(broker.files / CRL)
+            write_file(lists[-1], File(authority.crl))
+    print(f"The list is in {' and '.join(map(str, lists))}.")
+    if len(lists) == 1:
+        print("Copy it to the broker, to the place that crlfile names there.")
+    print(
+        "Let the broker read it: systemctl reload mosquitto, or kill -HUP. A connection that "
+        "stands goes on until it breaks; restart the broker to end it now."
+    )
+    return 0
+
+
+def _identities(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.authority import Authority, utc_now
+
+    with Authority(arguments.dir) as authority:
+        now, rows = utc_now(), authority.index.enrolments
+        if arguments.json:
+            print(json.dumps([{**_facts(each), "standing": each.standing(now)} for each in rows]))
+            return 0
+        print(f"authority  {authority.fingerprint[:16]}… until {authority.until:%Y-%m-%d}")
+        if (broker := authority.index.broker) is not None:
+            print(f"broker     {broker.host}, port {broker.port}")
+        width = max((len(each.name) for each in rows), default=0)
+        for each in rows:
+            standing = each.standing(now)
+            when = each.revoked if each.revoked is not None else each.until
+            word = {"valid": "until", "expired": "ended", "revoked": "revoked"}[standing]
+            print(f"{each.name:{width}}  {word:7} {when:%Y-%m-%d}")
+    return 0
+
+
+def _facts(enrolment: Enrolment) -> dict[str, Any]:
+    return {
+        "name": enrolment.name,
+        "serials": [f"{serial:x}" for serial in enrolment.serials],
+        "issued": enrolment.issued.isoformat(),
+        "until": enrolment.until.isoformat(),
+        "revoked": None if enrolment.revoked is None else enrolment.revoked.isoformat(),
+    }
+
+
+def _broker_config(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.authority import Authority
+    from coordinator.operate.identity.bundles import make_place
+    from coordinator.operate.identity.errors import IdentityError
+    from coordinator.operate.identity.files import write_file
+    from coordinator.operate.identity.mosquitto import CONFIG, mosquitto_files
+
+    out: Path = arguments.out or arguments.dir / MOSQUITTO
+    at = (arguments.at or out).absolute()
+    if any(character.isspace() for character in str(at)):
+        raise IdentityError(f"{str(at)!r}: Mosquitto cannot read paths with spaces; name another")
+    with Authority(arguments.dir, create_days=AUTHORITY_DAYS) as authority:
+        _say_new(authority)
+        known = authority.index.broker
+        hosts = arguments.host or ([known.host] if known else [])
+        if not hosts:
+            raise IdentityError(
+                "--host is missing: the name or address under which devices find the broker"
+            )
+        place = make_place(hosts[0], arguments.port or (known.port if known else PORT))
+        user = _account(arguments.user)
+        if at == out.absolute():
+            _check_reach(at, user)
+        files = mosquitto_files(authority, hosts=hosts, port=place.port, at=at, user=user)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, file in files.items():
+            write_file(out / name, file)
+        if user is not None:
+            _hand_over([out, *(out / name for name in files)], user)
+        here = out.absolute() if at == out.absolute() else None
+        authority.remember_broker(replace(place, files=here))
+    print(f"{out}: {', '.join(sorted(files))}")
+    if at == out.absolute():
+        print(f"mosquitto -c {at / CONFIG}")
+    else:
+        print(f"Copy them to {at} on the broker's machine (broker.key in private), then there")
+        print(f"mosquitto -c {at / CONFIG}")
+    return 0
+
+
+# -- details -------------------------------------------------------------------------------------
+
+
+def _say_new(authority: Authority) -> None:
+    if authority.is_new:
+        print(
+            f"{authority.folder} is the new authority, until {authority.until:%Y-%m-%d}. Keep it "
+            "private and back it up: with ca.key one can connect as anybody."
+        )
+
+
+def _check_task(task: str | None) -> None:
+    from coordinator.operate.identity.errors import IdentityError
+    from edge_sdk.protocol.errors import MessageError
+    from edge_sdk.protocol.messages.topics import check_name
+
+    try:
+        check_name(task, "task") if task is not None else None
+    except MessageError as error:
+        raise IdentityError(f"--task: {error}") from error
+
+
+def _place(authority: Authority, text: str | None) -> BrokerPlace:
+    """Where the broker is: as told, which is remembered, or as remembered."""
+    from coordinator.operate.identity.bundles import parse_place
+    from coordinator.operate.identity.errors import IdentityError
+
+    known = authority.index.broker
+    if text is None:
+        if known is None:
+            raise IdentityError(
+                f"--broker is missing: where devices find the broker, as HOST or HOST:PORT "
+                f"(port {PORT} if left out); it is remembered"
+            )
+        return known
+    place = replace(parse_place(text), files=known.files if known else None)
+    authority.remember_broker(place)
+    return place
+
+
+def _account(given: str | None) -> str | None:
+    """Whom Mosquitto becomes when root starts it; None: it is not root who does."""
+    if os.geteuid() != 0:
+        return given
+    import pwd
+
+    from coordinator.operate.identity.errors import IdentityError
+
+    try:
+        pwd.getpwnam(given or MOSQUITTO)
+    except KeyError as error:
+        if given is None:
+            return "root"
+        raise IdentityError(f"--user {given!r}: there is no such account") from error
+    return given or MOSQUITTO
+
+
+def _check_reach(folder: Path, user: str | None) -> None:
+    """Raise IdentityError if that account cannot enter a folder on the way; None: we start it."""
+    if user in (None, "root"):
+        return
+    import pwd
+
+    from coordinator.operate.identity.errors import IdentityError
+
+    owner = pwd.getpwnam(str(user)).pw_uid
+    for each in folder.parents:
+        if each.exists() and (status := each.stat()).st_uid != owner and not status.st_mode & 0o001:
+            raise IdentityError(
+                f"{user!r}, whom Mosquitto becomes when root starts it, cannot enter {each}: write "
+                "to a place that it can, such as --out /etc/mosquitto/tessera, or say --user root "
+                "for a trial"
+            )
+
+
+def _hand_over(paths: list[Path], user: str) -> None:
+    """Mosquitto reads its key after it has become that user."""
+    if os.geteuid() == 0:
+        for path in paths:
+            shutil.chown(path, user)

@@ -1,0 +1,143 @@
+"""What an authority has issued: a JSON file, replaced as a whole.
+
+Never holds a key. A pair of certificates is in here before it is handed out, so that every one
+there is can be revoked.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from coordinator.operate.identity.errors import IdentityError
+from coordinator.operate.identity.files import File, write_file
+from edge_sdk.protocol.messages.topics import COORDINATOR
+
+VERSION = 1
+
+Standing = Literal["valid", "expired", "revoked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """The two certificates of a participant, control and bulk. Times are UTC."""
+
+    name: str
+    serials: tuple[int, int]
+    issued: datetime
+    until: datetime
+    revoked: datetime | None = None
+
+    def standing(self, now: datetime) -> Standing:
+        """What they are worth now."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if now >= self.until else "valid"
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether a coordinator's rights go with it."""
+        return self.name == COORDINATOR or self.name.startswith(COORDINATOR + "-")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPlace:
+    """Where participants find the broker, and where its files were written (None: nowhere yet)."""
+
+    host: str
+    port: int
+    files: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All that was issued, oldest first, and the broker it is for (None: not known yet)."""
+
+    enrolments: tuple[Enrolment, ...] = ()
+    broker: BrokerPlace | None = None
+
+    def of(self, name: str) -> tuple[Enrolment, ...]:
+        """The enrolments of a participant, oldest first."""
+        return tuple(each for each in self.enrolments if each.name == name)
+
+    def with_enrolment(self, enrolment: Enrolment) -> Index:
+        """One more."""
+        return replace(self, enrolments=(*self.enrolments, enrolment))
+
+    def with_revoked(self, name: str, now: datetime) -> Index:
+        """The same, with every valid enrolment of a participant revoked."""
+        return replace(
+            self,
+            enrolments=tuple(
+                replace(each, revoked=now)
+                if each.name == name and each.standing(now) == "valid"
+                else each
+                for each in self.enrolments
+            ),
+        )
+
+
+def read_index(path: Path) -> Index:
+    """The index in a file. Raises `IdentityError` when it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            raise IdentityError(
+                f"{path} is of version {content['version']}; this program reads {VERSION}"
+            )
+        broker = content["broker"]
+        return Index(
+            tuple(_read_enrolment(each) for each in content["enrolments"]),
+            None if broker is None else _read_broker(broker),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise IdentityError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): put it back from a backup; "
+            "without it nobody knows which certificates to revoke"
+        ) from error
+
+
+def write_index(path: Path, index: Index) -> None:
+    """Put an index in its place."""
+    broker = index.broker
+    content = {
+        "version": VERSION,
+        "broker": None
+        if broker is None
+        else {
+            "host": broker.host,
+            "port": broker.port,
+            "files": None if broker.files is None else str(broker.files),
+        },
+        "enrolments": [
+            {
+                "name": each.name,
+                "serials": [f"{serial:x}" for serial in each.serials],
+                "issued": each.issued.isoformat(),
+                "until": each.until.isoformat(),
+                "revoked": None if each.revoked is None else each.revoked.isoformat(),
+            }
+            for each in index.enrolments
+        ],
+    }
+    write_file(path, File((json.dumps(content, indent=1) + "\n").encode()))
+
+
+def _read_enrolment(content: dict[str, Any]) -> Enrolment:
+    control, bulk = (int(serial, 16) for serial in content["serials"])
+    revoked = content["revoked"]
+    return Enrolment(
+        name=content["name"],
+        serials=(control, bulk),
+        issued=datetime.fromisoformat(content["issued"]),
+        until=datetime.fromisoformat(content["until"]),
+        revoked=None if revoked is None else datetime.fromisoformat(revoked),
+    )
+
+
+def _read_broker(content: dict[str, Any]) -> BrokerPlace:
+    files = content["files"]
+    return BrokerPlace(content["host"], content["port"], None if files is None else Path(files))

@@ -1,0 +1,84 @@
+"""What Mosquitto needs: a listener with TLS, its certificate, access rules, the revocation list.
+
+The rules are patterns over the name in the certificate (`%u`), so that enrolling a device changes
+nothing at the broker. Only coordinators are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from coordinator.operate.broker.embedded import MAX_PACKET_BYTES
+from coordinator.operate.identity.authority import CA, CRL, Authority
+from coordinator.operate.identity.files import File
+from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, ROOT
+from edge_sdk.transport.settings import is_loopback
+
+CONFIG, ACL = "mosquitto.conf", "acl"
+
+
+def mosquitto_files(
+    authority: Authority, *, hosts: list[str], port: int, at: Path, user: str | None
+) -> dict[str, File]:
+    """The broker's files, by name, made for the folder `at`.
+
+    `user`: whom Mosquitto becomes when root starts it; None: its own choice.
+    """
+    return {
+        CONFIG: File(_config(hosts, port, at, user).encode()),
+        ACL: File(access_rules(_coordinators(authority)).encode()),
+        CA: File(authority.pem),
+        CRL: File(authority.crl),
+        **authority.broker_certificate(hosts).files(),
+    }
+
+
+def access_rules(coordinators: Iterable[str]) -> str:
+    """Mosquitto's ACL file: who may read and write what."""
+    lines = ["# Every coordinator, both its connections: everything."]
+    for name in coordinators:
+        for user in (name, name + BULK):
+            lines += [f"user {user}", f"topic readwrite {ROOT}/#"]
+    lines += [
+        "",
+        "# Everybody else: what is for all, and topics with the name in the own certificate.",
+        f"pattern read {ROOT}/+/pub/#",
+        f"pattern read {ROOT}/+/down/%u/#",
+        f"pattern write {ROOT}/+/up/%u/#",
+        f"pattern readwrite {ROOT}/+/presence/%u",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _coordinators(authority: Authority) -> list[str]:
+    enrolled = (each.name for each in authority.index.enrolments if each.is_coordinator)
+    return sorted({COORDINATOR, *enrolled})
+
+
+def _config(hosts: list[str], port: int, at: Path, user: str | None) -> str:
+    # A broker for this machine alone listens to nobody else.
+    bind = f" {hosts[0]}" if all(is_loopback(host) for host in hosts) else ""
+    lines = [
+        "# Written by tessera-coordinator broker-config; start it with mosquitto -c, or let your",
+        "# own configuration include it.",
+        f"listener {port}{bind}",
+        f"cafile {at / CA}",
+        f"certfile {at / 'broker.pem'}",
+        f"keyfile {at / 'broker.key'}",
+        f"crlfile {at / CRL}",
+        "require_certificate true",
+        "# Name and client id come from the certificate: nobody can borrow another's.",
+        "use_identity_as_username true",
+        "use_username_as_clientid true",
+        "allow_anonymous false",
+        f"acl_file {at / ACL}",
+        f"max_packet_size {MAX_PACKET_BYTES}",
+        "max_inflight_messages 20",
+        "max_queued_messages 10000",
+        "max_queued_bytes 67108864",
+        "set_tcp_nodelay true",
+    ]
+    if user is not None:
+        lines.append(f"user {user}")
+    return "\n".join(lines) + "\n"

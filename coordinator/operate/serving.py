@@ -1,0 +1,186 @@
+"""From a configuration to a running coordinator: the run's folder, the broker, the service."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+
+from coordinator.aggregate.pairings import rule_name
+from coordinator.errors import ConfigError
+from coordinator.masks import MASKS
+from coordinator.operate.broker.embedded import embedded_broker
+from coordinator.operate.config import ServeConfig
+from coordinator.operate.taskfile import Evaluator, compile_task, load_evaluation
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.folder import About, Run, create_run, is_run
+from coordinator.service.service import Service, ServiceConfig
+from edge_sdk.program.watchdog import Watchdog
+from edge_sdk.transport.mqtt.certificates import certificate_advice
+from edge_sdk.transport.opening import open_link
+from edge_sdk.transport.probe import BrokerFacts, probe_broker
+from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
+
+log = logging.getLogger(__name__)
+
+BROKER, BROKER_FILE = "broker", "broker.toml"
+RETRY_S = 5.0
+
+Say = Callable[[str], None]
+
+
+def open_run(config: ServeConfig) -> Run:
+    """The run in the configured folder; a new one is made, which compiles the task.
+
+    Raises `ConfigError` when the folder's run is of another task, and as `create_run` and `Run`.
+    """
+    folder, task = config.run.folder, config.task
+    if not is_run(folder):
+        model = compile_task(task.source, config.base, batch_size=config.run.batch_size)
+        about = About(
+            task=task.name,
+            run=secrets.token_hex(8),
+            source=task.source,
+            batch_size=config.run.batch_size,
+        )
+        config.machine(model.plan)  # what does not fit is said before anything is written
+        create_run(folder, about, model)
+    run = Run(folder)
+    wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
+    for name, value in wanted.items():
+        if (has := getattr(run.about, name)) != value:
+            run.close()
+            raise ConfigError(
+                f"{folder} holds a run with {name} {has!r}, the configuration says {value!r}: "
+                "put it back, or name another folder"
+            )
+    return run
+
+
+@contextmanager
+def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
+    """The broker for the time of the context; one of our own if that is configured."""
+    if not config.broker.embedded:
+        yield config.broker_settings()
+        return
+    broker, folder = config.broker, config.run.folder
+    with embedded_broker(folder / BROKER, port=broker.port, password=broker.password) as settings:
+        settings = replace(settings, chunk_bytes=broker.chunk_bytes)
+        path = folder / BROKER_FILE
+        path.touch(mode=0o600)
+        path.write_text(broker_table(settings))
+        try:
+            yield settings
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def broker_table(settings: BrokerSettings) -> str:
+    """How to reach a broker, as the `[broker]` table of a configuration."""
+    values = {
+        "host": settings.host,
+        "port": settings.port,
+        "username": settings.username,
+        "password": settings.password,
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None]
+    return "\n".join(["[broker]", *lines]) + "\n"
+
+
+def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
+    """What the broker can do; waits for it to be there. None: a stop was asked for.
+
+    Raises `LinkError` when it will never do or refuses us, with what to change.
+    """
+    tls_context(settings)
+    while not stop.is_set():
+        try:
+            facts = probe_broker(settings, name=f"tessera-probe-{os.getpid()}")
+        except DeniedError:
+            raise
+        except LinkError as error:
+            log.warning("%s: %s; trying again", settings.address, error)
+            stop.wait(RETRY_S)
+            continue
+        if facts.refusal is not None:
+            raise LinkError(f"{settings.address}: {facts.refusal}")
+        return facts
+    return None
+
+
+def serve(
+    config: ServeConfig, stop: threading.Event, say: Say, watchdog: Watchdog | None = None
+) -> bool:
+    """Run the coordinator until the run is complete (True) or a stop is asked for (False).
+
+    `say` gets the start-up report, line by line; `watchdog` is for programs, see there.
+    """
+    evaluation = config.task.evaluation
+    with open_run(config) as run, reach_broker(config) as settings:
+        evaluate = None
+        if evaluation is not None:
+            evaluate = Evaluator(run.task, load_evaluation(evaluation, config.base))
+        facts = try_broker(settings, stop) if config.broker.probe else None
+        if stop.is_set():
+            return False
+        service_config = ServiceConfig(
+            machine=config.machine(run.plan),
+            down=config.down,
+            keeping=config.keeping,
+            chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
+            retained_chunks=facts is None or facts.retained_chunks,
+            max_devices=config.round.max_devices,
+        )
+        for line in start_report(config, run, service_config, settings, facts):
+            say(line)
+        service = Service(
+            run,
+            service_config,
+            open_link=partial(open_link, settings),
+            evaluate=evaluate,
+            watchdog=watchdog,
+        )
+        try:
+            service.serve(stop)
+            return service.finished
+        finally:
+            service.close()
+
+
+def start_report(
+    config: ServeConfig,
+    run: Run,
+    service: ServiceConfig,
+    settings: BrokerSettings,
+    facts: BrokerFacts | None,
+) -> Iterator[str]:
+    """What is about to happen, for people."""
+    machine, plan = service.machine, run.plan
+    masks = next(name for name, kind in MASKS.items() if type(machine.masks) is kind)
+    done = run.rounds()[-1]
+    if isinstance(machine, RoundsConfig):
+        length = f"{machine.rounds} rounds"
+    else:
+        length = f"{machine.updates} updates"
+    yield f"task       {run.about.task} ({run.about.source})"
+    yield f"run        {run.about.run} in {run.folder}"
+    yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
+    yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
+    yield f"encoding   movements {machine.encoding}, model {service.down}"
+    yield f"starts     after round {done}" if done else "starts     from scratch"
+    own = f" (our own; devices find it in {run.folder / BROKER_FILE})"
+    yield f"broker     {settings.address}{own if config.broker.embedded else ''}"
+    certificates = (settings.certificate, settings.bulk_certificate)
+    for advice in certificate_advice(certificates, None, datetime.now(timezone.utc)):
+        yield f"           {advice}"
+    for finding in () if facts is None else facts.findings():
+        if finding.verdict != "good":
+            yield f"           {finding.name}: {finding.text}"
+    yield f"waits for  {machine.min_devices} devices"

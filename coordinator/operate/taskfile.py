@@ -1,0 +1,135 @@
+"""A task as code on the coordinator alone: "path/to/file.py:function" or "package.module:function".
+
+The task's function takes nothing and returns a `coordinator.Task`; a second one may return
+test data, (inputs, targets) as numpy arrays. Both run in processes of their own: the one that
+serves devices loads neither torch nor the task's code.
+
+    python -m coordinator.operate.taskfile SOURCE OUT.npz
+
+calls a function and writes the test data it returns.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregate.model import GlobalModel
+from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.run.folder import TaskFiles
+from coordinator.task.graphs.child import compile_in_child, load_function
+from coordinator.task.saved_model import SavedModel
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.errors import ProtocolError, TensorError
+from edge_sdk.protocol.plan.layout import Array
+
+
+def compile_task(source: str, base: Path, *, batch_size: int) -> SavedModel:
+    """Trace and compile a task. Raises `GraphCompileError` with what its code said."""
+    return compile_in_child(_located(source, base), batch_sizes=(batch_size,))
+
+
+def load_evaluation(source: str, base: Path) -> ArrayData:
+    """Test data: of a function, or of an .npz file with x (or x0, x1 …) and y.
+
+    Raises `ConfigError` when there is none to be had.
+    """
+    if source.endswith(".npz"):
+        return _read_npz(base / source)
+    with TemporaryDirectory(prefix="tessera-evaluation-") as folder:
+        path = Path(folder) / "data.npz"
+        done = subprocess.run(  # noqa: S603  our own interpreter and module, no shell
+            [
+                sys.executable,
+                "-m",
+                "coordinator.operate.taskfile",
+                _located(source, base),
+                str(path),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode != 0:
+            said = done.stderr.strip() or f"the process ended with code {done.returncode}"
+            raise ConfigError(f"[task] evaluation {source!r}: {said}")
+        return _read_npz(path)
+
+
+class Evaluator:
+    """The accuracy of the model on test data, with the task's own graph and onnxruntime alone."""
+
+    def __init__(self, task: TaskFiles, data: ArrayData) -> None:
+        """Raises `ConfigError` when the data is not the task's."""
+        # onnxruntime is optional, and slow to load.
+        from edge_sdk.train.inference import Predictor
+
+        try:
+            task.manifest.data.check(data)
+        except TensorError as error:
+            raise ConfigError(f"[task] evaluation: {error}") from error
+        self._data = data
+        self._predictor = Predictor(task.plan, task.manifest, task.files)
+
+    def __call__(self, model: GlobalModel) -> float | None:
+        """Share of right answers; None when the task has none."""
+        from edge_sdk.train.inference import accuracy
+
+        outputs = self._predictor.predict(model.weights, model.buffers, self._data.inputs)
+        return accuracy(outputs, self._data.targets)
+
+
+def main(arguments: list[str]) -> int:
+    """What the child does; the exit code."""
+    source, out = arguments
+    try:
+        inputs, targets = _pair(source, load_function(source)())
+    except CoordinatorError as error:
+        print(error, file=sys.stderr)
+        return 1
+    arrays: dict[str, Any] = {f"x{number}": array for number, array in enumerate(inputs)}
+    np.savez(Path(out), y=targets, **arrays)
+    return 0
+
+
+def _pair(source: str, found: Any) -> tuple[tuple[Array, ...], Array]:
+    if isinstance(found, ArrayData):
+        return found.inputs, found.targets
+    if isinstance(found, tuple) and len(found) == 2:
+        inputs, targets = found
+        arrays = inputs if isinstance(inputs, tuple) else (inputs,)
+        if all(isinstance(array, np.ndarray) for array in (*arrays, targets)):
+            return arrays, targets
+    raise ConfigError(f"{source} returns {type(found).__name__}, not (inputs, targets) of numpy")
+
+
+def _located(source: str, base: Path) -> str:
+    place, colon, function = source.rpartition(":")
+    return f"{base / place}{colon}{function}" if place.endswith(".py") else source
+
+
+def _read_npz(path: Path) -> ArrayData:
+    from edge_sdk.data.files import read_data
+
+    try:
+        inputs, targets = read_data(path)
+        if targets is None:
+            raise ConfigError(f"{path} has no y: test data needs the right answers")
+        return ArrayData(tuple(inputs[name] for name in _ordered(inputs)), targets)
+    except ProtocolError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _ordered(inputs: dict[str, Array]) -> list[str]:
+    return [f"x{number}" for number in range(len(inputs)) if f"x{number}" in inputs]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

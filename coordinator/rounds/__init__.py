@@ -1,0 +1,1 @@
+"""Rounds as state machines without I/O: synchronous, and asynchronous by fragments."""

@@ -1,0 +1,67 @@
+"""What both state machines are told beside messages, and what both ask for.
+
+Events happen at the edge (a device came, a movement is stored, time passed); effects are performed
+there, in the order they are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.aggregate.arrivals import Arrival
+from edge_sdk.protocol.messages.round import Assignment, Receipt, RoundClosed, RoundOpen
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A device is there, for the first time or again."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A device is gone; what it owes may still come."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a device sent for a round is stored."""
+
+    device: str
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Tell every device."""
+
+    message: RoundOpen | RoundClosed
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Tell one device."""
+
+    device: str
+    message: RoundOpen | Assignment | Receipt | RoundClosed
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Store what a device sent for this round and answer with `Kept`."""
+
+    round: int
+    arrival: Arrival

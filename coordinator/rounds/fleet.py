@@ -1,0 +1,53 @@
+"""What the coordinator knows about its devices and blocks from the rounds gone by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.screening import Usual
+from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet:
+    """A value; arrays in it are never changed. Made by `new_fleet`."""
+
+    last_covered: Indices
+    """Per block, the round that last covered it; 0 = never."""
+    times_covered: Indices
+    """Per block, how many movements ever held it."""
+    trained: Mapping[str, int] = field(default_factory=dict)
+    """The last round in which a device's own fresh movement counted."""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    """Training samples, as each device last said."""
+    usual: Usual = field(default_factory=Usual)
+    """What each level usually sends."""
+    norms: NDArray[np.float64] | None = None
+    """Per block, the squared norm of the global weights; None where no policy asks."""
+
+    def heard(self, bids: Iterable[Bid]) -> Fleet:
+        """With what devices said of themselves in a round's bids."""
+        said = {bid.device: bid.samples for bid in bids if bid.samples}
+        return replace(self, samples={**self.samples, **said})
+
+    def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> Fleet:
+        """After a round in which these devices trained these groups."""
+        coverage = plan.coverage(counted.values())
+        return replace(
+            self,
+            last_covered=np.where(coverage > 0, round, self.last_covered),
+            times_covered=self.times_covered + coverage,
+            trained={**self.trained, **dict.fromkeys(counted, round)},
+        )
+
+
+def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> Fleet:
+    """A fleet of which nothing is known."""
+    zeros = np.zeros(plan.block_count, dtype=np.int64)
+    return Fleet(zeros, zeros, norms=norms)

@@ -1,0 +1,127 @@
+"""What a round reports: for each device what it did, and the terms of the papers' theorems."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.arrivals import Arrival
+from coordinator.rounds.fleet import Fleet
+from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRound:
+    """What one device did in a round. `level` None is a skip; bytes are of encoded blocks.
+
+    Equal seeds give equal values of everything but `train_s`.
+    """
+
+    device: str
+    level: float | None
+    reason: str
+    loss: float | None = None
+    parameters: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    train_s: float = 0.0
+    reduction_noise: float | None = None
+    """`δ²_n = ‖θ − θ⊙m_n‖² / ‖θ‖²`: the share of the model that the submodel left out."""
+    replayed: bool = False
+    """It skipped, and sent its last movement again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """A closed round (docs/algorithms.md: what every round reports)."""
+
+    round: int
+    devices: tuple[DeviceRound, ...]
+    coverage_min: int
+    """The smallest coverage over all blocks; 0 where nobody trained one."""
+    coverage_mean: float
+    trained_coverage_min: int
+    """The papers' `Γ*`: the smallest coverage over the blocks that were trained; 0 if none was."""
+    trained_blocks: int
+    """The papers' `S*`: how many blocks were trained."""
+    oldest_uncovered: int
+    """For how many rounds, this one included, the longest neglected block has not been trained."""
+    gap_bound: int | None
+    """The most rounds any block can stay uncovered under these offers; None: there is no bound."""
+    oldest_memory: int | None
+    """`τ`: the age in rounds of the oldest movement in memory; None without one."""
+    compression_noise: float
+    """`w₂² = ‖C(θ) − θ‖² / ‖θ‖²` of the model that devices were sent."""
+    skip_share: float
+    """CCFL's `r`: the share of selected devices that did not train."""
+    longest_skip: int
+    """CCFL's `W`: the most rounds since a selected device last trained, plus one."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Theorem:
+    """The theorems' terms that depend on who trained what."""
+
+    coverage_min: int
+    coverage_mean: float
+    trained_coverage_min: int
+    trained_blocks: int
+    oldest_uncovered: int
+
+
+def theorem_terms(
+    plan: ModelPlan, fleet: Fleet, round: int, counted: Mapping[str, Mapping[str, tuple[int, ...]]]
+) -> Theorem:
+    """The terms of a round that `fleet` already includes."""
+    coverage = plan.coverage(counted.values())
+    trained = coverage[coverage > 0]
+    return Theorem(
+        int(coverage.min()),
+        float(coverage.mean()),
+        int(trained.min()) if len(trained) else 0,
+        len(trained),
+        round - int(fleet.last_covered.min()),
+    )
+
+
+def device_round(
+    plan: ModelPlan,
+    bid: Bid,
+    arrival: Arrival | None,
+    *,
+    norms: NDArray[np.float64],
+    bytes_down: int,
+) -> DeviceRound:
+    """One device's line; `norms` are those of the model it was sent, per block."""
+    if arrival is None:
+        late = f"skip: offered {bid.level or 0:.0%} but no movement came in time"
+        return DeviceRound(bid.device, None, bid.reason if bid.level is None else late)
+    if bid.level is None:
+        size = arrival.size_bytes
+        return DeviceRound(bid.device, None, bid.reason, bytes_up=size, replayed=True)
+    kept = plan.covers(plan.choose(arrival.groups))
+    total = float(norms.sum())
+    return DeviceRound(
+        device=bid.device,
+        level=bid.level,
+        reason=bid.reason,
+        loss=arrival.movement.loss,
+        parameters=len(arrival.contribution.blocks.values),
+        bytes_down=bytes_down,
+        bytes_up=arrival.size_bytes,
+        train_s=arrival.movement.train_s,
+        reduction_noise=float(norms[~kept].sum()) / total if total else 0.0,
+    )
+
+
+def longest_skip(fleet: Fleet, round: int, selected: frozenset[str]) -> int:
+    """Rounds since the selected device that has waited longest last trained, plus one.
+
+    One that never trained has waited since the first round.
+    """
+    return max((round - fleet.trained.get(name, 0) + 1 for name in selected), default=1)

@@ -1,0 +1,185 @@
+"""What a run in rounds is told, remembers and asks for: the values that `rounds.py` works with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.arrivals import Expected, GroupsByAxis
+from coordinator.aggregate.rules import Rule
+from coordinator.errors import ConfigError
+from coordinator.rounds.config import RunConfig
+from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.fleet import Fleet
+from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
+
+
+class Phase(Enum):
+    """What the coordinator is doing."""
+
+    WAITING = "waiting for devices"
+    BIDDING = "collecting bids"
+    TRAINING = "collecting movements"
+    CLOSING = "closing"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsConfig(RunConfig):
+    """What a run in rounds is."""
+
+    rule: Rule
+    rounds: int
+    max_staleness: int = 50
+    """Rounds after which a late movement, a replay or an entry of memory is too old."""
+    participants: int | None = None
+    """How many movements a round is to have; None: one of everybody who offers."""
+    over_selection: float = 1.0
+    """How many more devices are picked, as a factor: some never finish."""
+    quorum: float = 1.0
+    """The share of the movements wanted at which a round closes without waiting for the rest."""
+    min_participants: int = 0
+    """With fewer offers a round is void: nothing is trained, and it does not count."""
+    target_accuracy: float | None = None
+    """Stop when the model is this good; None: go on."""
+    patience: int | None = None
+    """Stop after this many rounds without a better model, void ones aside; None: go on."""
+    away_s: float = 10.0
+    """How long devices that left are waited for when nobody else owes a movement."""
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        self._check_counts("rounds", "max_staleness")
+        self._check_seconds("away_s")
+        for name in ("participants", "patience"):
+            if getattr(self, name) is not None:
+                self._check_counts(name)
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"quorum is a share in (0, 1], not {self.quorum!r}")
+        if not (math.isfinite(self.over_selection) and self.over_selection >= 1):
+            raise ConfigError(f"over_selection is a factor of 1 or more, not {self.over_selection}")
+        if self.over_selection > 1 and self.participants is None:
+            raise ConfigError("over_selection needs participants: how many movements are wanted")
+        if self.min_participants < 0:
+            raise ConfigError(f"min_participants must not be negative: {self.min_participants}")
+        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
+            raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
+
+    def warms_up(self, round: int) -> bool:
+        """Whether the rule wants a movement of everybody in this round."""
+        return round <= self.rule.warmup_rounds
+
+    def wants_whole(self, round: int) -> bool:
+        """Whether only whole models are of use in this round."""
+        return self.rule.whole_models or self.warms_up(round)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Committed:
+    """The round's new model is in place; `norms` per block, where the policy uses them.
+
+    `accuracy`: how good it is, a share; None where nobody evaluates.
+    """
+
+    round: int
+    norms: NDArray[np.float64] | None = None
+    accuracy: float | None = None
+
+
+Event = Joined | Left | Bid | Movement | Replay | Kept | Committed | Tick
+"""Messages of devices, and what happens at the edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Apply the rule and answer with `Committed`. All names are sorted.
+
+    `fresh` and `replayed` are devices whose movement, or replay, was kept for this round; `silent`
+    ones were selected and sent neither; `late` are (device, round) of movements that memory takes.
+    """
+
+    round: int
+    fresh: tuple[str, ...]
+    replayed: tuple[str, ...]
+    silent: tuple[str, ...]
+    late: tuple[tuple[str, int], ...]
+
+
+Effect = Broadcast | Send | Keep | Commit
+
+
+@dataclass(frozen=True, slots=True)
+class PastRound:
+    """A closed round: what devices were to do, and what became of the movements that came."""
+
+    expected: Mapping[str, Expected]
+    outcomes: Mapping[str, Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """What must be known of a round to go on with it in another process: who does what."""
+
+    round: int
+    selected: frozenset[str]
+    bids: Mapping[str, Bid]
+    assigned: Mapping[str, GroupsByAxis]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsState:
+    """All the coordinator remembers between events. Made by `start`."""
+
+    fleet: Fleet
+    phase: Phase = Phase.WAITING
+    round: int = 0
+    deadline: float | None = None
+    """When to send `Tick` at the latest."""
+    train_by: float | None = None
+    """While training: until when movements are awaited, if their devices are there."""
+    devices: frozenset[str] = frozenset()
+    """All devices that were ever there."""
+    present: frozenset[str] = frozenset()
+    """Those that are there now."""
+    away: frozenset[str] = frozenset()
+    """Those that left since the round was opened, and are not back."""
+    void: int = 0
+    """Rounds that had too few offers."""
+    best: tuple[float, int] = (-math.inf, 0)
+    """The best accuracy so far, and after how many rounds, void ones not among them."""
+    selected: frozenset[str] = frozenset()
+    """Devices that were asked to take part in the present round."""
+    bids: Mapping[str, Bid] = field(default_factory=dict)
+    assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
+    keeping: frozenset[str] = frozenset()
+    """Devices whose movement of this round is being stored."""
+    keeping_replays: frozenset[str] = frozenset()
+    keeping_late: frozenset[tuple[str, int]] = frozenset()
+    """(device, round) of movements of closed rounds that are being stored."""
+    counted: frozenset[str] = frozenset()
+    replayed: frozenset[str] = frozenset()
+    late: frozenset[tuple[str, int]] = frozenset()
+    """Movements of closed rounds that are stored and enter memory at the next commit."""
+    past: Mapping[int, PastRound] = field(default_factory=dict)
+
+
+Step = tuple[RoundsState, list[Effect]]
+
+
+def expected_of(state: RoundsState) -> dict[str, Expected]:
+    """What each device is to do in the present round."""
+    return {
+        name: Expected(groups, bid.level or 1.0, bid.samples)
+        for name, groups in state.assigned.items()
+        if (bid := state.bids.get(name)) is not None
+    }
+
+
+def receipt_of(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:
+    """Tell a device what became of its movement."""
+    return Send(device, Receipt(device=device, round=round, outcome=outcome, reason=reason))

@@ -1,0 +1,402 @@
+"""Synchronous rounds as a state machine without I/O.
+
+    phase     event                          next      effects
+    --------  -----------------------------  --------  -------------------------------------------
+    WAITING   Joined, enough devices         BIDDING   Broadcast(RoundOpen)
+    BIDDING   Joined                         BIDDING   Send(RoundOpen) to the newcomer
+    BIDDING   Left                           BIDDING   –; its bid is no longer waited for
+    BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to those who are picked
+                                             CLOSING   Commit, if nothing is awaited
+                                             BIDDING   Broadcast(RoundOpen) of the next round, if
+                                                       at the deadline too few offered: it is void
+                                             BIDDING   –, if too few offered and nobody is there:
+                                                       the round stays open for whoever comes
+    TRAINING  Movement that fits             TRAINING  Keep
+    BIDDING,  Replay that fits               same      Keep
+    TRAINING
+    BIDDING,  Kept                           same      Send(Receipt: counted)
+    TRAINING
+    TRAINING  Movement, Replay: unfit        TRAINING  Send(Receipt: rejected); no longer waited for
+    TRAINING  Bid (skip): withdrawn          TRAINING  –
+    TRAINING  Bid (level) of one who has     TRAINING  Send(Assignment) again: it started anew
+              groups already
+    TRAINING  Left: all who owe something    TRAINING  –; the deadline is `away_s` from now
+    TRAINING  Joined: one of them is back    TRAINING  –; the deadline is what it was
+    TRAINING  enough of them, the deadline   CLOSING   Commit
+    CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
+                                             FINISHED  Broadcast(RoundClosed), after the last round
+                                                       or when a stop condition is met
+    other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
+    any       Movement of a round now closed same      Keep, where the rule remembers movements;
+                                                       else Send(Receipt: late)
+    any       Kept, too late to count        same      Send(Receipt: memory), or (Receipt: late)
+
+Rules:
+- What a device sends at the wrong time is ignored or receipted, never an error; a local event at
+  the wrong time (`Kept`, `Committed`) raises `StateError` and changes nothing.
+- A movement counts once: while the first copy is being stored a second one is ignored, and later
+  it gets the first one's receipt again.
+- Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
+  what its device was to train in the round it names.
+- Where only whole models are of use, devices are told so as the round opens, and a lower offer is
+  a skip all the same: a device may not have understood.
+- With `participants`, that many of the offers are picked, times `over_selection`; the round closes
+  when `quorum` of those wanted have sent their movement. Who offered and was not picked was not
+  selected: its silence is no skip.
+- A device that left may be back in a moment with its movement, so it is waited for; but for
+  `away_s` only once everybody who is still there has answered.
+- `resume` and `recount` take up a round that was open when the process ended: its devices have
+  their assignments, and what they were given receipts for is on disk.
+- Time comes in with every event; `state.deadline` says when to send `Tick` at the latest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.masks import Situation
+from coordinator.rounds.arrivals import on_kept, on_movement, on_replay, replay_within, withdraw
+from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.fleet import new_fleet
+from coordinator.rounds.state import (
+    Commit,
+    Committed,
+    Effect,
+    Event,
+    OpenRound,
+    PastRound,
+    Phase,
+    RoundsConfig,
+    RoundsState,
+    Step,
+    expected_of,
+)
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Outcome,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.streams import stream
+
+__all__ = [
+    "Commit",
+    "Committed",
+    "Effect",
+    "Event",
+    "OpenRound",
+    "PastRound",
+    "Phase",
+    "RoundsConfig",
+    "RoundsState",
+    "Step",
+    "handle",
+    "opening_of",
+    "recount",
+    "resume",
+    "start",
+]
+
+
+def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> RoundsState:
+    """The state before the first round; `norms` of the initial weights, if the policy uses them."""
+    return RoundsState(new_fleet(config.plan, norms))
+
+
+def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
+    """The state after an event at time `now` (seconds, any origin), and what to do about it."""
+    state, effects = _react(config, state, event, now)
+    if state.phase is not Phase.TRAINING:
+        return state, effects
+    if not _is_complete(config, state):
+        return _mind_absent(config, state, now), effects
+    state, closing = _close(config, state)
+    return state, [*effects, *closing]
+
+
+def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: float) -> RoundsState:
+    """A round that was open when the process ended, open again: nothing of it is counted yet.
+
+    `recount` counts what is on disk; a `Tick` behind that closes the round if all is there.
+    """
+    deadline = now + config.train_s
+    return replace(
+        state,
+        phase=Phase.TRAINING,
+        round=opened.round,
+        deadline=deadline,
+        train_by=deadline,
+        fleet=state.fleet.heard(opened.bids.values()),
+        devices=state.devices | opened.selected,
+        selected=opened.selected,
+        bids=opened.bids,
+        assigned=opened.assigned,
+    )
+
+
+def recount(
+    config: RoundsConfig, state: RoundsState, sent: Movement | Replay
+) -> tuple[RoundsState, Keep | None]:
+    """Count again what was kept before the process ended; None: it is of no use any more."""
+    # It was screened when it came; what was usual then is not known any more.
+    config = replace(config, rms_limit=None)
+    if isinstance(sent, Replay):
+        after, effects = on_replay(config, state, sent)
+    else:
+        after, effects = on_movement(config, state, sent)
+    for effect in effects:
+        if isinstance(effect, Keep):
+            device = effect.arrival.contribution.device
+            return on_kept(config, after, device, effect.round)[0], effect
+    return state, None
+
+
+def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
+    match event:
+        case Joined(device):
+            return _on_joined(config, state, device, now)
+        case Left(device):
+            return _on_left(config, state, device, now)
+        case Bid():
+            return _on_bid(config, state, event, now)
+        case Movement():
+            return on_movement(config, state, event)
+        case Replay():
+            return on_replay(config, state, event)
+        case Kept(device, round):
+            return on_kept(config, state, device, round)
+        case Tick():
+            if state.deadline is None or now < state.deadline:
+                return state, []
+            if state.phase is Phase.BIDDING:
+                return _assign(config, state, now)
+            return _close(config, state)
+        case Committed(round) if state.phase is Phase.CLOSING and round == state.round:
+            return _on_committed(config, state, event, now)
+        case _:
+            raise StateError(f"{event} cannot happen while {state.phase.value}")
+
+
+# -- devices come and bid ------------------------------------------------------------------------
+
+
+def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
+    known = device in state.present
+    state = replace(
+        state,
+        devices=state.devices | {device},
+        present=state.present | {device},
+        away=state.away - {device},
+    )
+    if state.phase is Phase.WAITING and len(state.present) >= config.min_devices:
+        return _open(config, state, now)
+    if state.phase is Phase.BIDDING and not known:
+        deadline = now + config.bid_s if state.deadline is None else state.deadline
+        state = replace(state, selected=state.selected | {device}, deadline=deadline)
+        return state, [Send(device, opening_of(config, state))]
+    return state, []
+
+
+def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
+    state = replace(state, present=state.present - {device}, away=state.away | {device})
+    if state.phase is Phase.BIDDING and device not in state.bids:
+        state = replace(state, selected=state.selected - {device})
+        return _assign_if_complete(config, state, now)
+    return state, []
+
+
+def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
+    if bid.round != state.round or bid.device not in state.selected:
+        return state, []
+    if state.phase is Phase.BIDDING:
+        if bid.device in state.replayed | state.keeping_replays:
+            return state, []  # its word for this round is said
+        state = replace(state, bids={**state.bids, bid.device: bid})
+        return _assign_if_complete(config, state, now)
+    owes = bid.device in state.assigned and bid.device not in state.counted
+    if state.phase is not Phase.TRAINING or not owes:
+        return state, []
+    if bid.level is None:
+        return withdraw(state, bid), []
+    return state, [_assignment(state, bid.device)]
+
+
+def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    opened = RoundsState(
+        state.fleet,
+        phase=Phase.BIDDING,
+        round=state.round + 1,
+        deadline=now + config.bid_s,
+        devices=state.devices,
+        present=state.present,
+        void=state.void,
+        best=state.best,
+        selected=state.present,
+        keeping_late=state.keeping_late,
+        late=state.late,
+        past=state.past,
+    )
+    return opened, [Broadcast(opening_of(config, opened))]
+
+
+def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    """With nobody there, or too few offers, there is nothing to do before the deadline."""
+    if not state.selected or not state.selected <= state.bids.keys():
+        return state, []  # looked at first: bids are counted once, not at every bid
+    usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
+    enough = sum(level is not None for level in usable) >= config.min_participants
+    return _assign(config, state, now) if enough else (state, [])
+
+
+def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
+    offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
+    if len(offers) < config.min_participants and not state.present:
+        return replace(state, deadline=None), []  # a new round would find nobody either
+    if len(offers) < config.min_participants:
+        return _open(config, replace(state, void=state.void + 1), now)
+    offers, passed_over = _pick(config, state.round, offers)
+    fleet = state.fleet.heard(bids.values())
+    situation = Situation(
+        plan=config.plan,
+        round=state.round,
+        offers=offers,
+        last_covered=fleet.last_covered,
+        times_covered=fleet.times_covered,
+        norms=fleet.norms,
+        stream=stream(config.seed, "masks", state.round),
+    )
+    assigned = config.masks(situation) if offers else {}
+    deadline = now + config.train_s
+    state = replace(
+        state,
+        phase=Phase.TRAINING,
+        deadline=deadline,
+        train_by=deadline,
+        fleet=fleet,
+        bids={name: bid for name, bid in bids.items() if name not in passed_over},
+        selected=state.selected - passed_over,
+        assigned=assigned,
+    )
+    return state, [_assignment(state, device) for device in assigned]
+
+
+def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
+    """The offers that are taken up, and whose are not."""
+    wanted = len(offers)
+    if config.participants is not None:
+        wanted = math.ceil(config.participants * config.over_selection)
+    if wanted >= len(offers):
+        return offers, frozenset()
+    order = stream(config.seed, "selection", round).permutation(len(offers))
+    taken = sorted(int(number) for number in order[:wanted])
+    picked = [offers[number] for number in taken]
+    return picked, frozenset(bid.device for bid in offers) - {bid.device for bid in picked}
+
+
+def _assignment(state: RoundsState, device: str) -> Send:
+    groups = state.assigned[device]
+    return Send(device, Assignment(device=device, round=state.round, groups=groups))
+
+
+def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
+    """The bid, as a skip where the rule has no use for what it offers."""
+    if bid.replays and not config.rule.replay_within:
+        bid = replace(bid, replays=False)
+    if bid.level is None or bid.level == 1 or not config.wants_whole(round):
+        return bid
+    reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
+    return replace(bid, level=None, reason=reason)
+
+
+# -- the round closes ----------------------------------------------------------------------------
+
+
+def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
+    wanted = len(state.assigned)
+    if config.participants is not None:
+        wanted = min(wanted, config.participants)
+    enough = len(state.counted) >= math.ceil(config.quorum * wanted)
+    return enough and state.replayed >= _replaying(state)
+
+
+def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
+    """When all that still owe something have left, they are waited for a little, no longer."""
+    owing = state.assigned.keys() - state.counted - state.keeping
+    owing |= _replaying(state) - state.replayed - state.keeping_replays
+    if state.train_by is None or not owing or not owing <= state.away:
+        return replace(state, deadline=state.train_by)
+    if state.deadline != state.train_by:
+        return state  # they have been waited for since the last of them left
+    return replace(state, deadline=min(state.train_by, now + config.away_s))
+
+
+def _replaying(state: RoundsState) -> set[str]:
+    return {name for name, bid in state.bids.items() if bid.replays}
+
+
+def _close(config: RoundsConfig, state: RoundsState) -> Step:
+    heard = state.counted | state.replayed
+    commit = Commit(
+        round=state.round,
+        fresh=tuple(sorted(state.counted)),
+        replayed=tuple(sorted(state.replayed)),
+        silent=tuple(sorted(state.selected - heard)),
+        late=tuple(sorted(state.late)),
+    )
+    counted = {name: state.assigned[name] for name in commit.fresh}
+    outcomes = dict.fromkeys(commit.fresh, Outcome.COUNTED)
+    horizon = state.round - config.max_staleness
+    past = {number: entry for number, entry in state.past.items() if number > horizon}
+    past[state.round] = PastRound(expected_of(state), outcomes)
+    state = replace(
+        state,
+        phase=Phase.CLOSING,
+        deadline=None,
+        late=frozenset(),
+        past=past,
+        fleet=state.fleet.covered(config.plan, state.round, counted),
+    )
+    return state, [commit]
+
+
+def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:
+    accuracy, best = event.accuracy, state.best
+    if accuracy is not None and accuracy > best[0]:
+        best = (accuracy, event.round - state.void)
+    state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
+    closed = Broadcast(RoundClosed(round=event.round))
+    if _is_over(config, state, accuracy):
+        return replace(state, phase=Phase.FINISHED), [closed]
+    state, effects = _open(config, state, now)
+    return state, [closed, *effects]
+
+
+def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -> bool:
+    committed = state.round - state.void
+    if committed >= config.rounds:
+        return True
+    if accuracy is None:
+        return False
+    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
+    stuck = config.patience is not None and committed - state.best[1] >= config.patience
+    return reached or stuck
+
+
+def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
+    """What devices are told as a round begins."""
+    return config.opening(
+        state.round,
+        whole=config.wants_whole(state.round),
+        warmup=config.warms_up(state.round),
+        replay_within=replay_within(config),
+        rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
+    )

@@ -1,0 +1,401 @@
+"""A run on disk: what it takes to go on after any stop.
+
+    lock                          held by the process that has the run open
+    run.json                      task, run id, and what the run was made from
+    model/                        plan, initial weights and buffers, manifest, graphs (`saved.py`)
+    counters.json                 the newest round ever opened; starts of the coordinator
+    checkpoints/<n>.safetensors   the model after round n, and what is known of the fleet
+    memory/                       the rule's memory (`memory/disk.py`)
+    round.json                    who does what in the open round (`journal.py`)
+    movements/, uploads/          what devices sent for the rounds that are open (`receiving.py`)
+    chunks/, published.bin        what devices fetch, and what brokers may hold of it
+    history.jsonl                 one line per closed round, and one per rollback
+
+Rules:
+- A round's number is used once: it is on disk before anybody hears of it. A run that was
+  interrupted goes on with the round it was in, if there were assignments, or with the next one.
+- A round's checkpoint comes before its memory: if a crash leaves memory behind, the round is
+  closed once more from the checkpoint before, to the same bits.
+- Files appear whole or not at all: written beside their place, synced, renamed.
+- Going back removes the open round and the memory, whose entries were made by later models, and
+  then the later checkpoints, newest first; round numbers still go forward.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregate.arrivals import Expected
+from coordinator.aggregate.memory.disk.segments import sync_folder
+from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.synchronous import PastRound
+from coordinator.task.saved_model import (
+    SavedModel,
+    check_folder_free,
+    read_model,
+    replacing,
+    save_model,
+)
+from edge_sdk.protocol.messages.round import Outcome
+from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
+
+FORMAT = 1
+LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
+CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
+CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
+ROUND = "round.json"
+
+_BUFFER = "buffer/"
+_STATE = "state"
+
+
+class RunError(CoordinatorError):
+    """A run's folder cannot be used: it is open elsewhere, damaged, or of something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a run is of. `run` is 16 hex digits; `source` names the task's code."""
+
+    task: str
+    run: str
+    source: str
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskFiles:
+    """What devices need of a task besides weights. `files` are the graphs by SHA-256."""
+
+    plan: ModelPlan
+    manifest: Manifest
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Checkpoint:
+    """The model after a round, and what the state machine needs to go on from there."""
+
+    round: int
+    """The round; in an asynchronous run, the number of updates."""
+    committed: int
+    """How many rounds led here; those that were void or interrupted are not among them."""
+    version: int
+    """How often the model has changed."""
+    theta: Float32
+    """Weights in block order."""
+    buffers: Mapping[str, Array]
+    fleet: Fleet
+    """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
+    best: tuple[float, int] = (-math.inf, 0)
+    devices: frozenset[str] = frozenset()
+    past: Mapping[int, PastRound] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Asynchronous: the newest round of each device whose movement was applied."""
+
+
+def create_run(folder: Path, about: About, model: SavedModel) -> None:
+    """Make the folder of a new run: all of it, or nothing. Raises `ConfigError`."""
+    check_folder_free(folder)
+    with replacing(folder) as partial:
+        partial.mkdir()
+        save_model(model, partial / MODEL)
+        (partial / CHECKPOINTS).mkdir()
+        zeros = np.zeros(model.plan.block_count, dtype=np.int64)
+        first = Checkpoint(
+            round=0,
+            committed=0,
+            version=0,
+            theta=model.plan.flatten(model.weights),
+            buffers=model.buffers,
+            fleet=Fleet(zeros, zeros),
+        )
+        write_durably(_checkpoint_path(partial, 0), _encode(first))
+        write_durably(partial / COUNTERS, _json({"opened": 0, "session": 0}))
+        write_durably(partial / ABOUT, _json({"format": FORMAT, **asdict(about)}))
+        if folder.is_dir():
+            folder.rmdir()  # an empty one; renaming onto it is not allowed everywhere
+
+
+def is_run(folder: Path) -> bool:
+    """Whether there is a run in this folder."""
+    return (folder / ABOUT).is_file()
+
+
+class Run:
+    """The folder of a run, open in this process alone. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError` when there is no run, `RunError` when it is busy or damaged."""
+        if not is_run(folder):
+            raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
+        self.folder = folder
+        self._lock: int | None = None
+        lock = _lock(folder)
+        try:
+            self.about = _read_about(folder)
+            model = read_model(folder / MODEL)
+            self.task = TaskFiles(model.plan, model.manifest, model.files)
+            counters = json.loads((folder / COUNTERS).read_text())
+            self.opened, self._session = int(counters["opened"]), int(counters["session"])
+            self._lock = lock
+        except (ValueError, KeyError, OSError) as error:
+            raise RunError(f"{folder} is damaged: {error!r}") from error
+        finally:
+            if self._lock is None:
+                os.close(lock)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others open it."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The task's plan."""
+        return self.task.plan
+
+    def note_opened(self, round: int) -> None:
+        """Make a round's number used, durably, before anybody hears of it."""
+        if round > self.opened:
+            self.opened = round
+            self._write_counters()
+
+    def next_session(self, wall_s: float) -> int:
+        """The number of this start: above all before, in this folder or another of the task."""
+        self._session = max(self._session + 1, int(wall_s))
+        self._write_counters()
+        return self._session
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint."""
+        path = _checkpoint_path(self.folder, checkpoint.round)
+        write_durably(path, _encode(checkpoint))
+
+    def drop_latest(self) -> None:
+        """Remove the newest checkpoint, if there is one before it."""
+        if len(rounds := self.rounds()) > 1:
+            _checkpoint_path(self.folder, rounds[-1]).unlink()
+
+    def prune(self, *, keep_last: int, keep_every: int) -> None:
+        """Remove old checkpoints, but for the last few and every so-manyth."""
+        numbers = self.rounds()
+        for number in numbers[:-keep_last]:
+            if number % keep_every:
+                _checkpoint_path(self.folder, number).unlink()
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, ascending."""
+        found = (self.folder / CHECKPOINTS).glob("*.safetensors")
+        return sorted(int(path.stem) for path in found if path.stem.isdecimal())
+
+    def latest(self) -> Checkpoint:
+        """The newest checkpoint. Raises `RunError` if it is damaged or there is none."""
+        rounds = self.rounds()
+        if not rounds:
+            raise RunError(f"{self.folder / CHECKPOINTS} holds no checkpoint")
+        return _decode(_checkpoint_path(self.folder, rounds[-1]), self.plan)
+
+    def rollback(self, to_round: int) -> None:
+        """Go back to a checkpoint; the run goes on from there. Raises `ConfigError`, `RunError`."""
+        rounds = self.rounds()
+        if to_round not in rounds:
+            known = ", ".join(map(str, rounds))
+            raise ConfigError(f"there is no checkpoint of round {to_round}; there are {known}")
+        _decode(_checkpoint_path(self.folder, to_round), self.plan)
+        # First what belongs to the newest model: with an older one it would do harm.
+        (self.folder / ROUND).unlink(missing_ok=True)
+        for name in (MOVEMENTS, MEMORY):
+            if (self.folder / name).is_dir():
+                shutil.rmtree(self.folder / name)
+        sync_folder(self.folder)
+        for number in reversed([each for each in rounds if each > to_round]):
+            _checkpoint_path(self.folder, number).unlink()
+        sync_folder(self.folder / CHECKPOINTS)
+        self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
+
+    # -- history ----------------------------------------------------------------------------
+
+    def record(self, entry: Mapping[str, Any]) -> None:
+        """Append a line to the history."""
+        with (self.folder / HISTORY).open("a+b") as file:
+            if file.tell() and not _ends_line(file.fileno(), file.tell()):
+                file.write(b"\n")  # the last line was cut short by a crash
+            file.write(_json(entry))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _write_counters(self) -> None:
+        content = _json({"opened": self.opened, "session": self._session})
+        write_durably(self.folder / COUNTERS, content)
+
+
+def read_history(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a run's history, also of one that is open elsewhere. Raises `ConfigError`."""
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
+    path = folder / HISTORY
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # cut short by a crash
+        if isinstance(entry, dict):
+            yield entry
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Put a file in its place, whole and synced."""
+    with replacing(path) as partial, partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+# -- formats -------------------------------------------------------------------------------------
+
+
+def _encode(checkpoint: Checkpoint) -> bytes:
+    from safetensors.numpy import save
+
+    fleet = checkpoint.fleet
+    arrays = {
+        "theta": checkpoint.theta,
+        "last_covered": fleet.last_covered,
+        "times_covered": fleet.times_covered,
+        **{f"{_BUFFER}{name}": array for name, array in checkpoint.buffers.items()},
+    }
+    accuracy, best_round = checkpoint.best
+    state = {
+        "round": checkpoint.round,
+        "committed": checkpoint.committed,
+        "version": checkpoint.version,
+        "best": [accuracy if math.isfinite(accuracy) else None, best_round],
+        "devices": sorted(checkpoint.devices),
+        "trained": dict(fleet.trained),
+        "samples": dict(fleet.samples),
+        "counted": dict(checkpoint.counted),
+        "past": {
+            str(round): {
+                "expected": {
+                    device: [dict(each.groups), each.level, each.samples]
+                    for device, each in past.expected.items()
+                },
+                "outcomes": {device: outcome.value for device, outcome in past.outcomes.items()},
+            }
+            for round, past in checkpoint.past.items()
+        },
+    }
+    # An array, not the file's metadata: that may not have more than 100 MB.
+    arrays[_STATE] = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    encoded: bytes = save({name: np.asarray(each, order="C") for name, each in arrays.items()})
+    return encoded
+
+
+def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        state = json.loads(arrays[_STATE].tobytes())
+        checkpoint = _build(state, arrays)
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise RunError(
+            f"checkpoint {path} cannot be read ({error}); remove it to go on from the one before"
+        ) from error
+    plan.check_buffers(checkpoint.buffers)
+    blocks = checkpoint.fleet.last_covered.shape
+    if checkpoint.theta.shape != (plan.parameters,) or blocks != (plan.block_count,):
+        raise RunError(f"checkpoint {path} is of another plan")
+    return checkpoint
+
+
+def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
+    accuracy, best_round = state["best"]
+    return Checkpoint(
+        round=state["round"],
+        committed=state["committed"],
+        version=state["version"],
+        theta=arrays["theta"],
+        buffers={
+            name.removeprefix(_BUFFER): array
+            for name, array in arrays.items()
+            if name.startswith(_BUFFER)
+        },
+        fleet=Fleet(
+            arrays["last_covered"],
+            arrays["times_covered"],
+            trained=state["trained"],
+            samples=state["samples"],
+        ),
+        best=(-math.inf if accuracy is None else accuracy, best_round),
+        devices=frozenset(state["devices"]),
+        past={
+            int(round): PastRound(
+                {device: _expected(*each) for device, each in past["expected"].items()},
+                {device: Outcome(value) for device, value in past["outcomes"].items()},
+            )
+            for round, past in state["past"].items()
+        },
+        counted=state["counted"],
+    )
+
+
+def _expected(groups: Mapping[str, list[int]], level: float, samples: int) -> Expected:
+    return Expected({axis: tuple(ids) for axis, ids in groups.items()}, level, samples)
+
+
+def _read_about(folder: Path) -> About:
+    content = json.loads((folder / ABOUT).read_text())
+    if content["format"] != FORMAT:
+        raise RunError(
+            f"{folder} has format {content['format']}; this version reads format {FORMAT}"
+        )
+    return About(**{entry.name: content[entry.name] for entry in fields(About)})
+
+
+def _checkpoint_path(folder: Path, round: int) -> Path:
+    return folder / CHECKPOINTS / f"{round:08}.safetensors"
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, allow_nan=False) + "\n").encode()
+
+
+def _ends_line(descriptor: int, size: int) -> bool:
+    return os.pread(descriptor, 1, size - 1) == b"\n"
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunError(f"{folder} is open in another process: stop it, or name another") from error
+    return descriptor

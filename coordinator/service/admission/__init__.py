@@ -1,0 +1,1 @@
+"""Limits on what anybody may send, applied before it is read."""

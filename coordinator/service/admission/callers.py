@@ -1,0 +1,88 @@
+"""Who is listened to, and what becomes of those that send what cannot be used.
+
+A run listens to a limited number of names. Of what is wrong with a device's messages the operator
+hears a few times, and the device once in a while (`Complaint`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from coordinator.service.admission.inbox import Inbox
+from coordinator.service.admission.limits import (
+    COMPLAINT,
+    MUTED_S,
+    OFFER,
+    USELESS,
+    WARNING,
+    Buckets,
+)
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.transfer import Complaint
+
+log = logging.getLogger(__name__)
+
+
+class Callers:
+    """The devices that send something, as their messages pass through an inbox."""
+
+    def __init__(self, inbox: Inbox, *, clock: Callable[[], float], max_devices: int) -> None:
+        self._inbox = inbox
+        self._clock = clock
+        self._max_devices = max_devices
+        self._offers = Buckets(OFFER, max_devices)
+        self._useless = Buckets(USELESS, max_devices)
+        self._warnings = Buckets(WARNING, max_devices)
+        self._complaints = Buckets(COMPLAINT, max_devices)
+
+    def __contains__(self, device: str) -> bool:
+        return device in self._inbox.known
+
+    def know(self, devices: Iterable[str]) -> None:
+        """Listen to these, however many they are: they took part before."""
+        self._inbox.known.update(devices)
+
+    def admit(self, device: str) -> bool:
+        """Whether a device that said something sensible is listened to, from now on."""
+        known = self._inbox.known
+        if device in known:
+            return True
+        if len(known) < self._max_devices:
+            known.add(device)
+            return True
+        if not self._inbox.full:
+            self._inbox.full = True
+            log.error(
+                "%d devices are known, which is the most ([round] max_devices): %s and other new "
+                "names are not listened to",
+                len(known),
+                device,
+                extra={"facts": {"event": "full", "device": device}},
+            )
+        return False
+
+    def check_offer(self, device: str) -> None:
+        """Raise `MessageError` if a device offers too many new uploads."""
+        if not self._offers.take(device, self._clock()):
+            raise MessageError("too many offers of new uploads")
+
+    def note_useless(self, device: str) -> None:
+        """A device sent a chunk that nobody waits for; after too many, none is heard a while."""
+        if not self._useless.take(device, self._clock()):
+            self._inbox.mute(device, MUTED_S)
+
+    def warn(self, device: str, text: str) -> Complaint | None:
+        """Say what is wrong with a message that was dropped; None: its sender was told lately."""
+        now, known = self._clock(), device in self
+        # Names that are not known share what there is to be said of them.
+        loud = self._warnings.take(device if known else "?", now)
+        log.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "a message of %s was dropped: %s",
+            device,
+            text,
+            extra={"facts": {"event": "dropped", "device": device}},
+        )
+        told = not known or not self._complaints.take(device, now)
+        return None if told else Complaint(device=device, reason=text)

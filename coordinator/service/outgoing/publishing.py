@@ -1,0 +1,216 @@
+"""What everybody may read: the task, the present round, and the model as retained chunks.
+
+Every version of the model is published once, and only the chunks that the versions before it did
+not have; what no version needs that somebody may still be fetching is cleared. All of it is
+published again when a broker comes back, since that may be empty. What a broker may hold is noted
+on disk, so that a run that starts again clears what the one before it left.
+
+Where a broker's retained store is not good enough, nothing is published but the pointers, and
+devices ask (`Want`) for every chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.run.chunk_store import ChunkStore
+from coordinator.run.folder import TaskFiles, write_durably
+from coordinator.service.outgoing.sending import Sending
+from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
+from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Presence, TaskNotice, Want
+from edge_sdk.protocol.packs.index import ModelIndex, encode_index, pack_chunks
+from edge_sdk.protocol.packs.packs import find_packs
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+
+TASK = "task"
+MAX_WAITING = 4096
+"""Chunks that wait for the link; beyond that, devices that want some have to ask again."""
+MAX_ASKED = 64
+"""Chunks of one device that asked for them that wait; beyond that, it has to ask again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version of the model: its index, and the blob that names the index to devices."""
+
+    version: int
+    index: ModelIndex
+    blob: Blob
+
+    def needed_bytes(self, plan: ModelPlan, groups: Groups) -> int:
+        """What a device with these groups fetches of the model."""
+        needed = find_packs(plan).of_submodel(plan, plan.choose(groups))
+        return sum(self.index.packs[number].size for number in needed)
+
+
+class Publisher:
+    """Publishes; remembers what was said, to say it again."""
+
+    def __init__(
+        self,
+        sending: Sending,
+        topics: Topics,
+        store: ChunkStore,
+        noted: Path,
+        *,
+        chunk_bytes: int,
+        retained: bool = True,
+    ) -> None:
+        """`noted`: the file that names the chunks a broker may hold. `retained`: whether brokers
+        keep chunks; otherwise devices are sent what they ask for.
+        """
+        self._sending = sending
+        self._topics = topics
+        self._store = store
+        self._noted = noted
+        self._chunk_bytes = chunk_bytes
+        self._retained = retained
+        self._notice: TaskNotice | None = None
+        self._round: RoundOpen | RoundClosed | None = None
+        self._presence: Presence | None = None
+        self._left_over = _read_hashes(noted)
+        """Chunks of an earlier process that a broker may still hold."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether the link has taken all that is for everybody.
+
+        What single devices asked for may wait: they must not hold up a round.
+        """
+        return not self._sending.waiting_for("")
+
+    def publish_task(self, files: TaskFiles, task: str, run: str) -> None:
+        """Publish plan, manifest, graphs, and the notice that names them."""
+        chunks: dict[bytes, bytes] = {}
+
+        def blob_of(data: bytes) -> Blob:
+            blob, pieces = split_blob(data, self._chunk_bytes)
+            chunks.update(pieces)
+            return blob
+
+        notice = TaskNotice(
+            task=task,
+            run=run,
+            plan=blob_of(files.plan.encoded),
+            manifest=blob_of(files.manifest.encoded),
+            graphs={
+                entry.sha256: blob_of(files.files[entry.sha256]) for entry in files.manifest.graphs
+            },
+            chunk_bytes=self._chunk_bytes,
+        )
+        self._publish(self._store.add(TASK, chunks.items()))
+        self._notice = notice
+        self._sending.say(self._topics.task, notice, retain=True)
+
+    def publish_model(
+        self,
+        plan: ModelPlan,
+        version: int,
+        encoded: EncodedModel,
+        buffers: dict[str, Array],
+        *,
+        since: Published | None = None,
+        changed: Collection[int] = (),
+    ) -> Published:
+        """Publish a version of the model.
+
+        `since`: an earlier version that is still here; only the packs with the numbers `changed`
+        differ from its.
+        """
+        blobs = {} if since is None else dict(enumerate(since.index.packs))
+        here = [n for number, blob in blobs.items() if number not in changed for n in blob.chunks]
+        made: list[Published] = []
+
+        def chunks() -> Iterator[tuple[bytes, bytes]]:
+            numbers = None if since is None else sorted(changed)
+            size = self._chunk_bytes
+            yield from pack_chunks(plan, encoded, buffers, size, blobs, numbers)
+            index = ModelIndex(encoded.encoding, size, tuple(blobs.values()))
+            blob, pieces = split_blob(encode_index(plan, index), size)
+            made.append(Published(version, index, blob))
+            yield from pieces.items()
+
+        self._publish(self._store.add(_name(version), chunks(), here))
+        return made[0]
+
+    def keep_models(self, versions: Iterable[int]) -> None:
+        """Clear what none of these versions needs."""
+        wanted = {TASK, *map(_name, versions)}
+        gone: list[bytes] = []
+        for name in self._store.names():
+            if name not in wanted:
+                gone += self._store.drop(name)
+        stale = [hash for hash in (*gone, *self._left_over) if hash not in self._store]
+        self._left_over = []
+        if not stale:
+            return
+        if self._retained:
+            for hash in stale:
+                self._sending.chunk(self._topics.chunk(hash), None, retain=True)
+            self._note()
+        self._sending.pump()
+
+    def say_round(self, message: RoundOpen | RoundClosed | None) -> None:
+        """Say what the present round is; None: there is none."""
+        self._round = message
+        self._sending.say(self._topics.round, message, retain=True)
+
+    def say_presence(self, presence: Presence) -> None:
+        """Say whether the coordinator is there."""
+        self._presence = presence
+        self._sending.say(self._topics.coordinator, presence, retain=True)
+
+    def say_again(self) -> None:
+        """The broker is back, perhaps empty: publish everything that counts now."""
+        if self._presence is not None:
+            self._sending.say(self._topics.coordinator, self._presence, retain=True)
+        if self._notice is not None:
+            self._sending.say(self._topics.task, self._notice, retain=True)
+        self._sending.say(self._topics.round, self._round, retain=True)
+        if self._retained:
+            for hash in self._store:
+                self._sending.chunk(self._topics.chunk(hash), hash, retain=True)
+        self._sending.pump()
+
+    def answer(self, want: Want) -> None:
+        """Send a device the chunks it asks for; those that are gone it hears nothing of."""
+        if self._sending.waiting > MAX_WAITING:
+            return  # it asks again; what is published now may be what it wants
+        for hash in want.chunks:
+            if self._sending.waiting_for(want.device) >= MAX_ASKED:
+                break
+            if hash in self._store:
+                topic = self._topics.down_chunk(want.device, hash)
+                self._sending.chunk(topic, hash, asked_by=want.device)
+        self._sending.pump()
+
+    def _publish(self, hashes: Iterable[bytes]) -> None:
+        if not self._retained:
+            return
+        self._note()
+        for hash in hashes:
+            self._sending.chunk(self._topics.chunk(hash), hash, retain=True)
+        self._sending.pump()
+
+    def _note(self) -> None:
+        write_durably(self._noted, b"".join({*self._store, *self._left_over}))
+
+
+def stamp(message: RoundOpen, run: str, published: Published) -> RoundOpen:
+    """The opening as it leaves: with its run, and where the model is."""
+    return replace(message, run=run, model=published.blob)
+
+
+def _name(version: int) -> str:
+    return f"model {version}"
+
+
+def _read_hashes(path: Path) -> list[bytes]:
+    data = path.read_bytes() if path.is_file() else b""
+    return [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]

@@ -1,0 +1,100 @@
+"""What waits for room in the link: control messages in order, chunks in order."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_sdk.protocol.messages.wire import ControlMessage, encode_message
+from edge_sdk.transport.link import Link
+
+MAX_CONTROLS = 2**16
+"""Control messages that wait for the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    topic: str
+    payload: bytes
+    retain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Bulk:
+    hash: bytes | None
+    """None: the topic is cleared."""
+    retain: bool
+    asked_by: str
+    """The device that asked for it; empty: nobody did."""
+
+
+class Sending:
+    """Publishes as the link takes it. `load` gives a chunk's bytes, None when it is gone.
+
+    Chunks wait as hashes: what is queued costs no memory. A topic waits once; saying something
+    else on it replaces what waited.
+    """
+
+    def __init__(self, link: Link, load: Callable[[bytes], bytes | None]) -> None:
+        self._link = link
+        self._load = load
+        self._controls: deque[_Control] = deque()
+        self._bulk: OrderedDict[str, _Bulk] = OrderedDict()
+        self._asked: Counter[str] = Counter()
+        """Chunks that wait, by the device that asked for them."""
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that the link has not taken yet."""
+        return len(self._bulk)
+
+    def say(self, topic: str, message: ControlMessage | None, *, retain: bool = False) -> None:
+        """Send a control message; None, retained, clears the topic.
+
+        What is not retained is dropped when far too much waits: devices ask again.
+        """
+        if len(self._controls) > MAX_CONTROLS and not retain:
+            return
+        payload = b"" if message is None else encode_message(message)
+        self._controls.append(_Control(topic, payload, retain))
+        self._pump_controls()
+
+    def chunk(
+        self, topic: str, hash: bytes | None, *, retain: bool = False, asked_by: str = ""
+    ) -> None:
+        """Send a chunk when there is room; None clears the topic."""
+        if (job := self._bulk.get(topic)) is not None:
+            self._done(job)
+        self._bulk[topic] = _Bulk(hash, retain, asked_by)
+        self._bulk.move_to_end(topic)
+        self._asked[asked_by] += 1
+
+    def waiting_for(self, device: str) -> int:
+        """Chunks that wait because this device asked for them; "": those that nobody asked for."""
+        return self._asked[device]
+
+    def pump(self) -> None:
+        """Send what the link takes."""
+        self._pump_controls()
+        while self._bulk:
+            topic, job = next(iter(self._bulk.items()))
+            payload = b"" if job.hash is None else self._load(job.hash)
+            if payload is not None and not self._link.publish(
+                topic, payload, retain=job.retain, bulk=True
+            ):
+                return
+            del self._bulk[topic]
+            self._done(job)
+
+    def _done(self, job: _Bulk) -> None:
+        self._asked[job.asked_by] -= 1
+        if not self._asked[job.asked_by]:
+            del self._asked[job.asked_by]
+
+    def _pump_controls(self) -> None:
+        while self._controls:
+            control = self._controls[0]
+            if not self._link.publish(control.topic, control.payload, retain=control.retain):
+                return
+            self._controls.popleft()

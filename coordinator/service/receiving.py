@@ -1,0 +1,195 @@
+"""Uploads of devices: to disk as they come, checked, kept until their round is committed.
+
+    uploads/<n>.part               an upload on its way; gone with this process
+    movements/<round>-<device>     what was kept for a round; gone when the round is committed.
+                                   A replay is kept under the round that it answers
+
+A device hears what became of an upload by a receipt; the last few are remembered, because a device
+that missed one offers the same bytes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+from math import prod
+from mmap import mmap
+from pathlib import Path
+
+from coordinator.aggregate.memory.disk.segments import sync_folder
+from edge_sdk.protocol.encoding.codec import part_specs
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.movement import MAX_HEADER_BYTES, decode_movement
+from edge_sdk.protocol.messages.round import Movement, Receipt, Replay
+from edge_sdk.protocol.messages.transfer import Credit, Offer
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.transport.uploads import Progress, Upload, UploadLimits, Uploads
+
+log = logging.getLogger(__name__)
+
+REMEMBERED = 16
+"""Receipts of one device."""
+HEADER_BYTES = 2**16
+"""More than the header of any payload of blocks has."""
+
+
+def largest_movement(plan: ModelPlan, encoding: Encoding) -> int:
+    """The most bytes that a movement of this plan can have."""
+    blocks = sum(spec.size_bytes for spec in part_specs(plan.block_sizes, encoding))
+    statistics = 8 * sum(prod(buffer.shape) for buffer in plan.buffers if buffer.statistic)
+    return blocks + statistics + HEADER_BYTES + 4 + MAX_HEADER_BYTES
+
+
+class UploadFile(mmap):
+    """A file's memory, where an upload is put together. The file goes with it, unless kept."""
+
+    path: Path | None
+
+    def __new__(cls, path: Path, size: int) -> UploadFile:
+        """A new file of so many bytes. Raises `OSError` when the disk has no room for it."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Room is taken now: a disk that fills up later would end the process (SIGBUS).
+            _reserve(descriptor, size)
+            made = super().__new__(cls, descriptor, size)
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        made.path = path
+        return made
+
+    def __del__(self) -> None:
+        path = getattr(self, "path", None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def keep(self, path: Path) -> None:
+        """Make the bytes durable under this name."""
+        if self.path is None:
+            return
+        self.flush()
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(self.path, path)
+        self.path = None
+        sync_folder(path.parent)
+
+
+class Receiving:
+    """All that devices upload. Of what earlier processes left, only what was kept remains."""
+
+    def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
+        shutil.rmtree(uploads, ignore_errors=True)
+        for folder in (uploads, movements):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._folder = uploads
+        self._movements = movements
+        self._numbers = count(1)
+        self._uploads = Uploads(limits, allocate=self._allocate)
+        self._receipts: dict[str, OrderedDict[bytes, Receipt]] = {}
+
+    def offered(self, device: str, offer: Offer, now: float) -> Credit | Receipt:
+        """The answer to an offer: what to send, or the receipt if it was dealt with before.
+
+        Raises `MessageError` for an offer that contradicts itself or names another device.
+        """
+        known = self._receipts.get(device, OrderedDict()).get(offer.upload)
+        if known is not None and offer.device == device:
+            return known
+        try:
+            return self._uploads.offered(device, offer, now)
+        except OSError as error:
+            return Credit(
+                device=device,
+                upload=offer.upload,
+                missing=((0, offer.chunk_count),),
+                window=0,
+                reason=f"the coordinator cannot store it: {error.strerror or error}",
+            )
+
+    def knows(self, offer: Offer) -> bool:
+        """Whether an upload was heard of before: room for it was made, or none is needed."""
+        known = offer.upload in self._receipts.get(offer.device, ())
+        return known or self._uploads.knows(offer)
+
+    def received(self, device: str, payload: bytes, now: float) -> Progress:
+        """What follows from a chunk. Raises `MessageError`."""
+        return self._uploads.received(device, payload, now)
+
+    def keep(self, upload: Upload, device: str, round: int) -> None:
+        """Make an upload durable, as what a device sent for this round."""
+        if not isinstance(upload.data, UploadFile):
+            raise TypeError("an upload that was not made here")
+        upload.data.keep(self._movements / f"{round:08}-{device}")
+
+    def settle(self, upload: Upload, receipt: Receipt | None) -> None:
+        """Remember what a device was told of an upload; None: nothing, it may be sent again."""
+        device, name = upload.offer.device, upload.offer.upload
+        if receipt is None:
+            self._uploads.forget(device, name)
+            return
+        receipts = self._receipts.setdefault(device, OrderedDict())
+        receipts[name] = receipt
+        if len(receipts) > REMEMBERED:
+            receipts.popitem(last=False)
+
+    def kept(self) -> Iterator[Movement | Replay]:
+        """What is kept, by round and device; what cannot be read any more is left out."""
+        for path in sorted(self._movements.iterdir()):
+            number, _, _ = path.name.partition("-")
+            try:
+                movement = decode_movement(path.read_bytes())
+                answered = int(number)
+            except (MessageError, ValueError) as error:
+                log.error("%s holds no movement: %s", path, error)
+                continue
+            if answered == movement.round:
+                yield movement
+            else:
+                yield Replay(round=answered, movement=movement)
+
+    def clear_kept(self) -> None:
+        """Delete what was kept: it is in the model, or in memory."""
+        for path in self._movements.iterdir():
+            path.unlink()
+
+    def drop_idle(self, now: float) -> list[Offer]:
+        """Drop uploads of which nothing was heard for long."""
+        return self._uploads.drop_idle(now)
+
+    def _allocate(self, size: int) -> UploadFile:
+        return UploadFile(self._folder / f"{next(self._numbers)}.part", size)
+
+
+def is_kept(upload: Upload) -> bool:
+    """Whether an upload was made durable."""
+    return isinstance(upload.data, UploadFile) and upload.data.path is None
+
+
+def read_upload(upload: Upload) -> Movement | Replay:
+    """What an upload holds. Raises `MessageError` if that is not what was offered."""
+    offer = upload.offer
+    movement = decode_movement(memoryview(upload.data))
+    if movement.device != offer.device:
+        raise MessageError(f"a movement of {movement.device!r}, sent by {offer.device!r}")
+    if movement.round != offer.round:
+        raise MessageError(f"a movement of round {movement.round}, offered as of {offer.round}")
+    return movement if offer.answers is None else Replay(round=offer.answers, movement=movement)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    for start in range(0, size, 2**20):
+        os.pwrite(descriptor, bytes(min(2**20, size - start)), start)

@@ -1,0 +1,115 @@
+"""Reports made from the state machines: of a round that closed, of a window of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.memory import Memory
+from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
+from coordinator.rounds.report import RoundReport, device_round, longest_skip, theorem_terms
+from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
+from coordinator.service.close import Arrivals
+from edge_sdk.protocol.messages.round import Bid
+
+Norms = NDArray[np.float64]
+
+
+def report_round(
+    config: RoundsConfig,
+    state: RoundsState,
+    commit: Commit,
+    arrivals: Arrivals,
+    memory: Memory | None,
+    *,
+    norms: Norms,
+    noise: float,
+    fetched: Mapping[str, int],
+    seconds: float,
+) -> RoundReport:
+    """What a round reports. `norms`, `noise` and `fetched` (bytes) are of the model it sent out.
+
+    `state` is that of the machine as it asked for the commit.
+    """
+    plan, round = config.plan, commit.round
+    fresh = {device: arrivals[device, round] for device in commit.fresh}
+    terms = theorem_terms(
+        plan, state.fleet, round, {device: arrival.groups for device, arrival in fresh.items()}
+    )
+    levels = [arrival.contribution.level for arrival in fresh.values()]
+    oldest = None if memory is None else memory.oldest()
+    heard = {*commit.fresh, *commit.replayed}
+    lines = [
+        device_round(
+            plan,
+            bid,
+            arrivals.get((name, round)) if name in heard else None,
+            norms=norms,
+            bytes_down=fetched.get(name, 0),
+        )
+        for name, bid in sorted(state.bids.items())
+    ]
+    return RoundReport(
+        round=round,
+        devices=tuple(lines),
+        coverage_min=terms.coverage_min,
+        coverage_mean=terms.coverage_mean,
+        trained_coverage_min=terms.trained_coverage_min,
+        trained_blocks=terms.trained_blocks,
+        oldest_uncovered=terms.oldest_uncovered,
+        gap_bound=config.masks.longest_gap(plan, levels) if levels else None,
+        oldest_memory=None if oldest is None else round - oldest,
+        compression_noise=noise,
+        skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),
+        longest_skip=longest_skip(state.fleet, round, state.selected),
+        seconds=seconds,
+    )
+
+
+def report_updates(
+    config: FragmentsConfig,
+    state: FragmentsState,
+    updates: Sequence[tuple[Bid, Arrival, int]],
+    skips: Mapping[str, Bid],
+    *,
+    norms: Norms,
+    noise: float,
+    seconds: float,
+    every: int = 1,
+) -> RoundReport:
+    """What some updates of an asynchronous run report; `every` so many of them are a round.
+
+    An update is its bid, with the level that was assigned, its arrival and the bytes fetched.
+    """
+    plan = config.plan
+    counted = {f"{number}": arrival.groups for number, (_, arrival, _) in enumerate(updates)}
+    terms = theorem_terms(plan, state.fleet, state.version, counted)
+    lines = [
+        device_round(plan, bid, arrival, norms=norms, bytes_down=fetched)
+        for bid, arrival, fetched in updates
+    ]
+    trained = {line.device for line in lines}
+    lines += [
+        device_round(plan, bid, None, norms=norms, bytes_down=0)
+        for name, bid in skips.items()
+        if name not in trained
+    ]
+    longest = longest_skip(state.fleet, state.version, state.devices)
+    return RoundReport(
+        round=-(-state.version // every),
+        devices=tuple(sorted(lines, key=lambda line: line.device)),
+        coverage_min=terms.coverage_min,
+        coverage_mean=terms.coverage_mean,
+        trained_coverage_min=terms.trained_coverage_min,
+        trained_blocks=terms.trained_blocks,
+        oldest_uncovered=-(-terms.oldest_uncovered // every),
+        gap_bound=None,  # nothing limits how long a device takes over its fragment
+        oldest_memory=None,
+        compression_noise=noise,
+        skip_share=1 - len(trained) / max(1, len(state.devices)),
+        longest_skip=-(-longest // every),
+        seconds=seconds,
+    )

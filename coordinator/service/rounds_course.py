@@ -1,0 +1,355 @@
+"""The course of a run in rounds: `rounds.py` and what performs its effects."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.memory import Memory
+from coordinator.rounds import events
+from coordinator.rounds import synchronous as rounds
+from coordinator.rounds.arrivals import remembers, unkept
+from coordinator.rounds.synchronous import OpenRound, Phase, RoundsConfig, RoundsState
+from coordinator.run.folder import Checkpoint, Run, RunError
+from coordinator.run.journal import Journal, terms_of
+from coordinator.service.close import close_round
+from coordinator.service.courses import Parts, Said, is_news, receipt_for
+from coordinator.service.outgoing.publishing import stamp
+from coordinator.service.reports import report_round
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Movement,
+    Outcome,
+    Receipt,
+    Replay,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.transfer import Offer
+
+log = logging.getLogger(__name__)
+
+
+def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Checkpoint:
+    """The newest checkpoint that memory is not behind. Raises `RunError`.
+
+    Where a crash left it behind, the checkpoint is removed: the journal's round closes once more.
+    """
+    checkpoint, opened = run.latest(), journal.read()
+    behind = memory is not None and memory.now < checkpoint.round
+    if behind and opened is not None and opened.round == checkpoint.round:
+        run.drop_latest()
+        checkpoint = run.latest()
+    return checkpoint
+
+
+class RoundsCourse:
+    """A run in rounds. A commit is over when its model is published: then `proceed`.
+
+    A round that was open when an earlier process ended is gone on with, by the same terms; with
+    others, `RunError` is raised.
+    """
+
+    def __init__(
+        self,
+        config: RoundsConfig,
+        parts: Parts,
+        checkpoint: Checkpoint,
+        memory: Memory | None,
+        journal: Journal,
+        now: float,
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._memory = memory
+        self._journal = journal
+        opened = parts.run.opened
+        self._norms = parts.model.norms
+        self._committed = checkpoint.committed
+        self._state = replace(
+            rounds.start(config, self._norms),
+            fleet=replace(checkpoint.fleet, norms=self._norms),
+            round=opened,
+            void=opened - checkpoint.committed,
+            best=checkpoint.best,
+            devices=checkpoint.devices,
+            past=checkpoint.past,
+        )
+        if _is_complete(config, checkpoint):
+            self._state = replace(self._state, phase=Phase.FINISHED)
+        self._arrivals: dict[tuple[str, int], Arrival] = {}
+        self._due: rounds.Committed | None = None
+        interrupted = self._interrupted(checkpoint)
+        self._published = parts.publish()
+        self._started = time.perf_counter()
+        self._resumed = self._reopening = interrupted is not None
+        self._resume(interrupted, now)
+        self._journalled = self._state.assigned
+        """What `round.json` has."""
+
+    def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
+        """The round to go on with; None: none had assignments. Raises `RunError`."""
+        opened = self._journal.read()
+        current = opened is not None and opened.round == self._state.round > checkpoint.round
+        if not current or self.finished:
+            return None
+        try:
+            self._journal.check_terms(terms_of(self._config))
+        except RunError:
+            self.kill()
+            raise
+        return opened
+
+    def _resume(self, opened: OpenRound | None, now: float) -> None:
+        """Go on with the round that was open, and with what was kept."""
+        state = self._state
+        if opened is None:
+            self._journal.clear()
+        else:
+            # It is no void round: it is not over.
+            state = replace(state, void=state.void - 1)
+            state = rounds.resume(self._config, state, opened, now)
+        for sent in self._parts.receiving.kept():
+            before = state
+            state, keep = rounds.recount(self._config, state, sent)
+            if keep is not None:
+                device = keep.arrival.contribution.device
+                self._arrivals[device, keep.round] = keep.arrival
+            elif not _is_done_with(before, sent):
+                movement = sent.movement if isinstance(sent, Replay) else sent
+                log.error(
+                    "the movement of %r of round %d had a receipt, but is of no use any more",
+                    movement.device,
+                    movement.round,
+                )
+        self._state = state
+        if opened is None:
+            if not self._arrivals:
+                self._parts.receiving.clear_kept()  # else at the next commit
+            return
+        log.info(
+            "round %d goes on: %d of %d movements are here",
+            state.round,
+            len(state.counted),
+            len(state.assigned),
+            extra={"facts": {"event": "resumed", "round": state.round}},
+        )
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the round that is open was so before this process began."""
+        return self._resumed
+
+    @property
+    def state(self) -> RoundsState:
+        """The machine's state."""
+        return self._state
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self._state.phase is Phase.FINISHED
+
+    @property
+    def deadline(self) -> float | None:
+        """When to send `Tick` at the latest."""
+        return self._state.deadline
+
+    def handle(self, event: rounds.Event, now: float) -> list[Said]:
+        """What is to be said after an event."""
+        said: list[Said] = []
+        pending = [event]
+        while pending:
+            happened = pending.pop(0)
+            self._state, effects = rounds.handle(self._config, self._state, happened, now)
+            self._note_assignments()
+            for effect in effects:
+                message = effect.message if isinstance(effect, events.Send) else None
+                if isinstance(message, Receipt) and is_news(happened, message):
+                    self._parts.note(message)
+                pending += self._perform(effect, said)
+        return said
+
+    def proceed(self, now: float) -> list[Said]:
+        """Go on after a commit, or with the round that was open, once its model is published."""
+        if self._reopening:
+            self._reopening = False
+            opening = rounds.opening_of(self._config, self._state)
+            opening = stamp(opening, self._parts.run.about.run, self._published)
+            return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
+        committed, self._due = self._due, None
+        return [] if committed is None else self.handle(committed, now)
+
+    def _note_assignments(self) -> None:
+        """Before anybody hears of them, and when a device withdraws."""
+        state = self._state
+        assigned = state.phase in (Phase.TRAINING, Phase.CLOSING)
+        if assigned and state.assigned is not self._journalled:
+            opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
+            self._journal.write(opened, terms_of(self._config))
+            self._journalled = state.assigned
+
+    def settled(self, offer: Offer) -> Receipt | None:
+        """The receipt for something that need not be sent: its outcome is known.
+
+        It is what the machine would say of it once all its bytes are here.
+        """
+        state, device, round = self._state, offer.device, offer.round
+        if (wanted := offer.answers or round) > state.round:
+            future = f"round {wanted} has not begun; this is round {state.round}"
+            return receipt_for(offer, Outcome.REJECTED, future)
+        collects = state.phase in (Phase.BIDDING, Phase.TRAINING)
+        if offer.answers is not None:
+            if offer.answers == state.round and device in state.replayed:
+                return receipt_for(offer, Outcome.COUNTED)
+            if offer.answers == state.round and collects:
+                return None
+            return receipt_for(offer, Outcome.LATE, f"round {offer.answers} is closed")
+        unasked = receipt_for(offer, Outcome.REJECTED, f"it has no assignment of round {round}")
+        if round == state.round and collects:
+            if device in state.counted:
+                return receipt_for(offer, Outcome.COUNTED)
+            return None if device in state.assigned else unasked
+        past = state.past.get(round)
+        if past is None:
+            gone = f"round {round} is long gone, or was interrupted"
+            return receipt_for(offer, Outcome.LATE, gone)
+        if device in past.outcomes:
+            return receipt_for(offer, past.outcomes[device])
+        if device not in past.expected:
+            return unasked
+        if not remembers(self._config, state):
+            return receipt_for(offer, Outcome.LATE, f"round {round} is closed")
+        return None
+
+    def say_again(self, device: str | None = None) -> list[Said]:
+        """What devices, or one, may have missed: the assignments of those who still train."""
+        state = self._state
+        if state.phase is not Phase.TRAINING:
+            return []
+        owing = sorted(state.assigned.keys() - state.counted - state.keeping)
+        return [
+            events.Send(
+                name, Assignment(device=name, round=state.round, groups=state.assigned[name])
+            )
+            for name in owing
+            if device is None or name == device
+        ]
+
+    def close(self) -> list[Said]:
+        """Stop where we are: the open round is on disk, with all that was kept for it."""
+        self.kill()
+        return []
+
+    def kill(self) -> None:
+        """End as a crash would: nothing is written."""
+        if self._memory is not None:
+            self._memory.close()
+
+    def _perform(self, effect: rounds.Effect, said: list[Said]) -> list[rounds.Event]:
+        match effect:
+            case events.Broadcast(RoundOpen() as opening):
+                self._parts.run.note_opened(opening.round)
+                self._started = time.perf_counter()
+                opening = stamp(opening, self._parts.run.about.run, self._published)
+                said.append(events.Broadcast(opening))
+            case events.Send(_, RoundOpen()):
+                pass  # The round is retained: whoever comes finds it.
+            case events.Broadcast() | events.Send():
+                said.append(effect)
+            case events.Keep(round, arrival):
+                device = arrival.contribution.device
+                try:
+                    self._parts.keep(round, arrival)
+                except OSError:
+                    self._state = unkept(self._state, device, round)
+                    raise
+                self._arrivals[device, round] = arrival
+                return [events.Kept(device, round)]
+            case rounds.Commit():
+                try:
+                    self._commit(effect)
+                except Exception as error:
+                    # Half a commit cannot be gone on from; a new process can, from the last one.
+                    raise RunError(f"round {effect.round} could not be committed") from error
+        return []
+
+    def _commit(self, commit: rounds.Commit) -> None:
+        parts, state, model = self._parts, self._state, self._parts.model
+        noise, norms, published = model.noise, self._norms, self._published
+        close_round(
+            self._config,
+            state,
+            commit,
+            model,
+            self._memory,
+            self._arrivals,
+            threads=parts.keeping.threads,
+            commit_memory=False,
+        )
+        accuracy = None if parts.evaluate is None else parts.evaluate(model)
+        report = report_round(
+            self._config,
+            state,
+            commit,
+            self._arrivals,
+            self._memory,
+            norms=norms,
+            noise=noise,
+            fetched={
+                device: published.needed_bytes(self._config.plan, state.assigned[device])
+                for device in commit.fresh
+            },
+            seconds=time.perf_counter() - self._started,
+        )
+        self._norms = model.norms
+        self._committed += 1
+        better = accuracy is not None and accuracy > state.best[0]
+        best = (accuracy or 0.0, self._committed) if better else state.best
+        parts.run.save(
+            Checkpoint(
+                round=commit.round,
+                committed=self._committed,
+                version=model.version,
+                theta=model.theta,
+                buffers=model.buffers,
+                fleet=state.fleet,
+                best=best,
+                devices=state.devices,
+                past=state.past,
+            )
+        )
+        if self._memory is not None:
+            self._memory.commit()
+        parts.prune()
+        parts.record(report, accuracy)
+        self._arrivals.clear()
+        parts.receiving.clear_kept()
+        self._journal.clear()
+        self._published = parts.publish()
+        self._due = rounds.Committed(commit.round, self._norms, accuracy)
+
+
+def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
+    """Whether something that was kept is in the model or in memory, or was for a void round."""
+    if isinstance(sent, Replay):
+        return sent.round < state.round or state.phase is not Phase.TRAINING
+    past = state.past.get(sent.round)
+    if past is None:
+        return sent.round < min(state.past, default=0)
+    return sent.device in past.outcomes
+
+
+def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
+    """Whether a run had come to its end when it was last stopped."""
+    accuracy, committed = checkpoint.best
+    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
+    stuck = (
+        config.patience is not None
+        and np.isfinite(accuracy)
+        and checkpoint.committed - committed >= config.patience
+    )
+    return checkpoint.committed >= config.rounds or reached or bool(stuck)

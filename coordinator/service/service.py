@@ -1,0 +1,484 @@
+"""The coordinator over a link: one loop that turns what arrives into events, and effects into
+messages.
+
+Rules:
+- What a device sends costs at most itself: a message that cannot be used is dropped, and its sender
+  told now and then. How much may arrive, and of how many devices, is limited (`inbox.py`,
+  `limits.py`).
+- A device that speaks is there, whatever became of its presence.
+- For the state machine, time stands still while there is no broker: nobody is late because of it.
+- A round opens only when the link has taken all chunks of its model.
+- A commit that fails ends the process: started again, it goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+
+from coordinator.aggregate.model import GlobalModel
+from coordinator.rounds import events
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.chunk_store import ChunkStore
+from coordinator.run.folder import (
+    CHUNKS,
+    MEMORY,
+    MOVEMENTS,
+    PUBLISHED,
+    ROUND,
+    UPLOADS,
+    Run,
+    RunError,
+)
+from coordinator.run.journal import Journal
+from coordinator.service.admission.callers import Callers
+from coordinator.service.admission.inbox import Inbox
+from coordinator.service.admission.limits import MAX_DEVICES
+from coordinator.service.close import open_memory
+from coordinator.service.courses import Clock, Evaluate, Keeping, Parts, Said, make_model
+from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.outgoing.publishing import Publisher
+from coordinator.service.outgoing.sending import Sending
+from coordinator.service.receiving import Receiving, is_kept, largest_movement, read_upload
+from coordinator.service.rounds_course import RoundsCourse, whole_checkpoint
+from edge_sdk.program.watchdog import Watchdog
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.round import (
+    MAX_REASON_CHARACTERS,
+    Bid,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
+from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
+from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.transport.link import (
+    Connected,
+    Disconnected,
+    LinkEvent,
+    OpenLink,
+    Received,
+    Refused,
+    Will,
+    Writable,
+)
+from edge_sdk.transport.uploads import Upload, UploadLimits
+
+log = logging.getLogger(__name__)
+
+NAME = "coordinator"
+IDLE_S = 60.0
+"""How often uploads that went silent are looked for."""
+MAX_WAIT_S = 1.0
+"""The loop looks up at least this often, for a stop that was asked for."""
+LINGER_S = 5.0
+"""How long devices are answered after the end: until then they should have left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceConfig:
+    """What is served, and how."""
+
+    machine: RoundsConfig | FragmentsConfig
+    down: Encoding
+    """How the model travels."""
+    keeping: Keeping
+    chunk_bytes: int
+    retained_chunks: bool = True
+    """Whether the broker keeps chunks; otherwise devices are sent what they ask for."""
+    max_devices: int = MAX_DEVICES
+    """Further names are not listened to."""
+
+
+class Service:
+    """The coordinator of one run. `handle` and `tick` are for its loop, `serve`, and for tests."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: ServiceConfig,
+        *,
+        open_link: OpenLink,
+        evaluate: Evaluate | None = None,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        """Opens the link and publishes the task and the model. Raises `CoordinatorError`."""
+        self._run = run
+        self._machine = config.machine
+        self._clock = clock
+        self._watchdog = Watchdog() if watchdog is None else watchdog
+        most = config.max_devices
+        # Twice what a device may have under way: a link may double all that it brings.
+        limits = UploadLimits()
+        at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
+        self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
+        self._callers = Callers(self._inbox, clock=clock, max_devices=most)
+        self._topics = Topics(run.about.task)
+        self._session = run.next_session(wall())
+        self._sessions: dict[str, int] = {}
+        """The newest session of each device that was heard of."""
+        self._present: set[str] = set()
+        self._newcomers: list[str] = []
+        """Devices that are there before the first model is published."""
+        self._lost_s = 0.0
+        self._away_since: float | None = clock()
+        self._idle_due_s = clock() + IDLE_S
+        gone = encode_message(Presence(name=NAME, session=self._session, online=False))
+        self._link = open_link(
+            name=f"{NAME}-{run.about.task}",
+            deliver=self._inbox.put,
+            will=Will(self._topics.coordinator, gone),
+        )
+        for topic_filter, bulk in (
+            (self._topics.presences, False),
+            (self._topics.up_controls, False),
+            (self._topics.up_chunks, True),
+        ):
+            self._link.subscribe(topic_filter, bulk=bulk)
+        self._store = ChunkStore(run.folder / CHUNKS)
+        self._sending = Sending(self._link, self._store.get)
+        self._publisher = Publisher(
+            self._sending,
+            self._topics,
+            self._store,
+            run.folder / PUBLISHED,
+            chunk_bytes=config.chunk_bytes,
+            retained=config.retained_chunks,
+        )
+        try:
+            self._parts, self._course = self._begin(config, evaluate)
+            self._callers.know(self._course.state.devices)
+        except BaseException:
+            self._link.close()
+            self._store.close()
+            raise
+
+    def _begin(
+        self, config: ServiceConfig, evaluate: Evaluate | None
+    ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
+        run, machine, keeping = self._run, config.machine, config.keeping
+        journal, memory = Journal(run.folder / ROUND), None
+        if isinstance(machine, RoundsConfig):
+            memory = open_memory(
+                machine, run.folder / MEMORY, dtype=keeping.memory_dtype, threads=keeping.threads
+            )
+        checkpoint = whole_checkpoint(run, memory, journal)
+        limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.encoding))
+        parts = Parts(
+            run=run,
+            model=make_model(run.plan, checkpoint, config.down, machine.seed),
+            publisher=self._publisher,
+            receiving=Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits),
+            chunks=self._store,
+            keeping=config.keeping,
+            evaluate=evaluate,
+        )
+        self._publisher.publish_task(run.task, run.about.task, run.about.run)
+        course: RoundsCourse | FragmentsCourse
+        if isinstance(machine, RoundsConfig):
+            course = RoundsCourse(machine, parts, checkpoint, memory, journal, self._now())
+        else:
+            course = FragmentsCourse(machine, parts, checkpoint, self._clock)
+        # Retained: what an earlier run left there would mislead whoever comes now.
+        over = RoundClosed(round=max(1, run.opened), run=run.about.run)
+        self._publisher.say_round(over if course.finished else None)
+        return parts, course
+
+    # -- for the loop -----------------------------------------------------------------------
+
+    @property
+    def course(self) -> RoundsCourse | FragmentsCourse:
+        """The run's course."""
+        return self._course
+
+    @property
+    def model(self) -> GlobalModel:
+        """The model as it is now."""
+        return self._parts.model
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return self._course.finished
+
+    def serve(self, stop: threading.Event) -> None:
+        """Go on until the run is complete or a stop is asked for. Raises `RunError`."""
+        self._watchdog.ready(f"leads {self._run.about.task}")
+        while not self.finished and not stop.is_set():
+            self._step(self._wait_s())
+        until = self._clock() + LINGER_S
+        while self._present and not stop.is_set() and self._clock() < until:
+            self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
+
+    def _step(self, wait_s: float) -> None:
+        now = self._clock()
+        self._watchdog.alive(now)
+        event = self._inbox.get(min(wait_s, max(0.0, self._watchdog.due_s - now)))
+        if event is not None:
+            self.handle(event)
+        self.tick()
+
+    def pump(self) -> int:
+        """Deal with all that has arrived, without waiting; how many events that were."""
+        number = 0
+        while (event := self._inbox.get()) is not None:
+            self.handle(event)
+            number += 1
+        self.tick()
+        return number
+
+    def handle(self, event: LinkEvent) -> None:
+        """Deal with an event of the link."""
+        match event:
+            case Received():
+                self._on_received(event)
+            case Writable():
+                self._sending.pump()
+            case Connected():
+                self._on_connected(event)
+            case Disconnected(reason):
+                log.warning("no broker: %s", reason, extra={"facts": {"event": "disconnected"}})
+                if self._away_since is None:
+                    self._away_since = self._clock()
+            case Refused(topic, reason):
+                log.error("the broker refused %s: %s", topic, reason)
+        self._proceed()
+
+    def tick(self) -> None:
+        """Let time pass."""
+        now, deadline = self._now(), self._course.deadline
+        if self._away_since is None and deadline is not None and now >= deadline:
+            self._say(self._course.handle(events.Tick(), now))
+            self._proceed()
+        for device, reason in self._inbox.take_dropped().items():
+            self._warn(device, reason)
+        if self._clock() >= self._idle_due_s:
+            self._idle_due_s = self._clock() + IDLE_S
+            for offer in self._parts.receiving.drop_idle(self._clock()):
+                log.info("an upload of %s went silent and was dropped", offer.device)
+
+    def close(self) -> None:
+        """Keep what can be kept, say goodbye."""
+        self._watchdog.stopping()
+        try:
+            self._say(self._course.close())
+        finally:
+            self._publisher.say_presence(Presence(name=NAME, session=self._session, online=False))
+            self._link.close()
+            self._store.close()
+
+    def kill(self) -> None:
+        """End as a crash would."""
+        self._course.kill()
+        self._link.kill()
+        self._store.close()
+
+    def _now(self) -> float:
+        """The machine's time: seconds with a broker."""
+        present = self._clock() if self._away_since is None else self._away_since
+        return present - self._lost_s
+
+    def _wait_s(self) -> float:
+        deadline = self._course.deadline
+        if deadline is None or self._away_since is not None:
+            return MAX_WAIT_S
+        return min(max(deadline - self._now(), 0.0), MAX_WAIT_S)
+
+    def _proceed(self) -> None:
+        """Do what waited for chunks to leave."""
+        if not self._publisher.drained:
+            return
+        newcomers, self._newcomers = self._newcomers, []
+        for device in newcomers:
+            if device in self._present:
+                self._say(self._course.handle(events.Joined(device), self._now()))
+        self._say(self._course.proceed(self._now()))
+
+    # -- the link ---------------------------------------------------------------------------
+
+    def _on_connected(self, event: Connected) -> None:
+        log.info("connected to the broker", extra={"facts": {"event": "connected"}})
+        if self._away_since is not None:
+            self._lost_s += self._clock() - self._away_since
+            self._away_since = None
+        if event.first:
+            # Not before: devices answer at once, and we would not hear them.
+            self._publisher.say_presence(Presence(name=NAME, session=self._session, online=True))
+        else:
+            self._publisher.say_again()
+            self._say(self._course.say_again())
+        self._sending.pump()
+
+    def _on_received(self, event: Received) -> None:
+        device = "?"
+        try:
+            topic = parse_topic(event.topic)
+            if topic.device is None or topic.task != self._run.about.task:
+                return
+            device = topic.device
+            if topic.kind is TopicKind.UP_CHUNK:
+                self._on_chunk(device, event.payload)
+            elif event.payload:  # a cleared presence is empty
+                message = decode_received(topic, event.payload)
+                if self._callers.admit(device):
+                    self._on_message(topic, device, message)
+        except MessageError as error:
+            self._warn(device, str(error))
+        except RunError:
+            raise
+        except Exception:
+            log.exception("a message of %s was dropped", device)
+
+    def _on_message(self, topic: Topic, device: str, message: ControlMessage) -> None:
+        if isinstance(message, Presence):
+            self._on_presence(device, message)
+            return
+        if topic.kind is not TopicKind.UP_CONTROL:
+            return
+        self._joined(device)
+        match message:
+            case Bid() if message.run == self._run.about.run:
+                self._say(self._course.handle(message, self._now()))
+            case Offer():
+                self._on_offer(device, message)
+            case Want():
+                self._publisher.answer(message)
+            case Evaluation() if message.run == self._run.about.run:
+                self._parts.evaluations[device] = message
+
+    def _on_presence(self, device: str, presence: Presence) -> None:
+        if presence.session < self._sessions.get(device, 0):
+            return  # a will of an earlier session
+        known = device in self._present
+        again = presence.session > self._sessions.get(device, presence.session)
+        # A round that was open before us may wait for devices that we know nothing of yet.
+        first = device not in self._sessions and self._course.resumed
+        self._sessions[device] = presence.session
+        if presence.online:
+            self._joined(device)
+            if known or again or first:
+                self._say(self._course.say_again(device))
+        elif known or first:
+            self._present.discard(device)
+            log.info("%s left", device, extra={"facts": {"event": "left", "device": device}})
+            self._say(self._course.handle(events.Left(device), self._now()))
+
+    def _joined(self, device: str) -> None:
+        if device in self._present:
+            return
+        self._present.add(device)
+        log.info("%s joined", device, extra={"facts": {"event": "joined", "device": device}})
+        if self._publisher.drained and self._away_since is None:
+            self._say(self._course.handle(events.Joined(device), self._now()))
+        else:
+            self._newcomers.append(device)
+
+    # -- uploads ----------------------------------------------------------------------------
+
+    def _on_offer(self, device: str, offer: Offer) -> None:
+        round = offer.round if offer.answers is None else offer.answers
+        if offer.run != self._run.about.run:
+            reason = "it belongs to another run"
+            late = Receipt(device=device, round=round, outcome=Outcome.LATE, reason=reason)
+            self._tell(device, replace(late, run=offer.run))
+            return
+        receiving, now = self._parts.receiving, self._clock()
+        answer: Receipt | Credit | None = self._course.settled(offer)
+        known = receiving.knows(offer)
+        if answer is None:
+            if not known:
+                self._callers.check_offer(device)
+            answer = receiving.offered(device, offer, now)
+        if isinstance(answer, Receipt):
+            if answer.outcome in (Outcome.LATE, Outcome.REJECTED) and not known:
+                self._parts.note(answer)
+            answer = replace(answer, run=offer.run)
+        elif answer.refused:
+            receipt = Receipt(
+                device=device, round=round, outcome=Outcome.REJECTED, reason=answer.reason
+            )
+            if not known:
+                self._parts.note(receipt)
+            self._tell(device, replace(receipt, run=offer.run))
+        self._tell(device, answer)
+
+    def _on_chunk(self, device: str, payload: bytes) -> None:
+        if device not in self._callers:
+            return
+        progress = self._parts.receiving.received(device, payload, self._clock())
+        if not progress.new:
+            self._callers.note_useless(device)
+        if progress.credit is not None:
+            self._tell(device, progress.credit)
+        if progress.upload is not None:
+            self._on_upload(device, progress.upload)
+
+    def _on_upload(self, device: str, upload: Upload) -> None:
+        offer, receiving = upload.offer, self._parts.receiving
+        round = offer.round if offer.answers is None else offer.answers
+        self._joined(device)
+        said: list[Said] = []
+        receipt: Receipt | None = None
+        self._parts.upload = upload
+        try:
+            said = self._course.handle(read_upload(upload), self._now())
+            receipt = _receipt_in(said, device, round)
+        except MessageError as error:
+            receipt = Receipt(
+                device=device,
+                round=round,
+                outcome=Outcome.REJECTED,
+                reason=str(error)[:MAX_REASON_CHARACTERS],
+            )
+            said = [events.Send(device, receipt)]
+            self._parts.note(receipt)
+        finally:
+            self._parts.upload = None
+            if receipt is not None or not is_kept(upload):
+                receiving.settle(upload, receipt)
+        self._say(said)
+
+    # -- saying -----------------------------------------------------------------------------
+
+    def _say(self, said: list[Said]) -> None:
+        run = self._run.about.run
+        for each in said:
+            match each:
+                case events.Broadcast(RoundClosed()) if not self.finished:
+                    pass  # The next opening says so; a closing alone would end the run.
+                case events.Broadcast(RoundOpen() | RoundClosed() as message):
+                    log.info(
+                        "round %d %s",
+                        message.round,
+                        "open" if isinstance(message, RoundOpen) else "over",
+                        extra={"facts": {"event": "round", "round": message.round}},
+                    )
+                    self._publisher.say_round(replace(message, run=run))
+                case events.Send(device, message):
+                    self._tell(device, replace(message, run=run))
+
+    def _tell(self, device: str, message: ControlMessage | Credit) -> None:
+        self._sending.say(self._topics.down_control(device), message)
+
+    def _warn(self, device: str, text: str) -> None:
+        complaint = self._callers.warn(device, text)
+        if complaint is not None:
+            self._tell(device, complaint)
+
+
+def _receipt_in(said: list[Said], device: str, round: int) -> Receipt | None:
+    """What a device is told of what it sent for a round."""
+    for each in said:
+        if isinstance(each, events.Send) and isinstance(each.message, Receipt):
+            receipt = each.message
+            if receipt.device == device and receipt.round == round:
+                return receipt
+    return None

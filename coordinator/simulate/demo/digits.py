@@ -1,0 +1,111 @@
+"""What the demo trains: scikit-learn's handwritten digits, split unevenly among devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from coordinator.simulate.federation import Member
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Policy
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+
+TEST_SAMPLES = 360
+CONCENTRATION = 1.0
+"""Dirichlet concentration of each class over the devices: below 1 very uneven, above 10 even."""
+
+POLICIES = (
+    Policy(level=1.0),
+    Policy(level=1.0, participation=0.5),
+    Policy(level=0.75),
+    Policy(level=0.75, participation=0.8, schedule="ad-hoc"),
+    Policy(level=0.5),
+    Policy(level=0.5, participation=0.6, schedule="ad-hoc"),
+    Policy(level=0.25),
+    Policy(level=0.25, participation=1 / 3),
+)
+"""Eight kinds of device, from one that can do everything to one that can hardly take part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Digits:
+    """Images (float32, N × 1 × 8 × 8, in [0, 1]) and labels, split into training and test."""
+
+    train: ArrayData
+    test: ArrayData
+
+
+def load_digits(seed: int) -> Digits:
+    """The 1,797 digits that ship with scikit-learn, shuffled."""
+    from sklearn.datasets import load_digits as load
+
+    pixels, labels = load(return_X_y=True)
+    images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    order = stream(seed, "demo", "split").permutation(len(labels))
+    test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
+    return Digits(
+        ArrayData((images[train],), labels[train]), ArrayData((images[test],), labels[test])
+    )
+
+
+def make_model(seed: int) -> nn.Module:
+    """A small CNN; torch's global generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(1024, 128),
+            nn.ReLU(),
+            nn.Linear(128, 10),
+        )
+
+
+def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
+    """Devices with the policies above in turn, each with its own uneven share of the data."""
+    names = tuple(f"device-{number:0{len(str(devices))}}" for number in range(1, devices + 1))
+    shares = deal(data, names, seed)
+    policies = islice(cycle(POLICIES), devices)
+    return [
+        Member(name, policy, shares[name]) for name, policy in zip(names, policies, strict=True)
+    ]
+
+
+def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:
+    """An uneven share of the data for each device."""
+    shares = dirichlet_shares(data.targets, len(names), stream(seed, "demo", "shares"))
+    return {
+        name: ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows])
+        for name, rows in zip(names, shares, strict=True)
+    }
+
+
+def dirichlet_shares(
+    labels: Array, devices: int, random: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Rows for each device: every class is dealt out by a Dirichlet draw of its own.
+
+    Every row is given out once; a device that drew nothing takes one row of the largest share.
+    """
+    shares: list[list[int]] = [[] for _ in range(devices)]
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        portions = random.dirichlet([CONCENTRATION] * devices)
+        cuts = (np.cumsum(portions)[:-1] * len(rows)).astype(np.int64)
+        for share, part in zip(shares, np.split(rows, cuts), strict=True):
+            share.extend(int(row) for row in part)
+    for share in shares:
+        if not share:
+            share.append(max(shares, key=len).pop())
+    return [np.asarray(sorted(share), dtype=np.int64) for share in shares]

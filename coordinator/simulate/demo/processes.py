@@ -1,0 +1,422 @@
+"""The demo as programs: a broker, `tessera-coordinator serve`, and a `tessera-device run` each.
+
+All they know is in one temporary folder, and all they are ends with the run:
+
+    task.py, run.toml, test.npz   what the coordinator is told
+    run/                          what it keeps; its history is how rounds are heard of
+    <device>/                     device.toml, data/own.npz, and what the device keeps, such as
+                                  the story of its emulation
+    *.log                         what each program said
+
+Devices, data, seeds and random streams are those of the demo in one process, so a synchronous
+rule ends with the same bits.
+
+Nothing of it is left behind: signals that ask to stop are obeyed after all is stopped and removed,
+and on Linux the programs end even if this one is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregate.model import PLAIN
+from coordinator.aggregate.pairings import check_pairing
+from coordinator.aggregate.rules import FedRaa
+from coordinator.errors import ConfigError
+from coordinator.masks import make_masks
+from coordinator.operate.broker.embedded import available, embedded_broker
+from coordinator.operate.orphans import without_orphans
+from coordinator.operate.serving import broker_table
+from coordinator.rounds.report import DeviceRound, RoundReport
+from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
+from coordinator.service.courses import make_model
+from coordinator.simulate.demo.digits import deal, load_digits
+from coordinator.simulate.demo.emulated import choose_members, emulate_all, moment_of
+from coordinator.simulate.demo.run import (
+    BATCH_SIZE,
+    STEPS,
+    DemoConfig,
+    DemoRound,
+    Ledger,
+    choose_masks,
+    local_rule,
+)
+from coordinator.task.saved_model import SavedModel, read_model, save_model
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
+from edge_sdk.decide.emulation.fleet import load_fleet
+from edge_sdk.device.config import PREFIX
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.transport.settings import BrokerSettings
+
+TASK = "digits"
+RUN, COORDINATOR = "run", "coordinator"
+CONFIG, DEVICE_CONFIG, TEST = "run.toml", "device.toml", "test.npz"
+STATE = "state"
+BID_S = 60.0
+"""Long: on a busy machine a device that is late would make the run another one."""
+POLL_S = 0.1
+STOP_S = 10.0
+"""How long a program may take to end when it is asked to."""
+TAIL_LINES = 15
+
+TASK_FILE = """\
+from pathlib import Path
+
+from coordinator.simulate.demo.run import demo_task
+
+
+def make_task():
+    return demo_task(seed={seed!r}, init={init})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that was started, and the file that has what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not because all was done."""
+        return self.process.poll() not in (None, 0)
+
+    def last_words(self) -> str:
+        """How it ended, and the last lines it said."""
+        said = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        return "\n  ".join([f"{self.name} ended with code {self.process.returncode}:", *said])
+
+
+class ProcessDemo:
+    """A run of programs. They live while `run()` is iterated over, and end when it is closed."""
+
+    def __init__(self, config: DemoConfig) -> None:
+        """Raises `ConfigError` for what the programs would not do."""
+        for refused, option, reason in (
+            (config.backend != "onnx", "--backend torch", "programs train with onnx"),
+            (
+                config.memory_dir is not None,
+                "--memory",
+                "a program's memory is in its run's folder",
+            ),
+            (config.threads != 1, "--threads", "programs train at the same time anyway"),
+        ):
+            if refused:
+                raise ConfigError(f"{option} is for --in-process: {reason}")
+        if config.init is not None and not config.init.is_file():
+            raise ConfigError(f"cannot read weights: {config.init} is not a file")
+        rule, self.config = choose_masks(config)
+        masks = make_masks(str(self.config.mask), **config.mask_options)
+        check_pairing(rule, masks, config.up)
+        if not available():
+            raise ConfigError(
+                "there is no broker to start: install mosquitto (apt install mosquitto, brew "
+                "install mosquitto) or pip install 'tessera-fl[broker]', or add --in-process"
+            )
+        self.rounds: list[DemoRound] = []
+        self._asynchronous = isinstance(rule, FedRaa)
+        digits = load_digits(config.seed)
+        self.fleet = load_fleet(config.fleet)
+        self._members = choose_members(self.fleet, config.devices)
+        self._shares = deal(digits.train, tuple(self._members), config.seed)
+        self._ledger: Ledger | None = None
+        self._test = digits.test
+        self._model: SavedModel | None = None
+        self._digest: str | None = None
+
+    @property
+    def plan(self) -> ModelPlan:
+        """Of the model that is trained. Raises `RunError` before the first round."""
+        return self._known_model.plan
+
+    @property
+    def test_samples(self) -> int:
+        """How many digits the accuracy is of."""
+        return len(self._test)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the last checkpoint's model. Raises `RunError` before the end of `run`."""
+        if self._digest is None:
+            raise RunError("there is no result before the run ends")
+        return self._digest
+
+    @property
+    def repeatable(self) -> bool:
+        """Not if the rule is asynchronous: there it matters which device is first."""
+        return not self._asynchronous
+
+    def save(self, path: Path) -> None:
+        """Save the last checkpoint's model in a new folder."""
+        save_model(self._known_model, path)
+
+    def run(self) -> Generator[DemoRound]:
+        """Start everything, yield every round as it closes, stop everything. In the main thread.
+
+        Raises `RunError` when the coordinator or the devices ended early, `BrokerError` when no
+        broker can be started, and for signals as `_signals_noted` does.
+        """
+        prefix = "tessera-demo-"
+        with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
+            folder = Path(temporary)
+            try:
+                with embedded_broker(folder / "broker") as settings, _reaping() as programs:
+                    self._write(folder, settings)
+                    coordinator = ["coordinator.cli", "serve", "--config", str(folder / CONFIG)]
+                    programs.append(_start(COORDINATOR, coordinator, folder))
+                    for name in self._members:
+                        if noted:
+                            return
+                        config = folder / name / DEVICE_CONFIG
+                        device = ["edge_sdk.cli", "run", "--config", str(config)]
+                        programs.append(_start(name, device, folder))
+                    yield from self._follow(folder, programs[0], programs[1:], noted)
+            finally:
+                self._read_result(folder / RUN)
+
+    @property
+    def _known_model(self) -> SavedModel:
+        if self._model is None:
+            raise RunError("the run ended before its first round closed")
+        return self._model
+
+    # -- what programs are told -------------------------------------------------------------
+
+    def _write(self, folder: Path, settings: BrokerSettings) -> None:
+        """Everything that the programs read."""
+        config = self.config
+        init = "None" if config.init is None else f"Path({str(config.init.absolute())!r})"
+        (folder / "task.py").write_text(TASK_FILE.format(seed=config.seed, init=init))
+        _write_data(folder / TEST, self._test)
+        (folder / CONFIG).write_text(self._run_toml() + broker_table(settings))
+        for name in self._members:
+            own = folder / name
+            (own / "data").mkdir(parents=True)
+            _write_data(own / "data" / "own.npz", self._shares[name])
+            text = self._device_toml(name) + broker_table(settings)
+            (own / DEVICE_CONFIG).write_text(text, encoding="utf-8")
+
+    def _device_toml(self, name: str) -> str:
+        config, member = self.config, self._members[name]
+        own = {
+            "task": TASK,
+            "name": name,
+            "data": "data",
+            "state_dir": STATE,
+            "seed": config.seed,
+            "weigh": config.weigh,
+        }
+        emulate = {"fleet": str(config.fleet.absolute()), "member": member.name}
+        return _lines(own) + _table("emulate", emulate)
+
+    def _run_toml(self) -> str:
+        config, devices = self.config, self.config.devices
+        length = {"rounds": config.rounds}
+        if self._asynchronous:
+            length = {"updates": config.rounds * devices}
+        run = {
+            "folder": RUN,
+            **length,
+            "steps": STEPS,
+            "batch_size": BATCH_SIZE,
+            **asdict(local_rule(config)),
+            "seed": config.seed,
+            "up": str(config.up),
+            "down": str(config.down),
+            "memory_type": config.memory_dtype,
+        }
+        task = {"name": TASK, "source": "task.py:make_task", "evaluation": TEST}
+        return "".join(
+            [
+                _table("task", task),
+                _table("run", run),
+                _table("rule", {"name": config.rule}),
+                _table("rule.options", config.rule_options),
+                _table("mask", {"name": config.mask}),
+                _table("mask.options", config.mask_options),
+                _table(
+                    "round",
+                    {
+                        "min_devices": devices,
+                        "min_participants": 0,  # a round in which all skip counts
+                        "bid_s": BID_S,
+                        "train_s": self.fleet.deadline_s,
+                    },
+                ),
+            ]
+        )
+
+    # -- what comes of it -------------------------------------------------------------------
+
+    def _follow(
+        self,
+        folder: Path,
+        coordinator: Program,
+        devices: Sequence[Program],
+        noted: Sequence[signal.Signals],
+    ) -> Iterator[DemoRound]:
+        """Every round as it closes, to the end or a signal. Raises `RunError`."""
+        while not noted:
+            ended = coordinator.process.poll() is not None  # asked first: no round is missed
+            yield from self._closed_since(folder)
+            if ended and not coordinator.failed:
+                return
+            if ended:
+                raise RunError(f"the demo cannot go on: {coordinator.last_words()}")
+            failed = [device for device in devices if device.failed]
+            # The first round waits for all of them; later ones go on with those that are left.
+            if failed and (not self.rounds or len(failed) == len(devices)):
+                raise RunError(f"the demo cannot go on: {failed[0].last_words()}")
+            time.sleep(POLL_S)
+
+    def _closed_since(self, folder: Path) -> Iterator[DemoRound]:
+        """The rounds in the history that are not in `rounds` yet."""
+        run = folder / RUN
+        if not is_run(run):
+            return
+        for entry in list(read_history(run))[len(self.rounds) :]:
+            if self._model is None or self._ledger is None:
+                self._model = read_model(run / MODEL)
+                self._ledger = self._new_ledger(self._model.plan)
+            report = _read_report(entry)
+            # Devices may be in the next round by now; asynchronous ones have rounds of their own.
+            until = None if self._asynchronous else report.round
+            stories = {name: _read_story(folder, name) for name in self._members}
+            moments = {
+                name: moment
+                for name, story in stories.items()
+                if (moment := moment_of(story, until)) is not None
+            }
+            if self._asynchronous:  # there, the history counts updates
+                report = replace(report, round=-(-report.round // self.config.devices))
+            done = self._ledger.close(report, entry["accuracy"], moments)
+            self.rounds.append(done)
+            yield done
+
+    def _new_ledger(self, plan: ModelPlan) -> Ledger:
+        samples = {name: len(share) for name, share in self._shares.items()}
+        emulations = emulate_all(self.fleet, self._members)
+        return Ledger(plan, local_rule(self.config), emulations, samples)
+
+    def _read_result(self, run: Path) -> None:
+        if self._model is None:
+            return
+        with Run(run) as opened:
+            checkpoint = opened.latest()
+            model = make_model(opened.plan, checkpoint, PLAIN, self.config.seed)
+        self._model = replace(self._model, weights=model.weights, buffers=model.buffers)
+        self._digest = model.digest
+
+
+@contextmanager
+def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
+    """The signals that asked to stop so far. They are obeyed when the context is left.
+
+    Then SIGINT raises `KeyboardInterrupt`, the others `SystemExit` with the code of a shell.
+    """
+    noted: list[signal.Signals] = []
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What is ignored stays so: a program in the background, or under nohup.
+    before = {each: signal.getsignal(each) for each in asking}
+    before = {each: handler for each, handler in before.items() if handler != signal.SIG_IGN}
+    try:
+        for each in before:
+            signal.signal(each, lambda number, _: noted.append(signal.Signals(number)))
+        yield noted
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if noted and noted[0] != signal.SIGINT:
+            raise SystemExit(128 + noted[0])
+        if noted:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _reaping() -> Iterator[list[Program]]:
+    """A list of programs that have ended when the context is left, however that comes about."""
+    programs: list[Program] = []
+    try:
+        yield programs
+    finally:
+        try:
+            for program in programs:
+                _signal(program, signal.SIGTERM)
+            by = time.monotonic() + STOP_S
+            for program in programs:
+                with suppress(subprocess.TimeoutExpired):
+                    program.process.wait(max(0.0, by - time.monotonic()))
+        finally:
+            for program in programs:
+                _signal(program, signal.SIGKILL)
+                program.process.wait()
+
+
+def _signal(program: Program, number: signal.Signals) -> None:
+    """Tell a program and what it started, such as the compiler of graphs."""
+    if program.process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(program.process.pid, number)
+
+
+def _start(name: str, command: Sequence[str], folder: Path) -> Program:
+    log = folder / f"{name}.log"
+    # Variables come before files, and would be the same for all.
+    environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
+    environment["TMPDIR"] = str(folder)  # also what a program that is killed leaves is removed
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603  our own interpreter and modules, no shell
+            without_orphans([sys.executable, "-m", *command]),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            # Ctrl-C in a terminal is for us, who stop them in order.
+            start_new_session=True,
+        )
+    return Program(name, process, log)
+
+
+def _read_story(folder: Path, name: str) -> list[Moment]:
+    return read_story(folder / name / STATE / TASK / name / STORY)
+
+
+def _table(name: str, values: Mapping[str, Any]) -> str:
+    return f"[{name}]\n{_lines(values)}\n"
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """Keys and values as TOML, which spells these as JSON does; None is left out."""
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+        for key, value in values.items()
+        if value is not None
+    )
+
+
+def _write_data(path: Path, data: ArrayData) -> None:
+    inputs: dict[str, Any] = {f"x{number}": array for number, array in enumerate(data.inputs)}
+    np.savez(path, y=data.targets, **inputs)
+
+
+def _read_report(entry: Mapping[str, Any]) -> RoundReport:
+    """A round's report as a line of the history has it."""
+    values = {each.name: entry[each.name] for each in fields(RoundReport)}
+    values["devices"] = tuple(DeviceRound(**device) for device in entry["devices"])
+    return RoundReport(**values)

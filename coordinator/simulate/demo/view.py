@@ -1,0 +1,287 @@
+"""What a person sees of the demo: a live table, a summary of one screen, and a plot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.simulate.demo.run import AnyDemo, DemoRound
+from coordinator.simulate.federation import DeviceRound
+
+RECENT_ROUNDS = 8
+FRAME_LINES = 8
+"""Lines of the live view that are neither a round nor a device."""
+ROUND_COLUMNS = 78
+"""Columns a round takes without its devices."""
+
+
+def watch(demo: AnyDemo, console: Console) -> None:
+    """Run to the end, showing each round: live on a terminal, a line a round elsewhere."""
+    with _devices_quiet(), closing(demo.run()) as rounds:
+        if not console.is_terminal:
+            console.print(_scenario(demo), soft_wrap=True, markup=False, highlight=False)
+            for done in rounds:
+                for line in (_line(done, demo.config.rounds), *_changes(demo)):
+                    console.print(line, soft_wrap=True, markup=False, highlight=False)
+            return
+        first = Text(f"waiting for the first round of {demo.config.devices} devices …")
+        with Live(first, console=console, auto_refresh=False, transient=True) as live:
+            for _ in rounds:
+                live.update(_screen(demo, console.width, console.height), refresh=True)
+
+
+@contextmanager
+def _devices_quiet() -> Iterator[None]:
+    """Warnings of devices in this process would tear the table, whose last column has them."""
+    logger = logging.getLogger("edge_sdk")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def summarise(
+    demo: AnyDemo, console: Console, *, plot: Path | None, full: AnyDemo | None = None
+) -> None:
+    """The outcome on one screen; `full`: the same run with everybody training everything."""
+    if not demo.rounds:
+        return
+    rounds = demo.rounds
+    best = max(rounds, key=lambda done: done.accuracy)
+    plan = demo.plan
+    lines = [
+        f"{demo.config.rule} with {demo.config.mask} masks on {demo.config.backend}, "
+        f"{len(rounds)} rounds, {demo.config.devices} devices, "
+        f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
+        f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {demo.test_samples} unseen digits "
+        f"(best {best.accuracy:.1%} in round {best.report.round})",
+        f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
+        "trained any block in any round",
+        f"model sha256    {demo.digest[:16]}…"
+        + (" (same seed, same bits)" if demo.repeatable else ""),
+    ]
+    if plot is not None:
+        lines.append(f"plot            {plot}")
+    console.print(Panel("\n".join(lines), title="Tessera", title_align="left", expand=False))
+    console.print(_scenario(demo), markup=False, highlight=False)
+    console.print(_comparison(demo, full))
+    console.print(_totals(demo))
+
+
+def save_plot(demo: AnyDemo, path: Path) -> None:
+    """Accuracy by round, with the fewest devices that trained any block below it."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rounds = [done.report.round for done in demo.rounds]
+    figure, (top, bottom) = plt.subplots(
+        2, 1, sharex=True, figsize=(8, 5), height_ratios=(3, 1), layout="constrained"
+    )
+    top.plot(rounds, [100 * done.accuracy for done in demo.rounds], marker="o", markersize=3)
+    top.set_ylabel("test accuracy, %")
+    top.set_title(
+        f"{demo.config.rule} with {demo.config.mask} masks on digits: "
+        f"{demo.config.devices} devices of fleet {demo.config.fleet.stem}, seed {demo.config.seed}"
+    )
+    top.grid(alpha=0.3)
+    bottom.step(rounds, [done.report.coverage_min for done in demo.rounds], where="mid")
+    bottom.set_ylabel("coverage_min")
+    bottom.set_xlabel("round")
+    bottom.set_ylim(bottom=0)
+    bottom.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _screen(demo: AnyDemo, width: int, height: int) -> Group:
+    """The newest rounds, and why each device did what it did; both fit the terminal."""
+    last = demo.rounds[-1]
+    devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]
+    room = height - FRAME_LINES - len(devices)
+    wide = width >= ROUND_COLUMNS + 5 * len(last.report.devices)
+    table = Table(title=f"Round {last.report.round} of {demo.config.rounds}", title_justify="left")
+    for heading in ("round", "accuracy", "coverage_min", "energy saved", "bytes saved"):
+        table.add_column(heading, justify="right")
+    if wide:
+        table.add_column("devices")
+    for done in demo.rounds[-max(1, min(RECENT_ROUNDS, room)) :]:
+        table.add_row(
+            str(done.report.round),
+            f"{done.accuracy:.1%}",
+            str(done.report.coverage_min),
+            f"{(done.full_joules - done.joules) / 1e3:.1f} of {done.full_joules / 1e3:.1f} kJ",
+            f"{_mega(done.full_bytes - done.bytes_moved)} of {_mega(done.full_bytes)}",
+            *([Text(" ").join(_mark(d) for d in done.report.devices)] if wide else []),
+        )
+    now = Table(box=None, padding=(0, 2, 0, 0))
+    now.add_column("device", no_wrap=True)
+    for heading in ("battery", "level", "seconds", "joules"):
+        now.add_column(heading, justify="right", no_wrap=True)
+    now.add_column("why")
+    for device, lived in zip(devices, last.lived, strict=False):
+        now.add_row(
+            device.device,
+            _percent(lived.percent),
+            _mark(device),
+            f"{lived.train_s:.0f}",
+            "–" if lived.joules is None else f"{lived.joules:.0f}",
+            _cut(device.reason),
+        )
+    return Group(table, now, Text(_scenario(demo), style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _scenario(demo: AnyDemo) -> str:
+    """What the numbers of emulated devices stand for."""
+    fleet, start = demo.fleet, demo.fleet.starts
+    return (
+        f"emulated: {demo.config.devices} devices of fleet {demo.config.fleet.stem}. A step stands "
+        f"for {fleet.work:g} of theirs; a round begins every {fleet.interval_s / 60:g} min from "
+        f"{start // 60:02}:{start % 60:02} on and has {fleet.deadline_s:g} s. Seconds and joules "
+        "are modelled (docs/devices.md)."
+    )
+
+
+def _comparison(demo: AnyDemo, full: AnyDemo | None) -> Table:
+    """What was spent, beside what it is when everybody trains everything."""
+    rounds = demo.rounds
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("")
+    theirs = "all train everything" if full is not None else "all train everything (modelled)"
+    for heading in ("as they decided", theirs, "saved"):
+        table.add_column(heading, justify="right")
+    accuracy = "not run" if full is None else f"{full.rounds[-1].accuracy:.1%}"
+    table.add_row("accuracy", f"{rounds[-1].accuracy:.1%}", accuracy, "")
+    other = rounds if full is None else full.rounds
+    modelled = full is None
+    for name, unit, ours, all_full in (
+        (
+            "energy of training",
+            "{:.1f} kJ",
+            sum(done.joules for done in rounds) / 1e3,
+            sum(done.full_joules if modelled else done.joules for done in other) / 1e3,
+        ),
+        (
+            "time of training, all devices",
+            "{:.2f} h",
+            sum(done.train_s for done in rounds) / 3600,
+            sum(done.full_train_s if modelled else done.train_s for done in other) / 3600,
+        ),
+        (
+            "bytes moved",
+            "{:.1f} MB",
+            sum(done.bytes_moved for done in rounds) / 1e6,
+            sum(done.full_bytes if modelled else done.bytes_moved for done in other) / 1e6,
+        ),
+    ):
+        table.add_row(
+            name, unit.format(ours), unit.format(all_full), f"[green]{_saved(ours, all_full)}[/]"
+        )
+    if full is not None:
+        late, full_late = (_too_late(each) for each in (demo, full))
+        table.add_row("too late for the round", f"{late} times", f"{full_late} times", "")
+        slow, full_slow = (
+            sum(done.slowest_s for done in each.rounds) / len(each.rounds) for each in (demo, full)
+        )
+        saved = f"[green]{_saved(slow, full_slow)}[/]"
+        table.add_row(
+            "slowest device of a round, mean", f"{slow:.0f} s", f"{full_slow:.0f} s", saved
+        )
+    return table
+
+
+def _too_late(demo: AnyDemo) -> int:
+    """How often a device took longer than a round has, were it not for the emulation."""
+    return sum(
+        each.train_s + (each.transfer_s or 0.0) > demo.fleet.deadline_s
+        for done in demo.rounds
+        for each in done.lived
+    )
+
+
+def _totals(demo: AnyDemo) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("device", no_wrap=True)
+    for heading in ("levels", "trained", "skipped", "MB", "seconds", "kJ", "battery"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("last reason")
+    for name in sorted({entry.device for entry in demo.rounds[-1].report.devices}):
+        history = [
+            (entry, lived)
+            for done in demo.rounds
+            for entry, lived in zip(done.report.devices, done.lived, strict=True)
+            if entry.device == name
+        ]
+        trained = [entry for entry, _ in history if entry.level is not None]
+        levels = sorted({entry.level for entry in trained if entry.level is not None})
+        joules = [lived.joules for _, lived in history if lived.joules is not None]
+        first, last = history[0][1].percent, history[-1][1].percent
+        table.add_row(
+            name,
+            ", ".join(f"{level:.0%}" for level in levels) or "–",
+            str(len(trained)),
+            str(len(history) - len(trained)),
+            f"{sum(entry.bytes_down + entry.bytes_up for entry, _ in history) / 1e6:.1f}",
+            f"{sum(lived.train_s for _, lived in history):.0f}",
+            f"{sum(joules) / 1e3:.1f}" if joules else "–",
+            "mains" if first is None else f"{_percent(first)} → {_percent(last)}",
+            _cut(history[-1][0].reason),
+        )
+    return table
+
+
+def _cut(reason: str) -> Text:
+    """A reason that gives way to the other columns, and stays on its line."""
+    return Text(reason, no_wrap=True, overflow="ellipsis")
+
+
+def _percent(percent: float | None) -> str:
+    return "mains" if percent is None else f"{percent:.0f} %"
+
+
+def _changes(demo: AnyDemo) -> list[str]:
+    """A line for each device that does something else than in the round before, with its reason."""
+    levels = {}
+    if len(demo.rounds) > 1:
+        levels = {each.device: each.level for each in demo.rounds[-2].report.devices}
+    last, lines = demo.rounds[-1], []
+    for device, lived in zip(last.report.devices, last.lived, strict=True):
+        if device.device not in levels or levels[device.device] != device.level:
+            lines.append(f"    {device.device:<16} {_percent(lived.percent):>6}  {device.reason}")
+        levels[device.device] = device.level  # an asynchronous device may be there twice
+    return lines
+
+
+def _saved(spent: float, full: float) -> str:
+    return f"{max(0.0, 1 - spent / full):.0%}" if full else "–"
+
+
+def _line(done: DemoRound, rounds: int) -> str:
+    marks = " ".join(_mark(device).plain for device in done.report.devices)
+    return (
+        f"round {done.report.round:>3}/{rounds}  accuracy {done.accuracy:6.1%}  "
+        f"coverage_min {done.report.coverage_min}  "
+        f"saved {_saved(done.joules, done.full_joules)} of energy, "
+        f"{_saved(done.bytes_moved, done.full_bytes)} of bytes  [{marks}]"
+    )
+
+
+def _mark(device: DeviceRound) -> Text:
+    if device.level is None:
+        return Text("skip", style="yellow")
+    return Text(f"{device.level:>4.0%}", style="green" if device.level == 1 else "cyan")
+
+
+def _mega(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.1f} MB"

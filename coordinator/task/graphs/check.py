@@ -1,0 +1,208 @@
+"""The build check: a compiled graph against torch, where it was not traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+import torch
+
+from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.gradient import weighted_mean
+from coordinator.task.task import CUSTOM, Task
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.data_spec import ArraySpec
+from edge_sdk.protocol.task.graphs import GraphEntry
+
+TOLERANCE = 1e-4
+"""The largest difference to torch, relative to the largest gradient, that is let through."""
+
+TRIES = 3
+"""Another point is tried when one fails: rounding can flip a ReLU or a maximum that is nearly tied,
+at one point. A wrong graph is wrong everywhere."""
+
+BATCHES = (5, 1)
+"""Batch sizes at which a graph that takes any batch is checked."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A submodel and a batch, by the names of a graph's inputs, and the same as torch tensors."""
+
+    kept: tuple[int, ...]
+    batch: int
+    feeds: dict[str, Array]
+
+    def tensors(self, names: list[str]) -> list[torch.Tensor]:
+        """These inputs for torch (copies)."""
+        return [torch.tensor(self.feeds[name]) for name in names]
+
+
+def make_case(task: Task, *, level: float, batch: int, seed: int) -> Case:
+    """Random weights near the task's, of a random submodel; random data, weights and scales."""
+    plan, rng = task.plan, np.random.default_rng(seed)
+    groups = {}
+    for axis in plan.axes:
+        count = axis.wanted(level)
+        groups[axis.name] = rng.choice(len(axis.groups), count, replace=False).tolist()
+    kept = plan.kept_atoms(plan.choose(groups))
+    weights = plan.cut(task.weights, groups)
+    feeds: dict[str, Array] = {}
+    for name, array in weights.items():
+        noise = rng.normal(0, 0.05, array.shape)
+        feeds[f"w:{name}"] = (array + noise).astype(array.dtype)
+    for name, array in plan.cut_buffers(task.buffers, groups).items():
+        feeds[f"b:{name}"] = array
+    for index, spec in enumerate(task.data.inputs):
+        feeds[f"x{index}"] = _random(rng, batch, spec)
+    for axis in plan.axes:
+        feeds[f"s:{axis.name}"] = np.asarray(rng.uniform(0.8, 1.6), dtype=np.float32)
+    feeds["targets"] = _random_targets(task, rng, batch)
+    feeds["sample_weights"] = rng.uniform(0.2, 1, batch).astype(np.float32)
+    if batch > 2:
+        feeds["sample_weights"][1] = 0
+    for index, (p, shape) in enumerate(task.train_program.at(kept, batch, True).masks):
+        feeds[f"m{index}"] = (rng.random(shape) >= p).astype(np.float32) / np.float32(1 - p)
+    return Case(kept, batch, feeds)
+
+
+def torch_gradient(task: Task, case: Case) -> dict[str, Array]:
+    """What a gradient graph gives, by torch's autograd."""
+    plan = task.plan
+    forward = task.train_program.at(case.kept, case.batch, True)
+    weights = case.tensors([f"w:{tensor.name}" for tensor in plan.tensors])
+    for weight in weights:
+        weight.requires_grad_()
+    buffers = case.tensors([f"b:{buffer.name}" for buffer in plan.buffers])
+    outputs = forward(
+        weights,
+        buffers,
+        case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
+        case.tensors([f"s:{axis.name}" for axis in plan.axes]),
+        case.tensors([f"m{index}" for index in range(len(forward.masks))]),
+    )
+    loss = weighted_mean(task.loss, outputs, *case.tensors(["targets", "sample_weights"]))
+    grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    found = {"loss": loss.detach().numpy()}
+    for tensor, grad in zip(plan.tensors, grads, strict=True):
+        found[f"g:{tensor.name}"] = grad.numpy()
+    for buffer, value in zip(plan.buffers, buffers, strict=True):
+        if buffer.statistic:
+            found[f"n:{buffer.name}"] = value.numpy()
+    return found
+
+
+def torch_outputs(task: Task, case: Case) -> dict[str, Array]:
+    """What an evaluation graph gives, by torch."""
+    plan = task.plan
+    with torch.no_grad():
+        outputs = task.traced.evaluate.at(case.kept, case.batch)(
+            case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
+            case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
+            case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
+            [1.0] * len(plan.axes),
+        )
+    return {"outputs": outputs.numpy()}
+
+
+def run_graph(
+    entry: GraphEntry, session: onnxruntime.InferenceSession, case: Case
+) -> dict[str, Array]:
+    """The graph's outputs by name, after a check of the shapes the manifest states."""
+    for port in entry.inputs:
+        _check_shape(port.name, port.shape(case.kept, case.batch), case.feeds[port.name])
+    names = [port.name for port in entry.outputs]
+    values = session.run(names, {port.name: case.feeds[port.name] for port in entry.inputs})
+    for port, value in zip(entry.outputs, values, strict=True):
+        _check_shape(port.name, port.shape(case.kept, case.batch), value)
+    return dict(zip(names, values, strict=True))
+
+
+def open_session(data: bytes) -> onnxruntime.InferenceSession:
+    """A session on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
+    """The largest error: of gradients relative to the largest gradient, of others to themselves."""
+    largest = max((_largest(wanted[name]) for name in wanted if name.startswith("g:")), default=0.0)
+    errors = []
+    for name, right in wanted.items():
+        scale = largest if name.startswith("g:") else _largest(right)
+        errors.append(_largest(got[name] - right) / max(scale, 1e-6))
+    worst = float(np.max(errors))  # unlike max(), never passes over a NaN
+    return worst if np.isfinite(worst) else float("inf")
+
+
+def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
+    """The largest error of a graph; raises `GraphCompileError` above `TOLERANCE`.
+
+    A graph that takes any width or batch is checked at sizes where it was not traced.
+    """
+    session = open_session(data)
+    oracle = torch_gradient if entry.kind == "gradient" else torch_outputs
+    worst = 0.0
+    for level in _levels(task, entry):
+        for batch in BATCHES if entry.batch is None else (entry.batch,):
+            best = float("inf")
+            for seed in range(TRIES):
+                case = make_case(task, level=level, batch=batch, seed=seed)
+                wanted = oracle(task, case)
+                if batch == 1 and not _finite(wanted):
+                    best = (
+                        0.0  # one value has no variance: BatchNorm gives no number in torch either
+                    )
+                    break
+                best = min(best, difference(run_graph(entry, session, case), wanted))
+                if best <= TOLERANCE:
+                    break
+            if best > TOLERANCE:
+                raise GraphCompileError(
+                    f"{entry} differs from torch by {best:.1e} of the largest gradient at widths "
+                    f"{list(case.kept)} and batch {batch}; {TOLERANCE:.0e} is allowed"
+                )
+            worst = max(worst, best)
+    return worst
+
+
+def _finite(arrays: Mapping[str, Array]) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays.values())
+
+
+def _levels(task: Task, entry: GraphEntry) -> tuple[float, ...]:
+    """Levels to check at: those of a fixed graph, else the narrowest and one between."""
+    if entry.kept is None:
+        return (0.5, 0.01)
+    shares = [kept / axis.atoms for kept, axis in zip(entry.kept, task.plan.axes, strict=True)]
+    return (max(shares),)
+
+
+def _random(rng: np.random.Generator, batch: int, spec: ArraySpec) -> Array:
+    shape = (batch, *spec.shape)
+    if not spec.dtype.startswith("float"):
+        highest = 1 if spec.highest is None else spec.highest  # 0 and 1 are always allowed
+        return rng.integers(0, highest, shape, endpoint=True).astype(spec.dtype)
+    if spec.highest is not None:
+        return rng.uniform(0, spec.highest, shape).astype(spec.dtype)
+    return rng.normal(0, 1, shape).astype(spec.dtype)
+
+
+def _random_targets(task: Task, rng: np.random.Generator, batch: int) -> Array:
+    """A loss of the task's own may take few values: its examples are such."""
+    if task.loss_name == CUSTOM and task.example_targets is not None:
+        examples: Array = task.example_targets.detach().cpu().numpy()
+        return examples[rng.integers(0, len(examples), batch)]
+    return _random(rng, batch, task.data.targets)
+
+
+def _check_shape(name: str, wanted: tuple[int, ...], array: Array) -> None:
+    if array.shape != wanted:
+        raise GraphCompileError(f"{name!r} has shape {array.shape}, the manifest says {wanted}")
+
+
+def _largest(array: Array) -> float:
+    return float(np.abs(np.asarray(array, dtype=np.float64)).max(initial=0))

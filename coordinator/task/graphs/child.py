@@ -1,0 +1,154 @@
+"""Compile in a child process: the one that serves devices never loads torch or onnx.
+
+    python -m coordinator.task.graphs.child TASK OUT_DIR --batch-size 32 --level 1.0 --level 0.5
+
+TASK is "path/to/file.py:function" or "package.module:function". The function takes nothing and
+returns a `coordinator.Task`. OUT_DIR then is a saved model (`coordinator.task.saved_model`): the
+plan, the task's initial weights and buffers, the manifest and the graphs. All of it is read without
+torch and checked on the way in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+
+from coordinator.errors import CoordinatorError
+from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, check_wanted
+from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.saved_model import SavedModel, check_folder_free, read_model, save_model
+
+
+def compile_in_child(
+    task_source: str,
+    *,
+    levels: Sequence[float] = LEVELS,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    cache_dir: Path | None = None,
+    timeout_s: float | None = None,
+) -> SavedModel:
+    """A task's plan, initial weights and buffers, and graphs, made in a process of its own.
+
+    `task_source` is a reference as above, relative to the working directory. `cache_dir` None: no
+    cache; graphs that are in it are not compiled again, but the task is still traced. `timeout_s`
+    None: no limit. Raises `GraphCompileError` with what the child wrote to stderr.
+    """
+    _parse(task_source)
+    check_wanted(levels, batch_sizes)
+    with TemporaryDirectory(prefix="tessera-graphs-") as folder:
+        made = Path(folder) / "task"
+        command = [sys.executable, "-m", "coordinator.task.graphs.child"]
+        command += [f"--level={float(level)!r}" for level in levels]
+        command += [f"--batch-size={int(size)}" for size in batch_sizes]
+        command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
+        try:
+            done = subprocess.run(  # noqa: S603  our own interpreter and module, no shell
+                [*command, "--", task_source, str(made)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GraphCompileError(
+                f"task {task_source!r} was not compiled in {timeout_s} s"
+            ) from error
+        if done.returncode != 0:
+            said = done.stderr.strip() or f"the process ended with code {done.returncode}"
+            raise GraphCompileError(f"task {task_source!r} was not compiled: {said}")
+        return read_model(made)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the child does; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m coordinator.task.graphs.child")
+    parser.add_argument("task", help="path/to/file.py:function or package.module:function")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--level", type=float, action="append", default=[])
+    parser.add_argument("--batch-size", type=int, action="append", default=[])
+    parser.add_argument("--cache-dir", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        _compile(options)
+    except CoordinatorError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _compile(options: argparse.Namespace) -> None:
+    check_folder_free(options.out_dir)
+    function = load_function(options.task)
+    from coordinator.task.graphs.cache import compiled_graphs
+    from coordinator.task.graphs.compilation import compile_graphs
+    from coordinator.task.task import Task
+
+    task = function()
+    if not isinstance(task, Task):
+        raise GraphCompileError(f"{options.task} returned {type(task).__name__}, not a Task")
+    wanted: dict[str, Any] = {
+        "levels": options.level or LEVELS,
+        "batch_sizes": options.batch_size or BATCH_SIZES,
+    }
+    if options.cache_dir is None:
+        graphs = compile_graphs(task, **wanted)
+    else:
+        graphs = compiled_graphs(task, cache_dir=options.cache_dir, **wanted)
+    model = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
+    save_model(model, options.out_dir)
+
+
+def _parse(reference: str) -> tuple[str, str]:
+    place, _, function = reference.rpartition(":")
+    if not place or not function.isidentifier():
+        raise GraphCompileError(
+            f"a task is 'path/to/file.py:function' or 'package.module:function', not {reference!r}"
+        )
+    return place, function
+
+
+def load_function(reference: str) -> Callable[[], object]:
+    """The function that a reference names. Raises `GraphCompileError` if it is not there."""
+    place, name = _parse(reference)
+    module = _run_file(Path(place)) if place.endswith(".py") else _import(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise GraphCompileError(f"{place} has no function {name!r}")
+    found: Callable[[], object] = function
+    return found
+
+
+def _run_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise GraphCompileError(f"there is no file {path.absolute()}")
+    # A name of its own: the file may be called like a module that is already loaded.
+    spec = spec_from_file_location("tessera_task", path)
+    if spec is None or spec.loader is None:
+        raise GraphCompileError(f"{path} cannot be loaded as Python")
+    module = sys.modules["tessera_task"] = module_from_spec(spec)
+    sys.path.insert(0, str(path.absolute().parent))  # its neighbours, as if it were run
+    spec.loader.exec_module(module)
+    return module
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the task's own code imports
+        raise GraphCompileError(f"there is no module {name!r}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

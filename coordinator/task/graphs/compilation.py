@@ -1,0 +1,171 @@
+"""`compile_graphs`: a gradient graph and an evaluation graph for a task, checked against torch.
+
+Sizes stay open where the operators allow it. In order of preference: one graph for every submodel
+and batch; one graph a level, for every batch; one graph for each level and batch size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+import onnx
+
+from coordinator.task.graphs.check import check_graph
+from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, CompiledGraphs, check_wanted
+from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.gradient import (
+    Kept,
+    Traced,
+    trace_evaluation,
+    trace_gradient,
+)
+from coordinator.task.graphs.onnx.builder import numpy_type
+from coordinator.task.graphs.onnx.costs import activations, products
+from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET, translate
+from coordinator.task.graphs.symbols import (
+    Point,
+    Spec,
+    Symbolic,
+    as_term,
+    prime_points,
+    static,
+    symbolic,
+)
+from coordinator.task.task import Task
+from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port
+
+MIN_ONNXRUNTIME = "1.23.0"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A graph; None: any widths, any batch."""
+
+    graph: Symbolic
+    model: onnx.ModelProto
+    kept: Kept | None
+    batch: int | None
+
+
+def compile_graphs(
+    task: Task,
+    *,
+    levels: Sequence[float] = LEVELS,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+) -> CompiledGraphs:
+    """Compile and check a task's graphs.
+
+    `levels` and `batch_sizes` matter only where sizes cannot stay open: there is then one graph for
+    each, and an axis' groups must be of equal size.
+
+    Raises `GraphCompileError`, which names the operator and its module when one has no translation,
+    and the differences when a graph does not compute what torch does; `ConfigError` when the task
+    does not say what its targets are.
+    """
+    check_wanted(levels, batch_sizes)
+    data_spec = task.data
+    tolerance = 0.0
+    entries: list[GraphEntry] = []
+    files: dict[str, bytes] = {}
+    for kind in ("gradient", "evaluate"):
+        trace = (
+            partial(trace_gradient, task) if kind == "gradient" else partial(trace_evaluation, task)
+        )
+        source = "sample_weights" if kind == "gradient" else "x0"
+        for built in _build(task, trace, source, levels, batch_sizes):
+            data = built.model.SerializeToString(deterministic=True)
+            entry = _entry(kind, built, data)
+            tolerance = max(tolerance, check_graph(task, entry, data))
+            entries.append(entry)
+            files[entry.sha256] = data
+    manifest = Manifest(
+        plan_hash=task.plan.hash,
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        min_onnxruntime=MIN_ONNXRUNTIME,
+        loss=task.loss_name,
+        tolerance=tolerance,
+        data=data_spec,
+        graphs=tuple(entries),
+    )
+    manifest.check(task.plan)
+    return CompiledGraphs(manifest, files)
+
+
+def _build(
+    task: Task,
+    trace: Callable[[Kept, int], Traced],
+    source: str,
+    levels: Sequence[float],
+    batch_sizes: Sequence[int],
+) -> Iterator[_Built]:
+    plan = task.plan
+    whole = Point(tuple(axis.atoms for axis in plan.axes), batch_sizes[0])
+    try:
+        points = prime_points([True] * len(plan.axes), batch=True, base=whole)
+        graph = symbolic(trace, points)
+        yield _Built(graph, translate(graph, plan, source), None, None)
+        return
+    except NotSymbolicError as error:
+        logger.info("one graph a level, because %s", error)
+    for kept in _kept_at(task, levels):
+        base = Point(kept, batch_sizes[0])
+        try:
+            graph = symbolic(trace, prime_points([False] * len(kept), batch=True, base=base))
+            yield _Built(graph, translate(graph, plan, source), kept, None)
+        except NotSymbolicError as error:
+            logger.info("one graph a batch size, because %s", error)
+            for batch in dict.fromkeys(batch_sizes):
+                graph = static(trace(kept, batch), Point(kept, batch))
+                yield _Built(graph, translate(graph, plan, source), kept, batch)
+
+
+def _kept_at(task: Task, levels: Sequence[float]) -> list[Kept]:
+    for axis in task.plan.axes:
+        if len(set(axis.groups)) > 1:
+            raise GraphCompileError(
+                f"this model needs one graph a level, so groups must be of equal size; axis "
+                f"{axis.name!r} has groups of {axis.groups} atoms: choose a number of groups that "
+                f"divides {axis.atoms}"
+            )
+    found = [tuple(axis.atoms_at(level) for axis in task.plan.axes) for level in levels]
+    return list(dict.fromkeys(found))
+
+
+def _entry(kind: Kind, built: _Built, data: bytes) -> GraphEntry:
+    used = {value.name for value in built.model.graph.input}
+    outputs = _output_specs(built)
+    return GraphEntry(
+        kind=kind,
+        sha256=sha256(data).hexdigest(),
+        size_bytes=len(data),
+        kept=built.kept,
+        batch=built.batch,
+        inputs=tuple(_port(n, s) for n, s in built.graph.inputs.items() if n in used),
+        outputs=tuple(_port(name, spec) for name, spec in outputs.items()),
+        masks=tuple(
+            MaskSpec(f"m{index}", probability)
+            for index, probability in enumerate(built.graph.masks)
+            if f"m{index}" in used
+        ),
+        activations=activations(built.graph),
+        products=products(built.graph),
+    )
+
+
+def _output_specs(built: _Built) -> dict[str, Spec]:
+    specs = dict(built.graph.inputs)
+    for step in built.graph.steps:
+        if step.results[0] is not None:
+            specs[step.name] = step.results[0]
+    return {name: specs[ref.name] for name, ref in built.graph.outputs.items()}
+
+
+def _port(name: str, spec: Spec) -> Port:
+    return Port(name, numpy_type(spec.dtype).name, tuple(as_term(size) for size in spec.shape))

@@ -1,0 +1,83 @@
+"""Compiled graphs, in memory and in a folder. Loads neither torch nor onnx.
+
+    <name>                what the graphs take and give   (`edge_sdk.protocol.task.codec`)
+    graphs/<sha256>.onnx  the graphs that it names
+
+A file is written beside its place and then moved there, the manifest last: whoever finds a
+manifest finds all of its graphs. Reading checks every byte against a hash.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+from coordinator.task.graphs.errors import GraphCompileError
+from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.codec import decode_manifest
+from edge_sdk.protocol.task.graphs import Manifest
+
+LEVELS = (1.0, 0.75, 0.5, 0.25)
+"""Levels that graphs are made for where widths cannot stay open."""
+
+BATCH_SIZES = (32,)
+"""Batch sizes that graphs are made for where the batch cannot stay open."""
+
+GRAPHS = "graphs"
+
+
+@dataclass(frozen=True)
+class CompiledGraphs:
+    """The manifest and the files it names, by the SHA-256 of their bytes."""
+
+    manifest: Manifest
+    files: dict[str, bytes]
+
+
+def check_wanted(levels: Sequence[float], batch_sizes: Sequence[int]) -> None:
+    """Raise `GraphCompileError` when nothing is asked for."""
+    if not levels or not batch_sizes or min(batch_sizes) < 1:
+        raise GraphCompileError("at least one level and one batch size, from 1, are needed")
+
+
+def write_graphs(graphs: CompiledGraphs, folder: Path, name: str) -> None:
+    """Write the graphs, and the manifest under this name; replaces what is there."""
+    (folder / GRAPHS).mkdir(parents=True, exist_ok=True)
+    for digest, data in graphs.files.items():
+        write_atomically(_graph_path(folder, digest), data)
+    write_atomically(folder / name, graphs.manifest.encoded)
+
+
+def read_graphs(folder: Path, name: str, plan: ModelPlan) -> CompiledGraphs:
+    """The graphs of this plan in a folder.
+
+    Raises `OSError` when a file is not there, `GraphError` when one is damaged or of another plan.
+    """
+    manifest = decode_manifest((folder / name).read_bytes())
+    manifest.check(plan)
+    files = {}
+    for entry in manifest.graphs:
+        data = _graph_path(folder, entry.sha256).read_bytes()
+        if len(data) != entry.size_bytes or sha256(data).hexdigest() != entry.sha256:
+            raise GraphError(f"the file of {entry} was damaged: its bytes have another hash")
+        files[entry.sha256] = data
+    return CompiledGraphs(manifest, files)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write the file: all of it, or nothing under this name."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _graph_path(folder: Path, digest: str) -> Path:
+    return folder / GRAPHS / f"{digest}.onnx"

@@ -1,0 +1,1 @@
+"""Writing symbolic graphs as ONNX."""

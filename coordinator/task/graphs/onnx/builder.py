@@ -1,0 +1,155 @@
+"""Collects the nodes of an ONNX graph whose sizes may follow widths and the batch.
+
+A value may be held narrower than it is (`Value.held`): what only feeds pointwise operators need not
+be expanded, since they broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+
+from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.symbols import Quotient, Shape, Size, as_term
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import SizeTerm
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the ONNX graph: `held` is its shape there and broadcasts to `shape`."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    held: Shape
+
+
+class Builder:
+    """Collects ONNX nodes; asking twice for the same operation gives the same result."""
+
+    def __init__(self, plan: ModelPlan, batch_source: str) -> None:
+        self.plan = plan
+        self._batch_source = batch_source
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, onnx.TensorProto] = {}
+        self._made: dict[Any, tuple[str, ...]] = {}
+        self._constants: dict[Any, str] = {}
+
+    def emit(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node and return the name of its output."""
+        return self.emit_many(1, operator, *inputs, **attributes)[0]
+
+    def emit_many(
+        self, outputs: int, operator: str, *inputs: str, **attributes: Any
+    ) -> tuple[str, ...]:
+        """Add a node and return the names of its outputs."""
+        for name, value in attributes.items():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(part, SizeTerm) for part in values):
+                raise NotSymbolicError(f"ONNX wants a fixed number as {name!r} of {operator}")
+        key = (operator, inputs, outputs, repr(sorted(attributes.items())))
+        if key not in self._made:
+            stem = f"v{len(self.nodes)}"
+            names = (stem,) if outputs == 1 else tuple(f"{stem}_{i}" for i in range(outputs))
+            self.nodes.append(helper.make_node(operator, inputs, names, **attributes))
+            self._made[key] = names
+        return self._made[key]
+
+    def constant(self, array: Array) -> str:
+        """The name of an initializer with this value."""
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"k{len(self._constants)}"
+            self._constants[key] = name
+            self.initializers[name] = numpy_helper.from_array(array, name)
+        return self._constants[key]
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A vector of int64."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def scalar(self, value: float | Size | Quotient, dtype: torch.dtype) -> str:
+        """A number of this type, computed from sizes if it follows them."""
+        if isinstance(value, SizeTerm):
+            return self.cast(self.emit("Squeeze", self.size(value)), dtype)
+        if isinstance(value, Quotient):
+            over = self.scalar(value.over, dtype)
+            under = self.scalar(value.under, dtype)
+            factor = self.scalar(value.coefficient, dtype)
+            return self.emit("Div", self.emit("Mul", factor, over), under)
+        return self.constant(np.array(value, dtype=numpy_type(dtype)))
+
+    def cast(self, name: str, dtype: torch.dtype) -> str:
+        """The value in another type."""
+        return self.emit("Cast", name, to=onnx_type(dtype))
+
+    def size(self, size: Size) -> str:
+        """A size as a vector of one int64."""
+        term = as_term(size)
+        factors = [self._kept(axis) for axis in term.axes]
+        if term.batch:
+            factors.append(self.emit("Shape", self._batch_source, start=0, end=1))
+        if term.coefficient != 1 or not factors:
+            factors.append(self.ints([term.coefficient]))
+        result, *rest = factors
+        for factor in rest:
+            result = self.emit("Mul", result, factor)
+        return result
+
+    def sizes(self, shape: Shape) -> str:
+        """A shape as a vector of int64."""
+        if all(isinstance(size, int) for size in shape):
+            return self.ints([size for size in shape if isinstance(size, int)])
+        return self.emit("Concat", *(self.size(size) for size in shape), axis=0)
+
+    def _kept(self, axis: int) -> str:
+        for tensor in self.plan.tensors:
+            for position, dim in enumerate(tensor.dims):
+                if dim.axis == axis:
+                    source = f"w:{tensor.name}"
+                    size = self.emit("Shape", source, start=position, end=position + 1)
+                    atom = dim.outer * dim.inner
+                    return size if atom == 1 else self.emit("Div", size, self.ints([atom]))
+        raise GraphCompileError(f"no weight has axis {self.plan.axes[axis].name!r}")
+
+    # -- values -----------------------------------------------------------------------------
+
+    def full(self, value: Value) -> str:
+        """The name of the value, expanded to its shape."""
+        if value.held == value.shape:
+            return value.name
+        return self.emit("Expand", value.name, self.sizes(value.shape))
+
+    def reshape(self, name: str, before: Shape, after: Shape) -> str:
+        """Reshape, with as few computed sizes as ONNX's 0 (keep) and −1 (the rest) allow."""
+        if before == after:
+            return name
+        wanted: list[Size] = [
+            0 if i < len(before) and isinstance(size, SizeTerm) and before[i] == size else size
+            for i, size in enumerate(after)
+        ]
+        open_ = [i for i, size in enumerate(wanted) if isinstance(size, SizeTerm)]
+        if open_:
+            wanted[open_[0]] = -1
+        if all(isinstance(size, int) for size in wanted):
+            return self.emit("Reshape", name, self.sizes(tuple(wanted)))
+        parts = [self.ints([size]) if isinstance(size, int) else self.size(size) for size in wanted]
+        return self.emit("Reshape", name, self.emit("Concat", *parts, axis=0))
+
+
+def numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
+    """numpy's type for torch's."""
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def onnx_type(dtype: torch.dtype) -> int:
+    """ONNX's number of a type."""
+    return int(helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))

@@ -1,0 +1,83 @@
+"""What one run of a graph costs, as terms that follow widths and batch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from coordinator.task.graphs.symbols import Size, Spec, Step, Symbolic, as_term
+from edge_sdk.protocol.task.graphs import CostTerm
+
+_SCATTERS = re.compile(r".*embedding.*_backward|max_pool.*_backward")
+
+_Kind = tuple[tuple[int, ...], int]
+"""What a cost follows: axes, and the power of the batch."""
+
+
+def activations(graph: Symbolic) -> tuple[CostTerm, ...]:
+    """Bytes of every float result of a step that is not an output.
+
+    Where a step scatters into zeros, ONNX holds those as a tensor of their own.
+    """
+    given = {ref.name for ref in graph.outputs.values()}
+    total: Counter[_Kind] = Counter()
+    for step in graph.steps:
+        if step.target == "getitem":
+            continue  # a part of what another step made
+        times = (step.name not in given) + bool(_SCATTERS.fullmatch(step.target))
+        for spec in step.results:
+            if spec is not None and spec.dtype.is_floating_point:
+                _add(total, times * spec.dtype.itemsize, spec.shape)
+    return _terms(total)
+
+
+def products(graph: Symbolic) -> tuple[CostTerm, ...]:
+    """Multiply-accumulates of every matrix product and convolution, and of their gradients."""
+    specs = dict(graph.inputs)
+    total: Counter[_Kind] = Counter()
+    for step in graph.steps:
+        if step.results[0] is not None:
+            specs[step.name] = step.results[0]
+        times, sizes = _product(step, specs)
+        _add(total, times, sizes)
+    return _terms(total)
+
+
+def _product(step: Step, specs: dict[str, Spec]) -> tuple[int, Sequence[Size]]:
+    """How often a step multiplies and adds: a number, and sizes to multiply it with."""
+
+    def shape(argument: str) -> Sequence[Size]:
+        return specs[step.arguments[argument].name].shape
+
+    match step.target:
+        case "mm" | "bmm":
+            return 1, [*shape("self"), shape("mat2")[-1]]
+        case "matmul":
+            return 1, [*specs[step.name].shape, shape("self")[-1]]
+        case "addmm":
+            return 1, [*shape("mat1"), shape("mat2")[-1]]
+        case "convolution":
+            return 1, [*specs[step.name].shape, *shape("weight")[1:]]
+        case "convolution_transposed":
+            return 1, [*shape("input"), *shape("weight")[1:]]
+        # The gradients of input and weight each pair up the same elements as the forward pass.
+        case "convolution_backward":
+            times = sum(step.arguments["output_mask"][:2])
+            return times, [*shape("grad_output"), *shape("weight")[1:]]
+        case "convolution_transposed_backward":
+            times = sum(step.arguments["output_mask"][:2])
+            return times, [*shape("input"), *shape("weight")[1:]]
+    return 0, ()
+
+
+def _add(total: Counter[_Kind], times: int, sizes: Iterable[Size]) -> None:
+    terms = [as_term(size) for size in sizes]
+    axes = tuple(sorted(axis for term in terms for axis in term.axes))
+    power = sum(term.batch for term in terms)
+    total[axes, power] += times * prod(term.coefficient for term in terms)
+
+
+def _terms(total: Counter[_Kind]) -> tuple[CostTerm, ...]:
+    return tuple(CostTerm(total[kind], *kind) for kind in sorted(total) if total[kind])

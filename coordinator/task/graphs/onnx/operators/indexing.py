@@ -1,0 +1,197 @@
+"""Lookups by index, and their gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.operators.registry import (
+    axis_of,
+    handles,
+    reduced,
+    result,
+    spec_of,
+)
+from coordinator.task.graphs.symbols import Size, Spec, Step, multiply
+from edge_sdk.protocol.task.graphs import SizeTerm
+
+
+@handles("gather")
+def _gather(builder: Builder, step: Step) -> Value:
+    a = step.arguments
+    names = builder.full(a["self"]), builder.full(a["index"])
+    axis = axis_of(a["dim"], len(a["self"].shape))
+    return result(step, builder.emit("GatherElements", *names, axis=axis))
+
+
+@handles("scatter.value", "scatter.src", "scatter_add")
+def _scatter(builder: Builder, step: Step) -> Value:
+    a = step.arguments
+    index: Value = a["index"]
+    if "src" in a:
+        updates = builder.full(a["src"])
+        if a["src"].shape != index.shape:
+            raise GraphCompileError("only with as many sources as indices")
+    else:
+        dtype = a["self"].dtype
+        updates = builder.full(Value(builder.scalar(a["value"], dtype), index.shape, dtype, ()))
+    names = builder.full(a["self"]), builder.full(index), updates
+    more = {"reduction": "add"} if step.target == "scatter_add" else {}
+    axis = axis_of(a["dim"], len(a["self"].shape))
+    return result(step, builder.emit("ScatterElements", *names, axis=axis, **more))
+
+
+@handles("max.dim", "min.dim")
+def _extreme(builder: Builder, step: Step) -> tuple[Value, ...]:
+    a = step.arguments
+    value: Value = a["self"]
+    axis, keep = axis_of(a["dim"], len(value.shape)), bool(a["keepdim"])
+    reduce, find = ("ReduceMax", "ArgMax") if step.target == "max.dim" else ("ReduceMin", "ArgMin")
+    name = builder.full(value)
+    indices = builder.emit(find, name, axis=axis, keepdims=int(keep))
+    return result(step, reduced(builder, reduce, name, [axis], keep=keep)), result(step, indices, 1)
+
+
+@handles("embedding")
+def _embedding(builder: Builder, step: Step) -> Value:
+    a = step.arguments
+    names = builder.full(a["weight"]), builder.full(a["indices"])
+    return result(step, builder.emit("Gather", *names, axis=0))
+
+
+@handles("index_select")
+def _index_select(builder: Builder, step: Step) -> Value:
+    a = step.arguments
+    axis = axis_of(a["dim"], len(a["self"].shape))
+    return result(
+        step, builder.emit("Gather", builder.full(a["self"]), builder.full(a["index"]), axis=axis)
+    )
+
+
+def _sum_rows(builder: Builder, rows: str, indices: str, out: Spec, padding: int) -> str:
+    """A table with each row of `rows` added at its index; row `padding` stays zero."""
+    column = builder.emit("Unsqueeze", indices, builder.ints([1]))
+    zero = builder.scalar(0, out.dtype)
+    if padding >= 0:
+        here = builder.emit("Equal", column, builder.constant(np.array(padding, dtype=np.int64)))
+        rows = builder.emit("Where", here, zero, rows)
+    table = builder.emit("Expand", zero, builder.sizes(out.shape))
+    return builder.emit("ScatterND", table, column, rows, reduction="add")
+
+
+def _no_frequencies(step: Step) -> None:
+    if step.arguments["scale_grad_by_freq"]:
+        raise GraphCompileError("scale_grad_by_freq is not supported")
+
+
+@handles("embedding_dense_backward")
+def _embedding_backward(builder: Builder, step: Step) -> Value:
+    _no_frequencies(step)
+    a, spec = step.arguments, spec_of(step)
+    grad, indices = a["grad_output"], a["indices"]
+    count = multiply(*indices.shape)
+    rows = builder.reshape(builder.full(grad), grad.shape, (count, spec.shape[1]))
+    flat = builder.reshape(builder.full(indices), indices.shape, (count,))
+    return result(step, _sum_rows(builder, rows, flat, spec, a["padding_idx"]))
+
+
+def _bag(builder: Builder, step: Step) -> tuple[Value, Size, Size]:
+    """The indices, how many bags there are and how long each is; they are equally long."""
+    a = step.arguments
+    if a["mode"] not in (0, 1):
+        raise GraphCompileError("only the sum or the mean of a bag")
+    indices, offsets = a["indices"], a["offsets"]
+    length = _divide(indices.shape[0], offsets.shape[0])
+    starts = [builder.scalar(number, offsets.dtype) for number in (0, indices.shape[0], length)]
+    if builder.emit("Range", *starts) != offsets.name:
+        raise GraphCompileError("bags must be equally long: pass token ids as a 2-D batch")
+    return indices, offsets.shape[0], length
+
+
+def _shares(
+    builder: Builder, step: Step, dtype: torch.dtype, bags: Size, length: Size
+) -> str | None:
+    """What each entry counts in its bag, (bags, length, 1); None: all the same, and one is 1.
+
+    A weight of the sample's own; nothing for the padding; of a mean, a share of what is there.
+    """
+    a = step.arguments
+    whole = (bags, length, 1)
+    weights: Value | None = a.get("per_sample_weights")
+    name = None
+    if weights is not None:
+        name = builder.reshape(builder.full(weights), weights.shape, whole)
+    if a["padding_idx"] >= 0:
+        ids = builder.reshape(builder.full(a["indices"]), a["indices"].shape, whole)
+        padding = builder.scalar(a["padding_idx"], a["indices"].dtype)
+        there = builder.cast(builder.emit("Not", builder.emit("Equal", ids, padding)), dtype)
+        name = there if name is None else builder.emit("Mul", name, there)
+        if a["mode"] == 1:
+            count = builder.emit("ReduceSum", there, builder.ints([1]), keepdims=1)
+            count = builder.emit("Max", count, builder.scalar(1, dtype))
+            name = builder.emit("Div", there, count)
+    elif a["mode"] == 1:
+        one = builder.scalar(1, dtype)
+        name = builder.emit("Div", one, builder.scalar(length, dtype))
+    return name
+
+
+def _divide(size: Size, by: Size) -> Size:
+    whole = size if isinstance(size, SizeTerm) else SizeTerm(size)
+    part = by if isinstance(by, SizeTerm) else SizeTerm(by)
+    if whole.coefficient % part.coefficient or (whole.axes, whole.batch) != (part.axes, part.batch):
+        raise GraphCompileError("bags must be equally long: pass token ids as a 2-D batch")
+    return whole.coefficient // part.coefficient
+
+
+def _bag_rows(builder: Builder, weight: Value, indices: Value, bags: Size, length: Size) -> str:
+    """The table's row of each entry, (bags, length, width)."""
+    table = builder.reshape(builder.full(indices), indices.shape, (bags, length))
+    return builder.emit("Gather", builder.full(weight), table, axis=0)
+
+
+@handles("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(builder: Builder, step: Step) -> tuple[Value | None, ...]:
+    _no_frequencies(step)
+    indices, bags, length = _bag(builder, step)
+    weight: Value = step.arguments["weight"]
+    rows = _bag_rows(builder, weight, indices, bags, length)
+    shares = _shares(builder, step, weight.dtype, bags, length)
+    if shares is not None:
+        rows = builder.emit("Mul", rows, shares)
+    out = result(step, reduced(builder, "ReduceSum", rows, [1]))
+    # The others only serve the backward pass, which does without them.
+    unused = [Value("", spec.shape, spec.dtype, spec.shape) for spec in step.results[1:] if spec]
+    return out, *unused
+
+
+@handles("_embedding_bag_backward")
+def _embedding_bag_backward(builder: Builder, step: Step) -> Value:
+    _no_frequencies(step)
+    indices, bags, length = _bag(builder, step)
+    grad: Value = step.arguments["grad"]
+    spec = spec_of(step)
+    width = spec.shape[1]
+    name = builder.emit("Unsqueeze", builder.full(grad), builder.ints([1]))
+    shares = _shares(builder, step, grad.dtype, bags, length)
+    if shares is not None:
+        name = builder.emit("Mul", name, shares)
+    name = builder.emit("Expand", name, builder.sizes((bags, length, width)))
+    rows = builder.reshape(name, (bags, length, width), (indices.shape[0], width))
+    return result(step, _sum_rows(builder, rows, builder.full(indices), spec, -1))
+
+
+@handles("_embedding_bag_per_sample_weights_backward")
+def _bag_weights_backward(builder: Builder, step: Step) -> Value:
+    """The gradient of a bag times each of its rows."""
+    a = step.arguments
+    indices, bags, length = _bag(builder, step)
+    rows = _bag_rows(builder, a["weight"], indices, bags, length)
+    grad = builder.emit("Unsqueeze", builder.full(a["grad"]), builder.ints([1]))
+    name = reduced(builder, "ReduceSum", builder.emit("Mul", rows, grad), [2], keep=True)
+    shares = _shares(builder, step, a["grad"].dtype, bags, length)
+    if shares is not None:
+        name = builder.emit("Mul", name, shares)
+    return result(step, builder.reshape(name, (bags, length, 1), spec_of(step).shape))

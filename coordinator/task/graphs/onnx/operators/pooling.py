@@ -1,0 +1,212 @@
+"""Pooling and its gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.operators.registry import (
+    fixed,
+    handles,
+    result,
+    spec_of,
+)
+from coordinator.task.graphs.symbols import Shape, Step, multiply
+
+
+def _pair(values: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
+    found = [values] if isinstance(values, int) else list(values) or list(default)
+    return found * 2 if len(found) == 1 else found
+
+
+def _pooling_attributes(a: dict[str, Any]) -> dict[str, Any]:
+    kernel, padding = _pair(a["kernel_size"]), _pair(a["padding"])
+    return {
+        "kernel_shape": kernel,
+        "strides": _pair(a["stride"], kernel),
+        "pads": padding + padding,
+        "dilations": _pair(a["dilation"]),
+        "ceil_mode": int(a["ceil_mode"]),
+    }
+
+
+@handles("max_pool2d_with_indices")
+def _max_pool(builder: Builder, step: Step) -> tuple[Value, ...]:
+    x: Value = step.arguments["self"]
+    if len(x.shape) == 3:
+        raise GraphCompileError("pooling wants a batch dimension")
+    attributes = _pooling_attributes(step.arguments)
+    # Apart, since onnxruntime takes 15 times as long where indices are asked for; the one that
+    # nobody uses is dropped.
+    out = builder.emit("MaxPool", builder.full(x), **attributes)
+    _, indices = builder.emit_many(2, "MaxPool", builder.full(x), **attributes)
+    return result(step, out), result(step, indices, 1)
+
+
+@handles("max_pool2d_with_indices_backward")
+def _max_pool_backward(builder: Builder, step: Step) -> Value:
+    a = step.arguments
+    attributes = _pooling_attributes(a)
+    kernel = attributes["kernel_shape"]
+    sizes = a["self"].shape[2:]
+    tiled = (
+        attributes["strides"] == kernel
+        and not any(attributes["pads"])
+        and attributes["dilations"] == [1, 1]
+        and all(isinstance(s, int) and s % k == 0 for s, k in zip(sizes, kernel, strict=True))
+        and 1 < math.prod(kernel) <= MAX_TILE
+        and a["self"].dtype == torch.float32  # all that onnxruntime's MaxUnpool takes
+    )
+    name = _tiled_backward(builder, a, attributes) if tiled else _scattered(builder, step)
+    return result(step, name)
+
+
+MAX_TILE = 9
+"""Windows of up to this many values are compared value by value."""
+
+
+def _tiled_backward(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
+    """Each window's gradient to the first of its values, by rows, that is the maximum.
+
+    Windows tile the image, so that the values of one place in every window make one array.
+    """
+    rows, columns = attributes["kernel_shape"]
+    x, grad = builder.full(a["self"]), a["grad_output"]
+    width = grad.shape[3]
+    lines = builder.emit("Reshape", x, builder.ints([-1, rows, columns * width]))
+    places = [
+        values
+        for line in _split(builder, lines, 1, rows)
+        for values in _columns(builder, line, columns, width)
+    ]
+    largest = builder.emit("MaxPool", x, **attributes)
+    largest = builder.emit("Reshape", largest, builder.ints([1, -1, width]))
+    # How far into its window the maximum is: a step on for every place that misses it, up to the
+    # first that does not.
+    distance = ""
+    for place in reversed(range(len(places) - 1)):
+        missed = builder.cast(builder.emit("Less", places[place], largest), torch.float32)
+        step = 1 if (place + 1) % columns else columns * (width - 1) + 1
+        onward = builder.scalar(step, torch.float32)
+        onward = builder.emit("Add", distance, onward) if distance else onward
+        distance = builder.emit("Mul", missed, onward)
+    start = builder.constant(np.arange(0, columns * width, columns, dtype=np.float32))
+    within = builder.cast(builder.emit("Add", distance, start), torch.int64)
+    bands = builder.scalar(multiply(*grad.shape[:3]), torch.int64)
+    zero, one = (builder.scalar(number, torch.int64) for number in (0, 1))
+    band = builder.emit("Range", zero, bands, one)
+    band = builder.emit("Mul", band, builder.ints([rows * columns * width]))
+    indices = builder.emit("Add", within, builder.emit("Unsqueeze", band, builder.ints([1])))
+    indices = builder.emit("Reshape", indices, builder.emit("Shape", builder.full(grad)))
+    return builder.emit(
+        "MaxUnpool",
+        builder.full(grad),
+        indices,
+        builder.emit("Shape", x),
+        kernel_shape=[rows, columns],
+        strides=[rows, columns],
+    )
+
+
+def _columns(builder: Builder, line: str, columns: int, width: int) -> list[str]:
+    """The first values of all windows, the second ones …"""
+    name = builder.emit("Reshape", line, builder.ints([-1, columns]))
+    name = builder.emit("Transpose", name, perm=[1, 0])
+    # This shape keeps onnxruntime from moving the transpose behind the cut, which is slower.
+    name = builder.emit("Reshape", name, builder.ints([columns, -1, width]))
+    return _split(builder, name, 0, columns)
+
+
+def _split(builder: Builder, name: str, axis: int, parts: int) -> list[str]:
+    """The parts along an axis. Slices: of a split's outputs, all are in memory at once."""
+    if parts == 1:
+        return [name]
+    return [
+        builder.emit("Slice", name, *map(builder.ints, ([part], [part + 1], [axis])))
+        for part in range(parts)
+    ]
+
+
+def _scattered(builder: Builder, step: Step) -> str:
+    """ONNX's indices count through the whole input, so that one flat scatter does it."""
+    a = step.arguments
+    spec = spec_of(step)
+    flat = builder.ints([-1])
+    updates = builder.emit("Reshape", builder.full(a["grad_output"]), flat)
+    where = builder.emit("Reshape", builder.full(a["indices"]), flat)
+    total = builder.size(multiply(*spec.shape))
+    zeros = builder.emit("Expand", builder.scalar(0, spec.dtype), total)
+    name = builder.emit("ScatterElements", zeros, where, updates, axis=0, reduction="add")
+    return builder.emit("Reshape", name, builder.emit("Shape", builder.full(a["self"])))
+
+
+def _adaptive_matrix(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    matrix = np.zeros((out, size), dtype=np.float32)
+    for row in range(out):
+        start, end = row * size // out, -(-(row + 1) * size // out)
+        matrix[row, start:end] = 1 / (end - start)
+    return matrix
+
+
+def _window_matrix(
+    size: int, out: int, kernel: int, stride: int, padding: int, *, count_padding: bool
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    matrix = np.zeros((out, size), dtype=np.float32)
+    for row in range(out):
+        start = row * stride - padding
+        end = min(start + kernel, size + padding)
+        inside = slice(max(start, 0), min(end, size))
+        matrix[row, inside] = 1 / ((end - start) if count_padding else (inside.stop - inside.start))
+    return matrix
+
+
+def _apply_matrices(
+    builder: Builder, name: str, matrices: Sequence[np.ndarray[Any, np.dtype[np.float32]]]
+) -> str:
+    """rows · x · columnsᵀ on the last two dimensions: mean pooling is separable."""
+    rows, columns = matrices
+    if not np.array_equal(columns, [[1]]):
+        name = builder.emit("MatMul", name, builder.constant(np.ascontiguousarray(columns.T)))
+    if not np.array_equal(rows, [[1]]):
+        name = builder.emit("MatMul", builder.constant(np.ascontiguousarray(rows)), name)
+    return name
+
+
+def _mean_matrices(step: Step, image: Shape) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    a = step.arguments
+    sizes = fixed(image[-2:], "an image's size")
+    if "adaptive" in step.target:
+        outs = a["output_size"] if "output_size" in a else a["grad_output"].shape[-2:]
+        return [_adaptive_matrix(s, o) for s, o in zip(sizes, fixed(outs, "sizes"), strict=True)]
+    shape = a["grad_output"].shape if "grad_output" in a else spec_of(step).shape
+    outs = fixed(shape[-2:], "an image's size")
+    kernel = _pair(a["kernel_size"])
+    stride, padding = _pair(a["stride"], kernel), _pair(a["padding"])
+    matrices = [
+        _window_matrix(*each, count_padding=bool(a["count_include_pad"]))
+        for each in zip(sizes, outs, kernel, stride, padding, strict=True)
+    ]
+    if a["divisor_override"] is not None:
+        matrices = [(matrix > 0).astype(np.float32) for matrix in matrices]
+        matrices[0] /= np.float32(a["divisor_override"])
+    return matrices
+
+
+@handles("_adaptive_avg_pool2d", "avg_pool2d")
+def _mean_pool(builder: Builder, step: Step) -> Value:
+    x: Value = step.arguments["self"]
+    matrices = _mean_matrices(step, x.shape)
+    return result(step, _apply_matrices(builder, builder.full(x), matrices))
+
+
+@handles("_adaptive_avg_pool2d_backward", "avg_pool2d_backward")
+def _mean_pool_backward(builder: Builder, step: Step) -> Value:
+    grad: Value = step.arguments["grad_output"]
+    matrices = [matrix.T for matrix in _mean_matrices(step, spec_of(step).shape)]
+    return result(step, _apply_matrices(builder, builder.full(grad), matrices))

@@ -1,0 +1,59 @@
+"""The table of operators, and what every handler needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.symbols import Size, Spec, Step
+
+Handler = Callable[[Builder, Step], Value | tuple[Value | None, ...]]
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*targets: str) -> Callable[[Handler], Handler]:
+    """Register a handler for these operators, named as torch does, without "aten"."""
+
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(targets, handler))
+        return handler
+
+    return register
+
+
+def spec_of(step: Step, index: int = 0) -> Spec:
+    """Shape and type of a step's result."""
+    spec = step.results[index]
+    if spec is None:
+        raise GraphCompileError("a result is not a tensor")
+    return spec
+
+
+def result(step: Step, name: str, index: int = 0) -> Value:
+    """A value held in full."""
+    spec = spec_of(step, index)
+    return Value(name, spec.shape, spec.dtype, spec.shape)
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """The dimension's number, counted from the front."""
+    return axis % rank if rank else 0
+
+
+def fixed(sizes: Sequence[Size], what: str) -> list[int]:
+    """The sizes, if none follows a width or the batch; else `NotSymbolicError`."""
+    found = [size for size in sizes if isinstance(size, int)]
+    if len(found) != len(sizes):
+        raise NotSymbolicError(f"{what} must not follow a width or the batch: {list(sizes)}")
+    return found
+
+
+def reduced(
+    builder: Builder, operator: str, name: str, axes: Sequence[int], *, keep: bool = False
+) -> str:
+    """A reduction over these axes; over none it is the value itself."""
+    if not axes:
+        return name
+    return builder.emit(operator, name, builder.ints(axes), keepdims=int(keep))

@@ -1,0 +1,94 @@
+"""From a symbolic graph to an ONNX model of standard operators: the walk over the steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.onnx.builder import Builder, Value, onnx_type
+from coordinator.task.graphs.onnx.operators import HANDLERS
+from coordinator.task.graphs.symbols import Ref, Spec, Step, Symbolic
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+OPSET = 18
+IR_VERSION = 9
+
+
+def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.ModelProto:
+    """The ONNX model; raises `GraphCompileError` for an operator without translation."""
+    builder = Builder(plan, batch_source)
+    values: dict[str, Value | tuple[Value | None, ...]] = {}
+    for name, spec in graph.inputs.items():
+        held = name
+        if name in graph.constants:
+            held = builder.constant(graph.constants[name].detach().cpu().numpy())
+        values[name] = Value(held, spec.shape, spec.dtype, spec.shape)
+    for step in graph.steps:
+        handler = HANDLERS.get(step.target)
+        if handler is None:
+            raise GraphCompileError(
+                f"the operator aten.{step.target} ({_where(step)}) has no translation to ONNX"
+            )
+        try:
+            values[step.name] = handler(builder, _filled(step, values))
+        except NotSymbolicError as error:
+            raise NotSymbolicError(f"aten.{step.target} ({_where(step)}): {error}") from error
+        except GraphCompileError as error:
+            raise GraphCompileError(f"aten.{step.target} ({_where(step)}): {error}") from error
+    outputs = {}
+    for name, ref in graph.outputs.items():
+        value = values[ref.name]
+        if not isinstance(value, Value):
+            raise GraphCompileError(f"output {name!r} is not one tensor")
+        builder.nodes.append(helper.make_node("Identity", [builder.full(value)], [name]))
+        outputs[name] = Spec(value.shape, value.dtype)
+    return _model(builder, graph, outputs)
+
+
+def _where(step: Step) -> str:
+    return f"module {step.module!r}" if step.module else "the model's own forward() or the loss"
+
+
+def _filled(step: Step, values: dict[str, Any]) -> Step:
+    """The step with values in place of references."""
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return values[value.name]
+        if isinstance(value, (list, tuple)):
+            return type(value)(filled(part) for part in value)
+        return value
+
+    return replace(step, arguments={key: filled(v) for key, v in step.arguments.items()})
+
+
+def _model(builder: Builder, graph: Symbolic, outputs: dict[str, Spec]) -> onnx.ModelProto:
+    needed = set(outputs)
+    nodes = []
+    for node in reversed(builder.nodes):
+        if needed & set(node.output):
+            nodes.append(node)
+            needed |= set(node.input)
+    inputs = {n: s for n, s in graph.inputs.items() if n in needed and n not in graph.constants}
+    proto = helper.make_graph(
+        nodes[::-1],
+        "tessera",
+        [_value_info(name, spec) for name, spec in inputs.items()],
+        [_value_info(name, spec) for name, spec in outputs.items()],
+        [tensor for name, tensor in builder.initializers.items() if name in needed],
+    )
+    model = helper.make_model(
+        proto, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+def _value_info(name: str, spec: Spec) -> onnx.ValueInfoProto:
+    # Unnamed symbolic sizes: their names would only be compared with each other.
+    shape = [size if isinstance(size, int) else None for size in spec.shape]
+    return helper.make_tensor_value_info(name, onnx_type(spec.dtype), shape)

@@ -1,0 +1,321 @@
+"""One graph for every size, found by comparing traces at different sizes.
+
+The same task is traced at three points. At each point every axis and the batch have a prime size
+of their own. An integer that differs between two points must then have changed by a product of
+those primes' ratios, and unique factorisation says which sizes it is a product of. The third point
+checks what was found. A graph whose operators differ between points, or a number that is no such
+product, raises `NotSymbolicError`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from math import isclose, prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from coordinator.task.graphs.errors import NotSymbolicError
+from coordinator.task.graphs.gradient import Kept, Traced
+from edge_sdk.protocol.task.graphs import SizeTerm
+
+Size = int | SizeTerm
+"""A constant, or what follows an axis or the batch."""
+
+Shape = tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a graph is traced."""
+
+    kept: Kept
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """A float that follows sizes: coefficient × over / under."""
+
+    coefficient: float
+    over: SizeTerm
+    under: SizeTerm
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The result of a step or an input, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape and type of a tensor."""
+
+    shape: Shape
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operator: its name, its arguments by name (defaults filled in), what it returns."""
+
+    name: str
+    target: str
+    arguments: dict[str, Any]
+    results: tuple[Spec | None, ...]
+    single: bool
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Symbolic:
+    """A graph whose sizes may follow axes and batch."""
+
+    inputs: dict[str, Spec]
+    """By name, in order; keys are also what `Ref` names."""
+    steps: tuple[Step, ...]
+    outputs: dict[str, Ref]
+    masks: tuple[float, ...]
+    constants: dict[str, torch.Tensor]
+
+
+def prime_points(axes: Sequence[bool], *, batch: bool, base: Point) -> tuple[Point, ...]:
+    """Three points; an axis or batch that is False stays as in `base`."""
+    free = sum(axes) + batch
+    primes = list(islice(_primes(11), 3 * free))
+    points = []
+    for index in range(3):
+        own = iter(primes[index::3])
+        kept = tuple(
+            next(own) if varies else size for varies, size in zip(axes, base.kept, strict=True)
+        )
+        points.append(Point(kept, next(own) if batch else base.batch))
+    return tuple(points)
+
+
+def static(traced: Traced, point: Point) -> Symbolic:
+    """The graph of one size."""
+    return _Comparison([point], [traced]).run()
+
+
+def symbolic(trace: Callable[[Kept, int], Traced], points: Sequence[Point]) -> Symbolic:
+    """The graph for every size, from its traces at these points (`prime_points`)."""
+    return _Comparison(points, [trace(point.kept, point.batch) for point in points]).run()
+
+
+def as_term(size: Size) -> SizeTerm:
+    """The size as the manifest states it."""
+    return SizeTerm(size, (), False) if isinstance(size, int) else size
+
+
+def multiply(*sizes: Size) -> Size:
+    """The product of sizes."""
+    terms = [as_term(size) for size in sizes]
+    axes = tuple(sorted(axis for term in terms for axis in term.axes))
+    if sum(term.batch for term in terms) > 1:
+        raise NotSymbolicError("a size follows the batch twice")
+    batch = any(term.batch for term in terms)
+    coefficient = prod(term.coefficient for term in terms)
+    return SizeTerm(coefficient, axes, batch) if axes or batch else coefficient
+
+
+def subtract(left: Size, right: Size) -> Size:
+    """The difference, if it is a size or zero."""
+    first, second = as_term(left), as_term(right)
+    if right == 0:
+        return left
+    if (first.axes, first.batch) != (second.axes, second.batch):
+        raise NotSymbolicError(f"{left} − {right} is not a product of sizes")
+    rest = first.coefficient - second.coefficient
+    return rest and multiply(rest, SizeTerm(1, first.axes, first.batch))
+
+
+class _Comparison:
+    def __init__(self, points: Sequence[Point], traces: Sequence[Traced]) -> None:
+        self._points = points
+        self._traces = traces
+        self._sizes: list[list[int]] = [[*point.kept, point.batch] for point in points]
+        self._numbers: list[dict[fx.Node, int]] = [
+            {node: number for number, node in enumerate(traced.graph.nodes)} for traced in traces
+        ]
+
+    def run(self) -> Symbolic:
+        graphs = [list(traced.graph.nodes) for traced in self._traces]
+        if len({len(nodes) for nodes in graphs}) != 1:
+            raise NotSymbolicError("the graph has more operators at some sizes than at others")
+        first = self._traces[0]
+        inputs: dict[str, Spec] = {}
+        steps: list[Step] = []
+        outputs: dict[str, Ref] = {}
+        for nodes in zip(*graphs, strict=True):
+            node = nodes[0]
+            if len({(other.op, str(other.target)) for other in nodes}) != 1 and node.op not in (
+                "placeholder",
+                "output",
+            ):
+                raise NotSymbolicError(f"{node.target} is another operator at other sizes")
+            if node.op == "placeholder":
+                inputs[node.name] = self._spec([other.meta["val"] for other in nodes])
+            elif node.op == "output":
+                refs = self._unify([list(other.args[0]) for other in nodes])
+                outputs = dict(zip(first.outputs, refs, strict=True))
+            elif node.op == "get_attr":
+                raise NotSymbolicError(f"the graph holds a tensor of its own: {node.target}")
+            else:
+                steps.append(self._step(nodes))
+        names = dict(zip(inputs, first.inputs, strict=True))
+        return Symbolic(
+            {names[name]: spec for name, spec in inputs.items()},
+            tuple(_rename(step, names) for step in steps),
+            {name: Ref(names.get(ref.name, ref.name)) for name, ref in outputs.items()},
+            first.masks,
+            first.constants,
+        )
+
+    def _step(self, nodes: Sequence[fx.Node]) -> Step:
+        node = nodes[0]
+        value = node.meta["val"]
+        single = isinstance(value, torch.Tensor)
+        values = [[other.meta["val"]] if single else other.meta["val"] for other in nodes]
+        results = tuple(
+            self._spec(parts) if isinstance(parts[0], torch.Tensor) else None
+            for parts in zip(*values, strict=True)
+        )
+        arguments = self._unify([_bind(other) for other in nodes])
+        target = _target(node)
+        if arguments.get("transposed"):  # torch has one operator for two that differ in all else
+            target = target.replace("convolution", "convolution_transposed")
+        return Step(node.name, target, arguments, results, single, _module_of(node))
+
+    def _spec(self, values: Sequence[torch.Tensor]) -> Spec:
+        if len({(value.ndim, value.dtype) for value in values}) != 1:
+            raise NotSymbolicError("a tensor has another number of dimensions at other sizes")
+        shape = self._unify([tuple(int(size) for size in value.shape) for value in values])
+        return Spec(shape, values[0].dtype)
+
+    def _unify(self, values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, fx.Node):
+            numbers = {
+                number.get(value) for number, value in zip(self._numbers, values, strict=True)
+            }
+            if len(numbers) != 1:
+                raise NotSymbolicError(f"{first} is wired in another way at other sizes")
+            return Ref(first.name)
+        if isinstance(first, (list, tuple)):
+            if len({len(value) for value in values}) != 1:
+                raise NotSymbolicError(f"{first} has another length at other sizes")
+            parts = [self._unify(part) for part in zip(*values, strict=True)]
+            return tuple(parts) if isinstance(first, tuple) else parts
+        if isinstance(first, dict):
+            return {key: self._unify([value[key] for value in values]) for key in first}
+        if all(value == first for value in values):
+            return first
+        if type(first) is int:
+            return self._size(values)
+        if type(first) is float:
+            return self._quotient(values)
+        raise NotSymbolicError(f"{first!r} differs between sizes")
+
+    def _size(self, values: Sequence[int]) -> SizeTerm:
+        if min(values) > 0:
+            over, under = self._powers(Fraction(values[1], values[0]))
+            total = over.value(*self._at(0))
+            if under == SizeTerm(1, (), False) and values[0] % total == 0:
+                term = SizeTerm(values[0] // total, over.axes, over.batch)
+                if all(term.value(*self._at(i)) == value for i, value in enumerate(values)):
+                    return term
+        raise NotSymbolicError(f"the sizes {list(values)} are no product of widths and batch")
+
+    def _quotient(self, values: Sequence[float]) -> Quotient:
+        if min(values) > 0:
+            over, under = self._powers(Fraction(values[1] / values[0]).limit_denominator(10**7))
+            coefficient = values[0] * under.value(*self._at(0)) / over.value(*self._at(0))
+            if isclose(coefficient, round(coefficient), rel_tol=1e-12):
+                coefficient = float(round(coefficient))
+            if all(
+                isclose(
+                    coefficient * over.value(*self._at(i)) / under.value(*self._at(i)),
+                    value,
+                    rel_tol=1e-9,
+                )
+                for i, value in enumerate(values)
+            ):
+                return Quotient(coefficient, over, under)
+        raise NotSymbolicError(f"the numbers {list(values)} follow neither widths nor batch")
+
+    def _at(self, index: int) -> tuple[Kept, int]:
+        return self._points[index].kept, self._points[index].batch
+
+    def _powers(self, ratio: Fraction) -> tuple[SizeTerm, SizeTerm]:
+        """The sizes that grew and those that shrank between the first two points."""
+        batch = len(self._sizes[0]) - 1
+        found: list[list[int]] = [[], []]
+        for which, number in enumerate((ratio, 1 / ratio)):
+            for index, (before, after) in enumerate(
+                zip(self._sizes[0], self._sizes[1], strict=True)
+            ):
+                grown, shrunk = number.numerator, number.denominator
+                while before != after and grown % after == 0 and shrunk % before == 0:
+                    found[which].append(index)
+                    grown, shrunk = grown // after, shrunk // before
+        if any(part.count(batch) > 1 for part in found):
+            raise NotSymbolicError("a size follows the batch twice")
+        over, under = (
+            SizeTerm(1, tuple(i for i in part if i != batch), batch in part) for part in found
+        )
+        return over, under
+
+
+def _primes(start: int) -> Any:
+    number = start
+    while True:
+        if all(number % factor for factor in range(2, int(number**0.5) + 1)):
+            yield number
+        number += 1
+
+
+def _target(node: fx.Node) -> str:
+    if node.target is operator.getitem:
+        return "getitem"
+    name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    # What torch still does in place here, it reads back only through the result.
+    return name.removesuffix("_") + ("" if overload == "default" else f".{overload}")
+
+
+def _bind(node: fx.Node) -> dict[str, Any]:
+    if node.target is operator.getitem:
+        return {"source": node.args[0], "index": node.args[1]}
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    bound = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(node.args):
+            bound[argument.name] = node.args[position]
+        else:
+            bound[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return bound
+
+
+def _module_of(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    names = [entry[0] for entry in stack.values()]
+    return str(names[-1]) if names else ""
+
+
+def _rename(step: Step, names: dict[str, str]) -> Step:
+    def renamed(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(names.get(value.name, value.name))
+        if isinstance(value, (list, tuple)):
+            return type(value)(renamed(part) for part in value)
+        return value
+
+    arguments = {key: renamed(value) for key, value in step.arguments.items()}
+    return Step(step.name, step.target, arguments, step.results, step.single, step.module)

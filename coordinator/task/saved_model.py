@@ -1,0 +1,216 @@
+"""The global model on disk: a folder that is read without torch and without the model's code.
+
+    plan.bin              the plan                        (`edge_sdk.protocol.plan.codec`)
+    weights.safetensors   weights and buffers, by the names they have in the torch module
+    manifest.bin          what the graphs take and give   (`edge_sdk.protocol.task.codec`)
+    graphs/<sha256>.onnx  the graphs that the manifest names
+
+Whatever is read is checked: the plan and the manifest against their hashes and each other, the
+weights against the plan, the graphs against the manifest. Nothing that is read is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.errors import ConfigError
+from edge_sdk.protocol.errors import GraphError, ProtocolError, TensorError
+from edge_sdk.protocol.plan.codec import decode_plan
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.codec import decode_manifest
+from edge_sdk.protocol.task.graphs import GraphEntry, Manifest
+
+PLAN = "plan.bin"
+WEIGHTS = "weights.safetensors"
+MANIFEST = "manifest.bin"
+GRAPHS = "graphs"
+
+SAFETENSORS_SUFFIXES = (".safetensors",)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model as its folder holds it. `files` are the graphs by SHA-256."""
+
+    plan: ModelPlan
+    weights: Mapping[str, Array]
+    buffers: Mapping[str, Array]
+    manifest: Manifest
+    files: Mapping[str, bytes]
+
+    def __post_init__(self) -> None:
+        self.plan.check(self.weights)
+        self.plan.check_buffers(self.buffers)
+        self.manifest.check(self.plan)
+        for entry in self.manifest.graphs:
+            _check_file(entry, self.files)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Weights and buffers together, as a torch `state_dict` has them."""
+        return {**self.weights, **self.buffers}
+
+
+def check_folder_free(path: Path) -> None:
+    """Raise `ConfigError` unless a model can be saved there: nothing is ever overwritten."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"cannot save the model in {path}: it is a file, not a folder")
+    if path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"cannot save the model in {path}: it is not empty; name another folder")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"cannot save the model in {path}: its parent folder does not exist")
+
+
+def save_model(model: SavedModel, path: Path) -> None:
+    """Write the folder: all of it, or nothing under this name. Raises `ConfigError`."""
+    from safetensors.numpy import save
+
+    check_folder_free(path)
+    with replacing(path) as partial:
+        (partial / GRAPHS).mkdir(parents=True)
+        (partial / PLAN).write_bytes(model.plan.encoded)
+        (partial / WEIGHTS).write_bytes(save(contiguous(model.arrays)))
+        (partial / MANIFEST).write_bytes(model.manifest.encoded)
+        for entry in model.manifest.graphs:
+            _graph_path(partial, entry).write_bytes(model.files[entry.sha256])
+
+
+def read_model(path: Path) -> SavedModel:
+    """The model in a folder.
+
+    Raises `ConfigError` when this is not a saved model, a `ProtocolError` that names the file when
+    part of it is damaged or does not belong to the rest.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"no saved model: {path} is {'a file' if path.exists() else 'not there'}")
+    for name in (PLAN, WEIGHTS, MANIFEST):
+        if not (path / name).is_file():
+            raise ConfigError(
+                f"{path} is not a saved model: it has no {name}; "
+                "tessera-coordinator demo --save DIR makes one"
+            )
+    with _naming(path / PLAN):
+        plan = decode_plan((path / PLAN).read_bytes())
+    with _naming(path / MANIFEST):
+        manifest = decode_manifest((path / MANIFEST).read_bytes())
+    weights, buffers = load_weights(path / WEIGHTS, plan)
+    files = {
+        entry.sha256: _graph_path(path, entry).read_bytes()
+        for entry in manifest.graphs
+        if _graph_path(path, entry).is_file()
+    }
+    with _naming(path):
+        return SavedModel(plan, weights, buffers, manifest, files)
+
+
+def load_weights(
+    path: Path, plan: ModelPlan, *, buffers: Mapping[str, Array] | None = None
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """(weights, buffers) from a .safetensors file or a `torch.save`d state_dict.
+
+    `buffers` stand in for those that the file does not have, such as constants that torch leaves
+    out of a state_dict. Raises `ConfigError` when there is no such file, `TensorError` when it
+    cannot be read or its names, types or shapes are not the plan's.
+    """
+    if not path.is_file():
+        raise ConfigError(f"cannot read weights: {path} is not a file")
+    if path.suffix in SAFETENSORS_SUFFIXES:
+        arrays = _read_safetensors(path)
+    elif path.suffix in TORCH_SUFFIXES:
+        arrays = _read_torch(path)
+    else:
+        known = ", ".join((*SAFETENSORS_SUFFIXES, *TORCH_SUFFIXES))
+        raise ConfigError(f"cannot read weights from {path}: its name must end in one of {known}")
+    names = {buffer.name for buffer in plan.buffers}
+    weights = {name: array for name, array in arrays.items() if name not in names}
+    found = {name: array for name, array in arrays.items() if name in names}
+    found = {**(buffers or {}), **found}
+    with _naming(path):
+        plan.check(weights)
+        plan.check_buffers(found)
+    return weights, found
+
+
+def contiguous(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays in C order, sorted by name: what safetensors writes is then the same bytes."""
+    return {name: np.array(arrays[name], order="C") for name in sorted(arrays)}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, beside `path`; it takes that name when all went well."""
+    partial = path.absolute().with_name(f".{path.absolute().name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink(missing_ok=True)
+
+
+def _read_safetensors(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        arrays: dict[str, Array] = load(path.read_bytes())
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise TensorError(f"{path} is not a safetensors file that can be read: {error}") from error
+    return arrays
+
+
+def _read_torch(path: Path) -> dict[str, Array]:
+    import pickle
+
+    import torch
+
+    try:
+        # Only tensors and plain containers: a file cannot make us run its code.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise TensorError(f"{path} is not a state_dict that torch loads safely: {first}") from error
+    if not isinstance(state, dict):
+        raise TensorError(f"{path} holds {type(state).__name__}, not a state_dict")
+    arrays: dict[str, Array] = {}
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise TensorError(
+                f"{path}: entry {name!r} is {type(value).__name__}, not a tensor by its name"
+            )
+        if value.dtype == torch.bfloat16:
+            raise TensorError(f"{path}: tensor {name!r} is bfloat16, which no plan has")
+        arrays[name] = value.detach().numpy().copy()
+    return arrays
+
+
+def _graph_path(folder: Path, entry: GraphEntry) -> Path:
+    return folder / GRAPHS / f"{entry.sha256}.onnx"
+
+
+def _check_file(entry: GraphEntry, files: Mapping[str, bytes]) -> None:
+    if entry.sha256 not in files:
+        raise GraphError(f"the file of {entry} is missing")
+    if (digest := hashlib.sha256(files[entry.sha256]).hexdigest()) != entry.sha256:
+        raise GraphError(f"the file of {entry} has hash {digest[:12]}…: it was damaged or altered")
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Put the file's name in front of what is wrong with it."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise type(error)(f"{path}: {error}") from error

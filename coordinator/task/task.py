@@ -1,0 +1,141 @@
+"""A task: a torch model and its loss, traced once, ready to be trained in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn import functional as F
+
+from coordinator.errors import ConfigError
+from coordinator.task.tracing.program import Program
+from coordinator.task.tracing.trace import TracedModel, trace_model
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(outputs, targets) → one loss per sample."""
+
+
+def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return _per_sample(F.cross_entropy(outputs, targets.long(), reduction="none"))
+
+
+def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return _per_sample(F.mse_loss(outputs, targets, reduction="none"))
+
+
+def _bce(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return _per_sample(F.binary_cross_entropy_with_logits(outputs, targets, reduction="none"))
+
+
+def _per_sample(losses: torch.Tensor) -> torch.Tensor:
+    return losses.reshape(len(losses), -1).mean(1)
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": _cross_entropy,
+    "mse": _mse,
+    "bce-with-logits": _bce,
+}
+
+
+CUSTOM = "custom"
+"""What a loss that is not in `LOSSES` is called."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained. Made by `make_task`."""
+
+    traced: TracedModel
+    loss: Loss
+    weights: dict[str, Array]
+    """The initial weights."""
+    buffers: dict[str, Array]
+    example_targets: torch.Tensor | None = None
+    """A batch of targets; None: they follow from the loss and the model's outputs."""
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The model's plan."""
+        return self.traced.plan
+
+    @property
+    def train_program(self) -> Program:
+        """The model in training mode, for the torch backend."""
+        return self.traced.train
+
+    @property
+    def loss_name(self) -> str:
+        """The loss's name in `LOSSES`, or `CUSTOM`."""
+        return next((name for name, loss in LOSSES.items() if loss is self.loss), CUSTOM)
+
+    @cached_property
+    def data(self) -> DataSpec:
+        """What a device's data must look like.
+
+        Raises `ConfigError` when the targets of a loss of the task's own are not known, or when
+        the loss has no use for outputs of the model's shape.
+        """
+        return DataSpec(self.train_program.inputs, self._targets())
+
+    def _targets(self) -> ArraySpec:
+        given, name, outputs = self.example_targets, self.loss_name, self.traced.train.output_shape
+        if name == CUSTOM:
+            if given is None:
+                raise ConfigError(
+                    "the loss is the task's own: give make_task example_targets, a batch of them"
+                )
+            return ArraySpec(_dtype(given), tuple(given.shape[1:]))
+        if name == "cross-entropy":
+            if not outputs:
+                raise ConfigError(
+                    "cross-entropy wants a score for each class, and the model gives one number a "
+                    "sample; use 'bce-with-logits' or 'mse'"
+                )
+            derived = ArraySpec("int64", outputs[1:], outputs[0] - 1)
+        else:
+            derived = ArraySpec("float32", outputs, 1 if name == "bce-with-logits" else None)
+        if given is None:
+            return derived
+        if tuple(given.shape[1:]) != derived.shape:
+            raise ConfigError(
+                f"example_targets have shape {tuple(given.shape[1:])} for each sample; {name} of "
+                f"this model's outputs wants {derived.shape}"
+            )
+        return ArraySpec(_dtype(given), derived.shape, derived.highest)
+
+
+def make_task(
+    model: torch.nn.Module,
+    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    *,
+    loss: str | Loss = "cross-entropy",
+    groups: int | None = None,
+    ratios: Sequence[float] | None = None,
+    example_targets: torch.Tensor | None = None,
+) -> Task:
+    """Trace a model and remember its weights as the start.
+
+    `loss` is a name from `LOSSES` or a function (outputs, targets) → one loss per sample.
+    `example_targets`, a batch of targets, says what a loss of one's own compares with; for the
+    others it need only be given when labels are of another type than int64, or numbers than
+    float32.
+    """
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ConfigError(f"unknown loss {loss!r}; known are {', '.join(LOSSES)}")
+        loss = LOSSES[loss]
+    if example_targets is not None and (example_targets.ndim == 0 or not len(example_targets)):
+        raise ConfigError("example_targets are a batch: at least one sample, along dimension 0")
+    traced = trace_model(model, example_input, groups=groups, ratios=ratios)
+    weights, buffers = traced.weights_of(model), traced.buffers_of(model)
+    return Task(traced, loss, weights, buffers, example_targets)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,244 @@
+"""The last word on a trace: run it, at another batch size and narrowed, against the module.
+
+A wrong rule for an operator, or a batch size baked in where nobody looked, ends here. The check
+draws its own weights, because a model's initial ones hide mistakes: a head of zeros gives zero at
+every width, and a norm's ones and zeros look alike wherever they are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from coordinator.errors import TraceError
+from coordinator.task.tracing.capture import TRACE_BATCH, first_line, named_arrays, tile
+from coordinator.task.tracing.program import Program
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+
+BATCH = TRACE_BATCH - 4
+
+TOLERANCE = 1e-4
+"""How far a submodel may be from the zero-masked model, relative to the largest output."""
+
+Arrays = dict[str, torch.Tensor]
+Inputs = tuple[torch.Tensor, ...]
+
+
+def check_runs(model: torch.nn.Module, example: Inputs) -> None:
+    """Raise `TraceError` if the model itself fails on the user's own example."""
+    try:
+        _run(model, _copies(dict(model.named_buffers())), example, train=False)
+    except Exception as error:  # whatever forward() raises is told on
+        raise TraceError(
+            f"the model fails on the example input: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def check_programs(
+    plan: ModelPlan,
+    train: Program,
+    evaluate: Program,
+    model: torch.nn.Module,
+    example: Inputs,
+) -> None:
+    """Compare both programs with the module, and narrowed with zero-masked; raise `TraceError`."""
+    state, inputs = _trial(plan, model, example)
+    rng = np.random.default_rng(0)
+    choices = [_scattered(plan, rng) for _ in range(2)]
+    for mode, program in (("evaluation", evaluate), ("training", train)):
+        full = _forward(plan, program, state, inputs)
+        drops = bool(program.at(_kept(plan, plan.all_groups()), BATCH).masks)
+        if not drops:  # the module would draw masks of its own
+            wanted = _run(model, _copies(state), inputs, train=mode == "training")
+            _compare(f"the traced model in {mode} mode", full, wanted, wanted)
+        for choice in choices[: 2 if mode == "evaluation" else 1]:
+            narrow, masked = _narrow_and_masked(plan, state, choice)
+            got = _forward(plan, program, narrow, inputs, choice)
+            wanted = _forward(plan, program, masked, inputs)
+            _compare(f"a submodel in {mode} mode", got, wanted, full)
+
+
+def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Arrays, Inputs]:
+    """Weights, buffers and inputs to try: as random as the model bears."""
+    generator = torch.Generator().manual_seed(0)
+    plain, rows = _state_of(plan, model), tile(example, BATCH)
+    wild = {**plain, **_randomised(plan, plain, model, generator)}
+    varied = tuple(_varied(tensor, generator) for tensor in rows)
+    for state, inputs in ((wild, varied), (wild, rows), (plain, varied)):
+        try:
+            output = _run(model, _copies(state), inputs, train=False)
+        except Exception:  # noqa: S112  # ids out of range and the like; the plain one must run
+            continue
+        if output.isfinite().all():
+            return state, inputs
+    try:
+        _run(model, _copies(plain), rows, train=False)
+    except Exception as error:
+        raise TraceError(
+            f"the batch size is baked into the model: forward() runs on the example of "
+            f"{len(example[0])} rows but fails at {BATCH}: {first_line(error)}"
+        ) from error
+    return plain, rows
+
+
+def _randomised(
+    plan: ModelPlan, plain: Arrays, model: torch.nn.Module, generator: torch.Generator
+) -> Arrays:
+    """Nothing zero and nothing equal, at magnitudes that a network keeps."""
+    trained = {tensor.name for tensor in plan.tensors}
+    constant = {
+        buffer.name
+        for buffer in plan.buffers
+        if not buffer.statistic and all(dim.axis is None for dim in buffer.dims)
+    } - dict(model.named_parameters()).keys()
+    found: Arrays = {}
+    for name, old in plain.items():
+        if name in constant or not old.is_floating_point():
+            continue
+        noise = torch.empty(old.shape, dtype=old.dtype)
+        if name not in trained:  # perhaps a variance: signs stay
+            noise.uniform_(generator=generator)
+            found[name] = old * (0.75 + noise.to(old.device) / 2) + noise.to(old.device) / 10
+            continue
+        noise = noise.normal_(generator=generator).to(old.device)
+        fan_in = max(1, old[0].numel()) if old.ndim > 1 else 1
+        found[name] = noise / fan_in**0.5 if old.ndim > 1 else old + noise / 10
+    return found
+
+
+def _varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Rows that differ, even if the example has but one: equal rows have no variance."""
+    if tensor.is_floating_point():
+        noise = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(generator=generator)
+        spread = tensor.std() if tensor.numel() > 1 else torch.ones(())
+        return tensor + noise.to(tensor.device) * (spread if spread > 0 else 1.0) / 2
+    rows = tensor.reshape(len(tensor), -1)
+    order = torch.rand(rows.shape, generator=generator).argsort(1).to(tensor.device)
+    return rows.gather(1, order).reshape(tensor.shape)
+
+
+def _scattered(plan: ModelPlan, rng: np.random.Generator) -> Groups:
+    """About half of each axis's groups, anywhere."""
+    return {
+        axis.name: sorted(
+            rng.choice(len(axis.groups), size=max(1, len(axis.groups) // 2), replace=False).tolist()
+        )
+        for axis in plan.axes
+    }
+
+
+def _narrow_and_masked(plan: ModelPlan, state: Arrays, choice: Groups) -> tuple[Arrays, Arrays]:
+    weights = {tensor.name: state[tensor.name].cpu().numpy() for tensor in plan.tensors}
+    buffers = {buffer.name: state[buffer.name].cpu().numpy() for buffer in plan.buffers}
+    narrow = plan.cut(weights, choice)
+    masked: dict[str, Array] = {name: np.zeros_like(array) for name, array in weights.items()}
+    plan.paste(masked, narrow, choice)
+    cut = {**narrow, **plan.cut_buffers(buffers, choice)}
+    return _like(state, cut), {**state, **_like(state, masked)}
+
+
+def _like(state: Arrays, arrays: Mapping[str, Array]) -> Arrays:
+    return {name: torch.tensor(each).to(state[name].device) for name, each in arrays.items()}
+
+
+def _forward(
+    plan: ModelPlan,
+    program: Program,
+    state: Arrays,
+    inputs: Inputs,
+    choice: Groups | None = None,
+) -> torch.Tensor:
+    """A program's output with nothing dropped."""
+    forward = program.at(_kept(plan, choice or plan.all_groups()), BATCH)
+    copies = _copies(state)
+    device = inputs[0].device
+    with torch.no_grad():
+        return forward(
+            [copies[tensor.name] for tensor in plan.tensors],
+            [copies[buffer.name] for buffer in plan.buffers],
+            [tensor.clone() for tensor in inputs],
+            [1.0] * len(plan.axes),
+            [torch.ones(shape, device=device) for _, shape in forward.masks],
+        )
+
+
+def _kept(plan: ModelPlan, choice: Groups) -> tuple[int, ...]:
+    return plan.kept_atoms(plan.choose(choice))
+
+
+def _compare(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Tensor) -> None:
+    """`full` is the whole model's output: how far it is from `wanted` says how much is at stake.
+
+    Where narrowing hardly moves the output (a deep residual model), an error is small too, and is
+    held to a finer measure, down to what rounding allows.
+    """
+    if got.shape != wanted.shape:
+        error = float("nan")
+    else:
+        largest = max(1e-6, _largest(wanted))
+        stake = _largest(full - wanted) / largest if full is not wanted else 1.0
+        error = _largest(got - wanted) / largest
+        if error <= min(TOLERANCE, max(TOLERANCE / 10, stake * TOLERANCE * 10)):
+            return
+    raise TraceError(
+        f"{what} does not compute what the model does at batch size {BATCH} "
+        f"(relative error {error:.1e}): forward() does something that tracing missed"
+    )
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+def _run(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], inputs: Inputs, *, train: bool
+) -> torch.Tensor:
+    """The model itself with these weights and buffers; it is left as it was."""
+    with torch.no_grad(), _mode(model, train=train):
+        copies = tuple(tensor.clone() for tensor in inputs)
+        # Ties are ours to keep: given two names of one module, torch would not put back the first.
+        output: torch.Tensor = torch.func.functional_call(
+            model, _by_owner(model, state), copies, tie_weights=False
+        )
+        return output
+
+
+def _by_owner(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> Arrays:
+    """The same tensors under one name for each module that has them."""
+    arrays = named_arrays(model)
+    new = {id(arrays[name]): tensor for name, tensor in state.items()}
+    return {
+        f"{path}.{name}" if path else name: new[id(old)]
+        for path, module in model.named_modules()
+        for name, old in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        )
+        if id(old) in new
+    }
+
+
+@contextmanager
+def _mode(model: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(train)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _state_of(plan: ModelPlan, model: torch.nn.Module) -> Arrays:
+    arrays = named_arrays(model)
+    names = [tensor.name for tensor in (*plan.tensors, *plan.buffers)]
+    return {name: arrays[name].detach() for name in names}
+
+
+def _copies(state: Mapping[str, torch.Tensor]) -> Arrays:
+    return {name: tensor.detach().clone() for name, tensor in state.items()}

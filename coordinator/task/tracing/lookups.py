@@ -1,0 +1,38 @@
+"""Which inputs are ids: what is looked up in a table must be one of its rows."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from coordinator.task.tracing.walk import arguments, operator_name, shape_of
+
+_SAME_VALUES = frozenset(
+    {
+        *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
+        *("permute", "transpose", "t", "expand", "contiguous", "clone", "alias", "detach"),
+        *("to", "_to_copy", "slice", "select", "unbind", "chunk", "split", "split_with_sizes"),
+        *("getitem", "cat", "stack", "repeat"),
+    }
+)
+"""Operators whose results hold nothing but values of their input."""
+
+
+def vocabulary(node: fx.Node) -> int | None:
+    """The rows of the smallest table this integer input is looked up in, as it is; None: in none.
+
+    Ids that are computed from the input first are not followed.
+    """
+    if node.meta["val"].is_floating_point():
+        return None
+    sizes: list[int] = []
+    seen, ahead = {node}, [node]
+    while ahead:
+        value = ahead.pop()
+        for user in value.users:
+            name = operator_name(user)
+            if name in ("embedding", "embedding_bag") and arguments(user)["indices"] is value:
+                sizes.append(shape_of(arguments(user)["weight"])[0])
+            elif name in _SAME_VALUES and user not in seen:
+                seen.add(user)
+                ahead.append(user)
+    return min(sizes, default=None)

@@ -1,0 +1,564 @@
+"""What each ATen operator does to dimensions. One short function an operator.
+
+Semantics of normalisation, which decide what can be narrowed (docs/plans.md):
+
+- BatchNorm and InstanceNorm work channel by channel: channels may be cut.
+- GroupNorm works group by group: whole norm groups may be cut; they are the axis's atoms.
+- LayerNorm, RMSNorm and softmax mix what they normalise over: it stays whole. That is why a
+  transformer's residual stream is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from coordinator.errors import TraceError
+from coordinator.task.tracing.factors import Dim, fresh, leaves, reshape, split_front
+from coordinator.task.tracing.walk import (
+    Dropout,
+    Handler,
+    Value,
+    Walk,
+    describe,
+    not_understood,
+    operator_name,
+    shape_of,
+)
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def _handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return register
+
+
+# -- layers with weights --------------------------------------------------------------------
+
+
+@_handles("linear")
+def _linear(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs, weight = walk.dims(a["input"]), walk.dims(a["weight"])
+    walk.contract(node, ("input", a["input"], inputs[-1]), ("weight", a["weight"], weight[1]))
+    if a["bias"] is not None:
+        walk.tie(node, walk.dims(a["bias"])[0], weight[0])
+    out = [*inputs[:-1], weight[0]]
+    walk.count([*out, weight[1]])
+    return out
+
+
+@_handles("conv1d", "conv2d", "conv3d")
+def _conv(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs, weight, groups = walk.dims(a["input"]), walk.dims(a["weight"]), a["groups"]
+    spatial = len(weight) - 2
+    channels = inputs[-spatial - 1]
+    for dim in (*weight[2:], *inputs[-spatial:]):
+        walk.ban(node, dim, "is a spatial dimension of a convolution")
+    if groups == 1:
+        walk.contract(node, ("input", a["input"], channels), ("weight", a["weight"], weight[1]))
+    else:
+        # Channels are cut by whole convolution groups; what is inside a group stays.
+        why = describe(node, "is inside a convolution group")
+        front, inside = split_front(channels, groups, why)
+        out_front, out_inside = split_front(weight[0], groups, why)
+        walk.tie(node, front, out_front)
+        walk.tie(node, inside, weight[1])
+        for dim in (inside, out_inside):
+            walk.ban(node, dim, "is inside a convolution group")
+        walk.patch(node, "groups", out_front)
+    if a["bias"] is not None:
+        walk.tie(node, walk.dims(a["bias"])[0], weight[0])
+    shape = shape_of(node)
+    why = describe(node, "is a spatial dimension of a convolution")
+    out_spatial = [fresh(size, frozen=why) for size in shape[-spatial:]]
+    out = [*inputs[: -spatial - 1], weight[0], *out_spatial]
+    walk.count([*out, *weight[1:]])
+    return out
+
+
+@_handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _conv_transpose(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """The weight is (in, out, kernel…); every input element meets every output channel's kernel."""
+    if a["groups"] != 1:
+        return not_understood(walk, node)
+    inputs, weight = walk.dims(a["input"]), walk.dims(a["weight"])
+    spatial = len(weight) - 2
+    for dim in (*weight[2:], *inputs[-spatial:]):
+        walk.ban(node, dim, "is a spatial dimension of a convolution")
+    channels = inputs[-spatial - 1]
+    walk.contract(node, ("input", a["input"], channels), ("weight", a["weight"], weight[0]))
+    if a["bias"] is not None:
+        walk.tie(node, walk.dims(a["bias"])[0], weight[1])
+    walk.count([*inputs, *weight[1:]])
+    why = describe(node, "is a spatial dimension of a convolution")
+    out_spatial = [fresh(size, frozen=why) for size in shape_of(node)[-spatial:]]
+    return [*inputs[: -spatial - 1], weight[1], *out_spatial]
+
+
+@_handles("embedding")
+def _embedding(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    table = walk.dims(a["weight"])
+    walk.ban(node, table[0], "is a vocabulary")
+    return [*walk.dims(a["indices"]), table[1]]
+
+
+@_handles("embedding_bag")
+def _embedding_bag(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Bags of one length (a 2-D input): torch flattens the ids and makes offsets by `arange`."""
+    table, ids, offsets = walk.dims(a["weight"]), walk.dims(a["indices"]), a["offsets"]
+    walk.ban(node, table[0], "is a vocabulary")
+    bags = shape_of(offsets)[0]
+    made_here = getattr(offsets.target, "__name__", "") == "arange.start_step"
+    if not made_here or offsets.args[2] * bags != prod(shape_of(a["indices"])):
+        raise TraceError(describe(node, "bags of differing length; give a 2-D batch of ids"))
+    batch, _ = split_front(ids[0], bags, describe(node, "is a bag"))
+    if a["per_sample_weights"] is not None:
+        walk.tie(node, walk.dims(a["per_sample_weights"])[0], ids[0])
+    walk.patch(offsets, "end", ids[0])
+    walk.values[offsets] = [batch]
+    rest = [
+        [fresh(int(size), frozen="is bookkeeping of embedding_bag") for size in value.shape]
+        for value in node.meta["val"][1:]
+    ]
+    return ([batch, table[1]], *rest)
+
+
+@_handles("matmul", "mm", "bmm")
+def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    (left_name, left), (right_name, right) = list(a.items())[:2]
+    one, two = walk.dims(left), walk.dims(right)
+    if len(one) < 2 or len(two) < 2:
+        for dim in (*one, *two):
+            others = [f for f in leaves(dim) if not f.batch]
+            walk.ban(node, others, "is multiplied as a vector")
+        return [*one[:-1], *two[1:]] if len(two) < 2 else [*two[:-2], two[-1]]
+    walk.contract(node, (left_name, left, one[-1]), (right_name, right, two[-2]))
+    out = [*_broadcast(walk, node, one[:-2], two[:-2]), one[-2], two[-1]]
+    walk.count([*out, one[-1]])
+    return out
+
+
+@_handles("einsum")
+def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Two operands, every label at most once in each; anything else stays whole."""
+    operands = a["tensors"]
+    terms, _, result = a["equation"].replace(" ", "").partition("->")
+    labels = terms.split(",")
+    plain = all(len(set(term)) == len(term) and "." not in term for term in labels)
+    if len(operands) != 2 or not result or not plain:
+        return not_understood(walk, node)
+    one, two = (
+        dict(zip(term, walk.dims(operand), strict=True))
+        for term, operand in zip(labels, operands, strict=True)
+    )
+    for label in [label for label in one | two if label not in result]:
+        if not (one.get(label) and two.get(label)):
+            walk.ban(node, one.get(label) or two.get(label) or [], "is reduced")
+            continue
+        left = ("tensors.0", operands[0], one[label])
+        walk.contract(node, left, ("tensors.1", operands[1], two[label]))
+    for label in result:
+        if one.get(label) and two.get(label):
+            walk.tie(node, one[label], two[label])
+    dims = {label: one.get(label) or two.get(label) or [] for label in one | two}
+    walk.count(list(dims.values()))
+    return [dims[label] for label in result]
+
+
+@_handles("scaled_dot_product_attention")
+def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if a["dropout_p"]:
+        raise TraceError(describe(node, "attention dropout inside the fused operator; set it to 0"))
+    query, key, value = (walk.dims(a[name]) for name in ("query", "key", "value"))
+    walk.tie(node, query[-1], key[-1])
+    walk.tie(node, key[-2], value[-2])
+    lead = _broadcast(walk, node, query[:-2], _broadcast(walk, node, key[:-2], value[:-2]))
+    scores = [*lead, query[-2], key[-2]]
+    if a["attn_mask"] is not None:
+        _broadcast(walk, node, scores, walk.dims(a["attn_mask"]))
+    walk.ban(node, query[-1], "is the width of an attention head")
+    walk.ban(node, value[-1], "is the width of an attention head")
+    walk.ban(node, key[-2], "is attended over")
+    walk.count([*scores, query[-1]])
+    walk.count([*scores, value[-1]])
+    return [*lead, query[-2], value[-1]]
+
+
+@_handles("lstm", "gru", "rnn_tanh", "rnn_relu")
+def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Stays whole; only the batch passes, which the state made of zeros has to follow."""
+    if "batch_first" not in a or len(shape_of(a["input"])) != 3:
+        raise TraceError(
+            describe(node, "packed or unbatched sequences; give a batch of one length")
+        )
+    if a["dropout"] and a["train"]:
+        raise TraceError(describe(node, "dropout inside the fused operator; set it to 0"))
+    inputs = walk.dims(a["input"])
+    at = 0 if a["batch_first"] else 1
+    states = a["hx"] if isinstance(a["hx"], (list, tuple)) else [a["hx"]]
+    for state in states:
+        walk.tie(node, walk.dims(state)[1], inputs[at])
+    for operand in node.all_input_nodes:
+        for dim in walk.dims(operand):
+            others = [factor for factor in leaves(dim) if not factor.batch]
+            walk.ban(node, others, "belongs to a recurrent layer")
+    for weight in a["params"]:
+        if len(shape_of(weight)) == 2:
+            walk.count([*inputs[:2], *walk.dims(weight)])
+    why = describe(node, "belongs to a recurrent layer")
+    sizes = [value.shape[-1] for value in node.meta["val"]]
+    steps = [*inputs[:2], fresh(int(sizes[0]), frozen=why)]
+    finals = [
+        [walk.dims(state)[0], inputs[at], fresh(int(size), frozen=why)]
+        for state, size in zip(states, sizes[1:], strict=True)
+    ]
+    return (steps, *finals)
+
+
+# -- normalisation --------------------------------------------------------------------------
+
+
+@_handles("batch_norm", "instance_norm")
+def _batch_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs = walk.dims(a["input"])
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if a[name] is not None:
+            walk.tie(node, walk.dims(a[name])[0], inputs[1])
+    if a.get("training") or a.get("use_input_stats"):
+        walk.written.update(n for n in (a["running_mean"], a["running_var"]) if n is not None)
+    _mixed(walk, node, [inputs[0], *inputs[2:]])
+    return inputs
+
+
+@_handles("group_norm")
+def _group_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs = walk.dims(a["input"])
+    for name in ("weight", "bias"):
+        if a[name] is not None:
+            walk.tie(node, walk.dims(a[name])[0], inputs[1])
+    why = "is inside a GroupNorm group"
+    front, inside = split_front(inputs[1], a["num_groups"], describe(node, why))
+    walk.ban(node, inside, why)
+    walk.patch(node, "num_groups", front)
+    _mixed(walk, node, inputs[2:])
+    return inputs
+
+
+def _mixed(walk: Walk, node: fx.Node, dims: Sequence[Dim]) -> None:
+    """Dimensions whose mean and variance are taken; of the batch that is well known."""
+    for dim in dims:
+        others = [factor for factor in leaves(dim) if not factor.batch]
+        walk.ban(node, others, "is normalised over")
+
+
+@_handles("layer_norm", "rms_norm")
+def _layer_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs = walk.dims(a["input"])
+    normalised = inputs[-len(a["normalized_shape"]) :]
+    for name in ("weight", "bias"):
+        if a.get(name) is not None:
+            for dim, own in zip(normalised, walk.dims(a[name]), strict=True):
+                walk.tie(node, dim, own)
+    for dim in normalised:
+        walk.ban(node, dim, "is normalised over as a whole")
+    return inputs
+
+
+@_handles("softmax", "log_softmax", "cumsum")
+def _along(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    (inputs,) = (walk.dims(value) for name, value in a.items() if name in ("self", "input"))
+    walk.ban(node, inputs[a["dim"]], "is normalised or summed along")
+    return inputs
+
+
+@_handles("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "linalg_vector_norm", "any")
+def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs = walk.dims(a["self"])
+    which = a.get("dim")
+    which = range(len(inputs)) if which in (None, []) else which
+    which = {d % len(inputs) for d in ([which] if isinstance(which, int) else which)}
+    for position in which:
+        others = [factor for factor in leaves(inputs[position]) if not factor.batch]
+        walk.ban(node, others, "is reduced")
+    if a.get("keepdim"):
+        return [[] if i in which else dim for i, dim in enumerate(inputs)]
+    return [dim for i, dim in enumerate(inputs) if i not in which]
+
+
+@_handles("max", "min", "median")
+def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Of two tensors, of all elements, or (values, indices) along a dimension."""
+    if "other" in a:
+        return _pointwise(walk, node, a)
+    out = _reduce(walk, node, a)
+    return (out, out) if "dim" in a else out
+
+
+# -- element by element ---------------------------------------------------------------------
+
+
+@_handles(
+    "pointwise", "where", "masked_fill", "copy", "fill", "zero", "rsub", "hardswish", "log_sigmoid",
+    "mish", "threshold", "gelu", "relu6", "abs",  # in place these are not marked as pointwise
+)  # fmt: skip
+def _pointwise(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    out: list[Dim] = []
+    for operand in node.all_input_nodes:
+        if isinstance(walk.values.get(operand), list):
+            out = _broadcast(walk, node, out, walk.dims(operand))
+    return out
+
+
+@_handles("rrelu")
+def _rrelu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if a["training"]:
+        raise TraceError(describe(node, "draws random numbers; use nn.LeakyReLU"))
+    return _pointwise(walk, node, a)
+
+
+@_handles("glu")
+def _glu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = walk.dims(a["self"])
+    along = a["dim"] % len(dims)
+    front, piece = split_front(dims[along], 2, describe(node, "is split"))
+    walk.ban(node, front, "counts the pieces of a split")
+    return [*dims[:along], piece, *dims[along + 1 :]]
+
+
+@_handles("dropout", "feature_dropout")
+def _dropout(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs = walk.dims(a["input"])
+    if a["train"] and a["p"] > 0:
+        by_channel = operator_name(node) == "feature_dropout"
+        mask = [*inputs[:2], *([] for _ in inputs[2:])] if by_channel else inputs
+        walk.dropouts.append(Dropout(node.name, a["p"], mask))
+    return inputs
+
+
+@_handles(
+    "contiguous", "clone", "detach", "alias", "to", "type_as", "zeros_like", "ones_like",
+    "full_like", "lift_fresh_copy", "_to_copy", "_assert_tensor_metadata",
+)  # fmt: skip
+def _same(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    source = node.all_input_nodes[0]
+    _stay_weight(walk, node, source)
+    return walk.dims(source) if node.meta.get("val") is not None else None
+
+
+@_handles("prelu")
+def _prelu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    inputs, weight = walk.dims(a["self"]), walk.dims(a["weight"])
+    if weight[0]:
+        walk.tie(node, inputs[1], weight[0])
+    return inputs
+
+
+# -- shapes ---------------------------------------------------------------------------------
+
+
+@_handles("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
+def _reshape(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    why = describe(node, "is regrouped in a way that cannot be followed")
+    out = reshape(walk.dims(node.all_input_nodes[0]), shape_of(node), why)
+    for name in ("size", "shape"):
+        if name in a:
+            walk.patch(node, name, tuple(out))
+    if "sizes" in a:  # unflatten states only the new dimensions
+        start = a["dim"] % len(shape_of(node.all_input_nodes[0]))
+        walk.patch(node, "sizes", tuple(out[start : start + len(a["sizes"])]))
+    _stay_weight(walk, node, node.all_input_nodes[0])
+    return out
+
+
+@_handles("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "adjoint")
+def _permute(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    source = node.all_input_nodes[0]
+    dims = walk.dims(source)
+    # Let torch itself say where each dimension goes, on a small tensor of distinct sizes.
+    probe = torch.empty([i + 2 for i in range(len(dims))], device="meta")
+    rest = [argument for argument in node.args if not isinstance(argument, fx.Node)]
+    moved = node.target(probe, *rest)  # type: ignore[operator]
+    _stay_weight(walk, node, source)
+    return [dims[size - 2] for size in moved.shape]
+
+
+@_handles("expand", "expand_as")
+def _expand(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    source, shape = walk.dims(node.all_input_nodes[0]), shape_of(node)
+    old = [1] * (len(shape) - len(source)) + list(shape_of(node.all_input_nodes[0]))
+    padded: list[Dim] = [[] for _ in range(len(shape) - len(source))] + source
+    out = [
+        dim if size == wanted else fresh(wanted)
+        for dim, size, wanted in zip(padded, old, shape, strict=True)
+    ]
+    if "size" in a:
+        walk.patch(node, "size", tuple(out))
+    return out
+
+
+@_handles("repeat", "tile")
+def _repeat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """A dimension of size one becomes a new one, such as a class token's batch."""
+    source, shape = walk.dims(a["self"]), shape_of(node)
+    name = "repeats" if "repeats" in a else "dims"
+    times = [1] * (len(shape) - len(a[name])) + list(a[name])
+    padded: list[Dim] = [[] for _ in range(len(shape) - len(source))] + source
+    out: list[Dim] = []
+    patched: list[Dim] = []
+    for dim, count, size in zip(padded, times, shape, strict=True):
+        if dim and count != 1:
+            walk.ban(node, dim, "is repeated")
+            out.append(fresh(size, frozen=describe(node, "is repeated")))
+            patched.append(fresh(count, frozen=describe(node, "is repeated")))
+        else:
+            patched.append(fresh(count))
+            out.append(dim or patched[-1])
+    walk.patch(node, name, tuple(patched))
+    return out
+
+
+@_handles("repeat_interleave")
+def _repeat_interleave(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if not isinstance(a["repeats"], int) or a["dim"] is None:
+        return not_understood(walk, node)
+    dims = list(walk.dims(a["self"]))
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is repeated")
+    dims[along] = fresh(shape_of(node)[along], frozen=describe(node, "is repeated"))
+    return dims
+
+
+@_handles("cat")
+def _cat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    along = a["dim"] % len(shape_of(node))
+    out: list[Dim] = []
+    for piece in a["tensors"]:
+        dims = list(walk.dims(piece))
+        walk.ban(node, dims[along], "is concatenated")
+        dims[along] = []
+        out = _broadcast(walk, node, out, dims)
+    why = describe(node, "is concatenated")
+    out[along] = fresh(shape_of(node)[along], frozen=why)
+    return out
+
+
+@_handles("stack")
+def _stack(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    out: list[Dim] = []
+    for piece in a["tensors"]:
+        out = _broadcast(walk, node, out, walk.dims(piece))
+    along = a["dim"] % (len(out) + 1)
+    why = describe(node, "is stacked")
+    return [*out[:along], fresh(len(a["tensors"]), frozen=why), *out[along:]]
+
+
+@_handles("select")
+def _select(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = walk.dims(a["self"])
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is indexed")
+    return [*dims[:along], *dims[along + 1 :]]
+
+
+@_handles("slice")
+def _slice(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims, shape = list(walk.dims(a["self"])), shape_of(node)
+    along = a["dim"] % len(dims)
+    if shape[along] != shape_of(a["self"])[along]:
+        walk.ban(node, dims[along], "is sliced")
+        dims[along] = fresh(shape[along], frozen=describe(node, "is sliced"))
+    elif a["end"] is not None and dims[along]:  # x[:n] that keeps everything
+        walk.patch(node, "end", dims[along])
+    return dims
+
+
+@_handles("unbind")
+def _unbind(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = walk.dims(a["self"])
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is indexed")
+    return tuple([*dims[:along], *dims[along + 1 :]] for _ in node.meta["val"])
+
+
+@_handles("chunk", "split", "split_with_sizes")
+def _split(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = walk.dims(a["self"])
+    along = a["dim"] % len(dims)
+    pieces = [int(value.shape[along]) for value in node.meta["val"]]
+    if len(set(pieces)) == 1:  # equal pieces, such as fused q, k, v or a gate and its input
+        front, piece = split_front(dims[along], len(pieces), describe(node, "is split"))
+        walk.ban(node, front, "counts the pieces of a split")
+        for name in ("split_size", "split_sizes"):
+            if name in a:
+                several = not isinstance(a[name], int)
+                walk.patch(node, name, (piece,) * len(pieces) if several else piece)
+        outs = [piece] * len(pieces)
+    else:
+        walk.ban(node, dims[along], "is split unevenly")
+        outs = [fresh(size, frozen=describe(node, "is split unevenly")) for size in pieces]
+    return tuple([*dims[:along], out, *dims[along + 1 :]] for out in outs)
+
+
+@_handles(
+    *(f"{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("max", "avg")),
+    *(f"max_pool{n}d_with_indices" for n in (1, 2, 3)),
+    *(f"adaptive_{kind}_pool{n}d" for n in (1, 2, 3) for kind in ("avg", "max")),
+    *(f"_adaptive_avg_pool{n}d" for n in (2, 3)),
+    *(f"{kind}{n}d" for n in (1, 2, 3) for kind in ("upsample_nearest", "_upsample_nearest_exact")),
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+def _pool(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """As many of the last dimensions as the operator's name says are spatial; the rest pass."""
+    spatial = next(n for n in (1, 2, 3) if f"{n}d" in operator_name(node))
+    rank = len(shape_of(node.all_input_nodes[0]))
+    return _resize(walk, node, range(rank - spatial, rank))
+
+
+@_handles("pad")
+def _pad(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Before and after, from the last dimension backwards; size alone would not tell a shift."""
+    rank, pad = len(shape_of(node)), a["pad"]
+    touched = [rank - 1 - i for i in range(len(pad) // 2) if pad[2 * i] or pad[2 * i + 1]]
+    return _resize(walk, node, touched)
+
+
+def _resize(walk: Walk, node: fx.Node, touched: Collection[int]) -> Value:
+    dims = walk.dims(node.all_input_nodes[0])
+    for position in touched:
+        walk.ban(node, dims[position], "is pooled, padded or resized")
+    why = describe(node, "is spatial")
+
+    def outcome(value: torch.Tensor) -> list[Dim]:
+        return [
+            fresh(int(value.shape[position]), frozen=why) if position in touched else dim
+            for position, dim in enumerate(dims)
+        ]
+
+    value = node.meta["val"]  # with indices, a tuple
+    return tuple(map(outcome, value)) if isinstance(value, (tuple, list)) else outcome(value)
+
+
+def _broadcast(walk: Walk, node: fx.Node, one: list[Dim], two: list[Dim]) -> list[Dim]:
+    """Dimensions aligned from the right; ones stretch."""
+    longer, shorter = (one, two) if len(one) >= len(two) else (two, one)
+    out = list(longer)
+    for back in range(1, len(shorter) + 1):
+        if not out[-back]:
+            out[-back] = shorter[-back]
+        elif shorter[-back]:
+            walk.tie(node, out[-back], shorter[-back])
+    return out
+
+
+def _stay_weight(walk: Walk, node: fx.Node, source: fx.Node) -> None:
+    if source in walk.weights:
+        walk.weights.add(node)

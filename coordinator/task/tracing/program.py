@@ -1,0 +1,193 @@
+"""A traced model that runs at any width: one graph, its sizes filled in per submodel.
+
+A program is the exported graph with every size that depends on a width or on the batch known as a
+product of factors. `at(kept, batch)` writes the graph for one submodel: a real, narrower model, in
+which nothing of the other groups exists any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from coordinator.task.tracing.capture import Captured
+from coordinator.task.tracing.factors import Dim, Factor, leaves
+from coordinator.task.tracing.lookups import vocabulary
+from coordinator.task.tracing.walk import Walk, arguments, operator_name, shape_of
+from edge_sdk.protocol.task.data_spec import ArraySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward pass of one submodel at one batch size.
+
+    `masks` states, for each dropout, its probability and the shape of the mask to pass in: zeros
+    where a unit is dropped, `1 / (1 - p)` elsewhere.
+    """
+
+    module: fx.GraphModule
+    constants: tuple[torch.Tensor, ...]
+    masks: tuple[tuple[float, tuple[int, ...]], ...]
+
+    def __call__(
+        self,
+        weights: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        scales: Sequence[float | torch.Tensor],
+        masks: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """The model's output. `scales` has one entry per axis (ignored unless built scaled)."""
+        constants = [constant.to(inputs[0].device) for constant in self.constants]
+        (output,) = self.module.forward(*weights, *buffers, *constants, *inputs, *scales, *masks)
+        result: torch.Tensor = output
+        return result
+
+
+class Program:
+    """A model's graph in one mode (training or evaluation), for every width and batch size."""
+
+    def __init__(
+        self, captured: Captured, walk: Walk, axes: dict[Factor, int], axis_count: int
+    ) -> None:
+        self._captured = captured
+        self._walk = walk
+        self._axes = axes
+        self._axis_count = axis_count
+        self._dropped = {dropout.node: dropout for dropout in walk.dropouts}
+        self._patches: dict[str, list[tuple[str, Dim | tuple[Dim, ...]]]] = {}
+        for patch in walk.patches:
+            self._patches.setdefault(patch.node, []).append((patch.argument, patch.sizes))
+        self.at = lru_cache(maxsize=64)(self._at)
+
+    @property
+    def inputs(self) -> tuple[ArraySpec, ...]:
+        """What the model takes of every sample, in order."""
+        return tuple(
+            ArraySpec(
+                str(node.meta["val"].dtype).removeprefix("torch."),
+                shape_of(node)[1:],
+                None if (ids := vocabulary(node)) is None else ids - 1,
+            )
+            for node in self._captured.inputs
+        )
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of the model's output, without its first dimension; widths never show there."""
+        (output,) = (node for node in self._captured.graph.nodes if node.op == "output")
+        return shape_of(output.args[0][0])[1:]
+
+    def _at(self, kept: tuple[int, ...], batch: int, scaled: bool = False) -> Forward:
+        """The submodel with `kept` atoms per axis; `scaled` multiplies layer inputs (rescale)."""
+        old, new = self._captured.graph, fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self._placeholders():
+            copies[node] = new.placeholder(node.name)
+        scales = [new.placeholder(f"scale_{axis}") for axis in range(self._axis_count)]
+        masks = {name: new.placeholder(f"mask_{name}") for name in self._dropped}
+        for node in self._captured.inputs:
+            if node in self._walk.written:  # a second pass needs the same input
+                copies[node] = new.call_function(torch.ops.aten.clone.default, (copies[node],))
+        factors = self._scaled_arguments() if scaled else {}
+        scaled_nodes: dict[tuple[fx.Node, int], fx.Node] = {}
+        for node in old.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "call_function" and "dropout" in str(node.target):
+                copies[node] = copies[node.all_input_nodes[0]]
+                if node.name in masks:
+                    copies[node] = new.call_function(
+                        torch.ops.aten.mul.Tensor, (copies[node], masks[node.name])
+                    )
+                continue
+            copy = copies[node] = new.node_copy(node, lambda source: copies[source])
+            for argument, sizes in self._patches.get(node.name, ()):
+                _set_argument(copy, argument, self._sizes(sizes, kept, batch))
+            if operator_name(node) == "squeeze":
+                _squeeze_as_traced(copy, shape_of(node.all_input_nodes[0]))
+            for argument, axis in factors.get(node.name, ()):
+                source = _get_argument(copy, argument)
+                if (source, axis) not in scaled_nodes:
+                    with new.inserting_before(copy):
+                        scaled_nodes[source, axis] = new.call_function(
+                            torch.ops.aten.mul.Tensor, (source, scales[axis])
+                        )
+                _set_argument(copy, argument, scaled_nodes[source, axis])
+        return Forward(
+            fx.GraphModule(torch.nn.Module(), new),
+            tuple(self._captured.constants.values()),
+            tuple(
+                (dropout.probability, tuple(self._size(dim, kept, batch) for dim in dropout.mask))
+                for dropout in self._dropped.values()
+            ),
+        )
+
+    def _placeholders(self) -> list[fx.Node]:
+        c = self._captured
+        return [*c.weights.values(), *c.buffers.values(), *c.constants, *c.inputs]
+
+    def _scaled_arguments(self) -> dict[str, list[tuple[str, int]]]:
+        """For each contraction over an axis: the argument to scale, and the axis."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for contraction in self._walk.contractions:
+            for leaf in leaves(contraction.dim):
+                if leaf in self._axes:
+                    entry = (contraction.argument, self._axes[leaf])
+                    found.setdefault(contraction.node, []).append(entry)
+        return found
+
+    def _sizes(
+        self, sizes: Dim | tuple[Dim, ...], kept: tuple[int, ...], batch: int
+    ) -> int | list[int]:
+        if isinstance(sizes, tuple):
+            return [self._size(dim, kept, batch) for dim in sizes]
+        return self._size(sizes, kept, batch)
+
+    def _size(self, dim: Dim, kept: tuple[int, ...], batch: int) -> int:
+        return prod(
+            batch if leaf.batch else kept[self._axes[leaf]] if leaf in self._axes else leaf.size
+            for leaf in leaves(dim)
+        )
+
+
+def _squeeze_as_traced(copy: fx.Node, shape: tuple[int, ...]) -> None:
+    """Squeeze what had size one when traced, not what a submodel or a batch of one made so."""
+    named = arguments(copy).get("dim", range(len(shape)))
+    named = [named] if isinstance(named, int) else named
+    dims = [dim % len(shape) for dim in named if shape[dim] == 1]
+    in_place = copy.target._schema.name.endswith("_")  # type: ignore[union-attr]
+    copy.target = torch.ops.aten.squeeze_.dims if in_place else torch.ops.aten.squeeze.dims
+    copy.args = (copy.args[0], dims)
+    copy.kwargs = {}
+
+
+def _position(node: fx.Node, argument: str) -> int:
+    schema: Any = node.target._schema  # type: ignore[union-attr]
+    return [entry.name for entry in schema.arguments].index(argument)
+
+
+def _get_argument(node: fx.Node, argument: str) -> fx.Node:
+    """An argument by name; `tensors.1` is the second of a list."""
+    name, _, index = argument.partition(".")
+    value: Any = node.kwargs[name] if name in node.kwargs else node.args[_position(node, name)]
+    found: fx.Node = value[int(index)] if index else value
+    return found
+
+
+def _set_argument(node: fx.Node, argument: str, value: Any) -> None:
+    name, _, index = argument.partition(".")
+    position = _position(node, name)
+    if index:
+        members: Any = node.args[position]
+        value = [value if at == int(index) else each for at, each in enumerate(members)]
+    if position < len(node.args):
+        node.update_arg(position, value)
+    else:
+        node.update_kwarg(name, value)

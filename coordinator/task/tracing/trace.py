@@ -1,0 +1,286 @@
+"""From a torch module to a plan: `trace_model`, and `trace_plan` for the plan alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import torch
+
+from coordinator.errors import TraceError
+from coordinator.task.tracing.capture import (
+    TRACE_BATCH,
+    Captured,
+    capture,
+    check_example,
+    named_arrays,
+    tile,
+)
+from coordinator.task.tracing.check import check_programs, check_runs
+from coordinator.task.tracing.factors import Dim, Factor, freeze, fresh, leaves
+from coordinator.task.tracing.operators import HANDLERS
+from coordinator.task.tracing.program import Program
+from coordinator.task.tracing.walk import Walk, walk_graph
+from edge_sdk.protocol.plan import specs
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+
+
+@dataclass(frozen=True)
+class TracedModel:
+    """A model's plan, and its forward pass at every width in both modes."""
+
+    plan: ModelPlan
+    train: Program
+    evaluate: Program
+    reasons: tuple[str, ...]
+    """Why hidden dimensions of weights stayed whole: one line for each, naming it."""
+
+    def weights_of(self, model: torch.nn.Module) -> dict[str, Array]:
+        """The model's weights as numpy arrays (copies), as the plan names them."""
+        state = named_arrays(model)
+        return {tensor.name: _numpy(state[tensor.name]) for tensor in self.plan.tensors}
+
+    def buffers_of(self, model: torch.nn.Module) -> dict[str, Array]:
+        """The model's buffers as numpy arrays (copies), as the plan names them."""
+        state = named_arrays(model)
+        return {buffer.name: _numpy(state[buffer.name]) for buffer in self.plan.buffers}
+
+    def predict(
+        self,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        inputs: Sequence[Array],
+        groups: Groups | None = None,
+    ) -> Array:
+        """Outputs of a submodel (None: the whole model) in evaluation mode."""
+        plan = self.plan
+        kept = plan.kept_atoms(plan.choose(groups or plan.all_groups()))
+        forward = self.evaluate.at(kept, len(inputs[0]))
+        with torch.no_grad():
+            output = forward(
+                [torch.from_numpy(weights[tensor.name]) for tensor in plan.tensors],
+                # copies: a model may change both in place
+                [torch.tensor(buffers[buffer.name]) for buffer in plan.buffers],
+                [torch.tensor(np.ascontiguousarray(array)) for array in inputs],
+                [1.0] * len(plan.axes),
+            )
+        return _numpy(output)
+
+
+def trace_plan(
+    model: torch.nn.Module,
+    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    *,
+    groups: int | None = None,
+    ratios: Sequence[float] | None = None,
+) -> ModelPlan:
+    """Find every width axis of an ordinary torch module and cut it into groups.
+
+    `example_input` is a batch (dimension 0), or a tuple of batches for several inputs. Give either
+    `groups`, the number of equal groups per axis, or `ratios`, their relative sizes. An axis with
+    fewer atoms than groups gets one group an atom.
+
+    Raises `TraceError`, which names the module, when the model cannot be traced or when nothing in
+    it can be narrowed.
+    """
+    return trace_model(model, example_input, groups=groups, ratios=ratios).plan
+
+
+def trace_model(
+    model: torch.nn.Module,
+    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    *,
+    groups: int | None = None,
+    ratios: Sequence[float] | None = None,
+) -> TracedModel:
+    """As `trace_plan`, with the programs that run the model at any width."""
+    if (groups is None) == (ratios is None):
+        raise TraceError("give either groups=K or ratios=[…]")
+    parts: int | Sequence[float] = ratios if groups is None else groups  # type: ignore[assignment]
+    if isinstance(ratios, (int, float)):
+        raise TraceError(f"ratios is a list such as [5, 10, 20], one for each group, not {ratios}")
+    specs.split_atoms(1, parts)  # refuses nonsense before the slow part
+    example = check_example(model, example_input)
+    batch = tile(example, TRACE_BATCH)
+    check_runs(model, example)
+    dims = _named_dims(model)
+    batch_factor = Factor(TRACE_BATCH, batch=True)
+    captured = [capture(model, batch, train=mode) for mode in (True, False)]
+    walks = [_walk(graph, dims, batch_factor) for graph in captured]
+    names = list(captured[0].weights)
+    axes = _axes(names, dims)
+    statistics = {name for name, node in captured[0].buffers.items() if node in walks[0].written}
+    plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts)
+    train, evaluate = (
+        Program(graph, walk, axes, len(plan.axes))
+        for graph, walk in zip(captured, walks, strict=True)
+    )
+    check_programs(plan, train, evaluate, model, example)
+    return TracedModel(plan, train, evaluate, _hidden_reasons(names, dims, axes))
+
+
+def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
+    """A fresh factor for every dimension of every weight and buffer."""
+    named = named_arrays(model)
+    return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
+
+
+def _walk(captured: Captured, dims: Mapping[str, list[Dim]], batch: Factor) -> Walk:
+    values: dict[torch.fx.Node, list[Dim]] = {}
+    for name, node in (*captured.weights.items(), *captured.buffers.items()):
+        values[node] = dims[name]
+        if not node.users:
+            for dim in dims[name]:
+                freeze(dim, "is not used by forward()")
+    for node, constant in captured.constants.items():
+        why = "belongs to a constant made in forward(); register it as a buffer"
+        values[node] = [fresh(size, frozen=why) for size in constant.shape]
+    for node in captured.inputs:
+        shape = node.meta["val"].shape
+        values[node] = [[batch], *(fresh(s, frozen="is an input of the model") for s in shape[1:])]
+    layers = [*captured.weights.values(), *captured.buffers.values()]
+    return walk_graph(captured.graph, values, layers, HANDLERS)
+
+
+def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, int]:
+    """Number the free factors of the weights; a dimension keeps at most one of them free."""
+    used = Counter(leaf for shape in dims.values() for dim in shape for leaf in leaves(dim))
+    for name in dims:
+        for dim in dims[name]:
+            if any(leaf.batch for leaf in leaves(dim)):
+                raise TraceError(f"the shape of {name!r} follows the batch size")
+            free = [leaf for leaf in leaves(dim) if leaf.frozen is None]
+            freeze({leaf for leaf in free if free.count(leaf) > 1}, f"is squared in {name!r}")
+            free = [leaf for leaf in free if leaf.frozen is None]
+            # What most layers share, such as attention heads, before what is largest.
+            keep = max(free, key=lambda leaf: (used[leaf], leaf.size), default=None)
+            others = [leaf for leaf in free if leaf is not keep]
+            freeze(others, f"shares a dimension of {name!r} with a width that more layers use")
+    axes: dict[Factor, int] = {}
+    for name in names:
+        for dim in dims[name]:
+            for leaf in leaves(dim):
+                if leaf.frozen is None:
+                    axes.setdefault(leaf, len(axes))
+    if not axes:
+        lines = [f"  {line}" for name in names for _, line in _reasons(name, dims[name])]
+        if not names:
+            lines = ["  none of its weights is trained: requires_grad is False for all of them"]
+        if not dims:
+            lines = ["  it has no weights"]
+        raise TraceError("\n".join(["nothing in this model can be narrowed:", *lines]))
+    return axes
+
+
+def _reasons(name: str, shape: Sequence[Dim]) -> list[tuple[str, str]]:
+    """Each frozen factor's reason, and a line that says where it is."""
+    return [
+        (reason, f"{name}, dimension {position}: it {reason}")
+        for position, dim in enumerate(shape)
+        for reason in dict.fromkeys(leaf.frozen for leaf in leaves(dim))
+        if reason
+    ]
+
+
+NEVER_CUT = (
+    "is an input of the model",
+    "is an output of the model",
+    "is a spatial dimension of a convolution",
+    "is a vocabulary",
+)
+
+
+def _hidden_reasons(
+    names: Sequence[str], dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]
+) -> tuple[str, ...]:
+    """Of dimensions without an axis, but for those that no one would expect to have one."""
+    return tuple(
+        line
+        for name in names
+        for reason, line in _reasons(
+            name, [[] if any(leaf in axes for leaf in leaves(dim)) else dim for dim in dims[name]]
+        )
+        if not reason.startswith(NEVER_CUT)
+    )
+
+
+def _plan(
+    model: torch.nn.Module,
+    captured: Captured,
+    dims: Mapping[str, list[Dim]],
+    axes: Mapping[Factor, int],
+    statistics: set[str],
+    evaluation: Walk,
+    parts: int | Sequence[float],
+) -> ModelPlan:
+    arrays = named_arrays(model)
+
+    def described(name: str) -> tuple[str, str, tuple[specs.Dim, ...]]:
+        kind = str(arrays[name].dtype).removeprefix("torch.")
+        shape = arrays[name].shape
+        return (
+            name,
+            kind,
+            tuple(_plan_dim(dim, size, axes) for dim, size in zip(dims[name], shape, strict=True)),
+        )
+
+    return ModelPlan(
+        axes=tuple(
+            specs.Axis(name, specs.split_atoms(factor.size, parts))
+            for name, factor in zip(_axis_names(dims, axes), axes, strict=True)
+        ),
+        tensors=tuple(specs.Tensor(*described(name)) for name in captured.weights),
+        buffers=tuple(
+            specs.Buffer(*described(name), statistic=_is_statistic(arrays[name], name, statistics))
+            for name in captured.buffers
+        ),
+        macs=_mac_terms(evaluation, axes),
+    )
+
+
+def _is_statistic(array: torch.Tensor, name: str, written: set[str]) -> bool:
+    """Counters (`num_batches_tracked`) are written too, but there is nothing to average in them."""
+    return name in written and array.is_floating_point()
+
+
+def _plan_dim(dim: Dim, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
+    parts = leaves(dim)
+    for position, leaf in enumerate(parts):
+        if leaf in axes:
+            outer = prod(part.size for part in parts[:position])
+            inner = prod(part.size for part in parts[position + 1 :])
+            return specs.Dim(size, axes[leaf], outer, inner)
+    return specs.Dim(size)
+
+
+def _axis_names(dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]) -> list[str]:
+    """Axes are named after the first module whose weights have them, numbered if need be."""
+    names: dict[Factor, str] = {}
+    for name in dims:
+        for dim in dims[name]:
+            for leaf in leaves(dim):
+                if leaf in axes and leaf not in names:
+                    stem = name.rpartition(".")[0] or name
+                    taken = set(names.values())
+                    tries = [stem, *(f"{stem}#{n}" for n in range(2, len(axes) + 2))]
+                    names[leaf] = next(candidate for candidate in tries if candidate not in taken)
+    return [names[factor] for factor in axes]
+
+
+def _mac_terms(walk: Walk, axes: Mapping[Factor, int]) -> tuple[specs.MacTerm, ...]:
+    terms: dict[tuple[int, ...], int] = {}
+    for constant, factors in walk.products:
+        parts = leaves(factors)
+        key = tuple(sorted(axes[leaf] for leaf in parts if leaf in axes))
+        fixed = prod(leaf.size for leaf in parts if leaf not in axes and not leaf.batch)
+        terms[key] = terms.get(key, 0) + constant * fixed
+    return tuple(specs.MacTerm(terms[key], key) for key in sorted(terms))
+
+
+def _numpy(tensor: torch.Tensor) -> Array:
+    array: Array = tensor.detach().cpu().numpy().copy()
+    return array

@@ -1,0 +1,259 @@
+"""One walk over a traced graph: what every operator says about the dimensions it touches.
+
+`walk_graph` visits the nodes in order and asks `operators.py` about each. What it gathers is in
+terms of factors (`factors.py`), which keep changing until the last graph of a model has been
+walked; only then are they turned into a plan (`trace.py`) and into programs (`program.py`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from coordinator.errors import TraceError
+from coordinator.task.tracing.factors import Dim, Factor, freeze, fresh, leaves, tie
+
+Value = Any
+"""Dimensions of a tensor (`list[Dim]`), a tuple of such for several outputs, or None."""
+
+Handler = Callable[["Walk", fx.Node, dict[str, Any]], Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """An argument that holds sizes: recompute it for each submodel and batch size.
+
+    A tuple of dimensions stands for a list of sizes, one dimension for a single size.
+    """
+
+    node: str
+    argument: str
+    sizes: Dim | tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A sum over `dim` of an activation (argument `argument`) with a weight: where rescale acts."""
+
+    node: str
+    argument: str
+    dim: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Dropout:
+    """A dropout whose mask becomes an input, so that every backend can draw the same one."""
+
+    node: str
+    probability: float
+    mask: list[Dim]
+
+
+@dataclass
+class Walk:
+    """The facts gathered from one graph."""
+
+    graph: fx.Graph
+    values: dict[fx.Node, Value]
+    weights: set[fx.Node]
+    """Weights and buffers, and views of them: what is cut like the model itself."""
+    patches: list[Patch] = field(default_factory=list)
+    contractions: list[Contraction] = field(default_factory=list)
+    dropouts: list[Dropout] = field(default_factory=list)
+    products: list[tuple[int, Dim]] = field(default_factory=list)
+    """Multiply-accumulates: a constant times these factors."""
+    written: set[fx.Node] = field(default_factory=set)
+    """Placeholders that the graph writes to."""
+
+    def dims(self, node: fx.Node) -> list[Dim]:
+        """The dimensions of a tensor-valued node."""
+        value: list[Dim] = self.values[node]
+        return value
+
+    def ban(self, node: fx.Node, dim: Iterable[Factor], why: str) -> None:
+        """Freeze a dimension, saying where."""
+        freeze(dim, describe(node, why))
+
+    def tie(self, node: fx.Node, one: Dim, other: Dim) -> None:
+        """Two dimensions are the same at this node."""
+        tie(one, other, describe(node, "is regrouped in a way that cannot be followed"))
+
+    def patch(self, node: fx.Node, argument: str, sizes: Dim | tuple[Dim, ...]) -> None:
+        """This argument states sizes (a tuple) or a size (one dimension)."""
+        self.patches.append(Patch(node.name, argument, sizes))
+
+    def count(self, dims: Sequence[Dim], constant: int = 1) -> None:
+        """This many multiply-accumulates are done: the product of all sizes."""
+        self.products.append((constant, [factor for dim in dims for factor in dim]))
+
+    def contract(
+        self, node: fx.Node, left: tuple[str, fx.Node, Dim], right: tuple[str, fx.Node, Dim]
+    ) -> None:
+        """A sum over one dimension of two operands, each (argument name, node, dimension)."""
+        self.tie(node, left[2], right[2])
+        is_weight = [side[1] in self.weights for side in (left, right)]
+        if sum(is_weight) == 1:
+            argument, _, dim = right if is_weight[0] else left
+            self.contractions.append(Contraction(node.name, argument, dim))
+        else:
+            self.ban(node, left[2], "is summed over between two activations")
+
+
+def walk_graph(
+    graph: fx.Graph,
+    values: Mapping[fx.Node, list[Dim]],
+    weights: Iterable[fx.Node],
+    handlers: Mapping[str, Handler],
+) -> Walk:
+    """Follow dimensions through a graph whose placeholders' dimensions are given."""
+    walk = Walk(graph, dict(values), set(weights))
+    for node in graph.nodes:
+        if node.op == "output":
+            for result in node.all_input_nodes:
+                for dim in walk.dims(result):
+                    others = [factor for factor in leaves(dim) if not factor.batch]
+                    freeze(others, "is an output of the model")
+        elif node.op == "call_function":
+            try:
+                walk.values[node] = _visit(walk, node, handlers)
+                _check_rank(walk, node)
+            except GuardOnDataDependentSymNode as error:
+                raise TraceError(describe(node, "has a size that depends on the data")) from error
+        elif node not in walk.values:
+            raise TraceError(describe(node, f"a {node.op} ({node.target}) cannot be traced"))
+    return walk
+
+
+def describe(node: fx.Node, why: str) -> str:
+    """The reason, with the operator and the module it came from."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    where = f"module {path!r}" if path else "the model's own forward()"
+    return f"{why} ({operator_name(node)}, {where})"
+
+
+def operator_name(node: fx.Node) -> str:
+    """`linear` for aten.linear.default; in-place twins (`relu_`) count as the operator itself."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        name = name.rstrip("_") if not name.startswith("__") else name
+        return name if namespace == "aten" else f"{namespace}::{name}"
+    return getattr(target, "__name__", str(target))
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The node's arguments by name, defaults filled in."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return dict(enumerate(node.args))  # type: ignore[arg-type]  # only operator.getitem
+    bound: dict[str, Any] = {}
+    for position, argument in enumerate(node.target._schema.arguments):
+        if position < len(node.args):
+            bound[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            bound[argument.name] = node.kwargs[argument.name]
+        else:
+            bound[argument.name] = argument.default_value if argument.has_default_value() else None
+    return bound
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """The shape the node had when it was traced."""
+    return tuple(int(size) for size in node.meta["val"].shape)
+
+
+def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
+    if node.target is operator.getitem:
+        source, index = node.args
+        return walk.values[source][index]  # type: ignore[index]
+    handler = handlers.get(operator_name(node))
+    tags = getattr(node.target, "tags", ())
+    if handler is None and torch.Tag.nondeterministic_seeded in tags:
+        raise TraceError(describe(node, "draws random numbers; use nn.Dropout, whose mask is ours"))
+    if not any(isinstance(walk.values.get(n), (list, tuple)) for n in node.all_input_nodes):
+        return _created(walk, node)
+    _note_writes(walk, node)
+    if handler is not None:
+        return handler(walk, node, arguments(node))
+    if torch.Tag.pointwise in tags:
+        return handlers["pointwise"](walk, node, arguments(node))
+    return not_understood(walk, node)
+
+
+def _created(walk: Walk, node: fx.Node) -> Value:
+    """A tensor made from nothing (zeros, arange): free until something says what it is."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    dims = [fresh(size) for size in shape_of(node)]
+    if "size" in arguments(node):
+        walk.patch(node, "size", tuple(dims))
+    else:
+        freeze([factor for dim in dims for factor in dim], describe(node, "is a constant"))
+    return dims
+
+
+def _note_writes(walk: Walk, node: fx.Node) -> None:
+    """Remember placeholders that an in-place operator changes, itself or through a view."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and isinstance(value, fx.Node):
+                owner = _owner(value)
+                if owner.op == "placeholder":
+                    walk.written.add(owner)
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory this one may look into."""
+    while node.op == "call_function":
+        if isinstance(node.target, torch._ops.OpOverload):
+            first = next(iter(node.target._schema.arguments), None)
+            if first is None or (first.alias_info is None and "dropout" not in str(node.target)):
+                break
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def not_understood(walk: Walk, node: fx.Node) -> Value:
+    """Keep everything whole that an unknown operator touches; the batch is assumed to pass.
+
+    The assumption is checked by numbers at the end of every trace.
+    """
+    inputs = [walk.dims(n) for n in node.all_input_nodes if isinstance(walk.values.get(n), list)]
+    for dims in inputs:
+        for dim in dims:
+            others = [factor for factor in leaves(dim) if not factor.batch]
+            walk.ban(node, others, "is used by an operator that is not understood")
+
+    def outcome(value: Any) -> Value:
+        if not isinstance(value, torch.Tensor):
+            return None
+        dims = []
+        for position, size in enumerate(value.shape):
+            batch = [
+                leaves(d[position])
+                for d in inputs
+                if position < len(d) and [f.batch for f in leaves(d[position])] == [True]
+            ]
+            passed = batch and batch[0][0].size == size
+            dims.append(batch[0] if passed else fresh(size, frozen=describe(node, "is unknown")))
+        return dims
+
+    value = node.meta.get("val")
+    return tuple(map(outcome, value)) if isinstance(value, (list, tuple)) else outcome(value)
+
+
+def _check_rank(walk: Walk, node: fx.Node) -> None:
+    value = walk.values[node]
+    if isinstance(value, list) and len(value) != len(shape_of(node)):
+        raise TraceError(describe(node, f"{len(value)} dimensions followed of {shape_of(node)}"))

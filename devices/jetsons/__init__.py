@@ -1,0 +1,1 @@
+"""Jetson boards: one profile each."""

@@ -1,0 +1,1 @@
+"""Phones: one profile each."""

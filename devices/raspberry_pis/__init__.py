@@ -1,0 +1,1 @@
+"""Raspberry Pis: one profile each."""

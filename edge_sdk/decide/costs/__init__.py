@@ -1,0 +1,1 @@
+"""Costs of a level in seconds, bytes and joules: predicted, measured, corrected."""

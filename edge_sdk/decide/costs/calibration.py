@@ -1,0 +1,377 @@
+"""Calibrating a device: a few training steps, timed, and what they say, kept on disk.
+
+    <state_dir>/<task>/<device>/costs.json      `Kept`: machine, calibration, what rounds taught
+
+It holds for one machine (`Machine`): other versions, another plan, provider, number of threads or
+power mode make it worthless, and it is done again. A file that cannot be read is told in the log
+and treated as if it were not there.
+
+The steps are real ones of the device's backend, on random weights and random data of the task's
+shape: none of the owner's data is needed, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from math import prod, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import numpy as np
+
+from edge_sdk.data.arrays import ArrayData, Batch
+from edge_sdk.decide.costs.model import Calibration, Learned, Sample, memory_bound
+from edge_sdk.decide.costs.work import Work, batch_bytes, largest_groups, work_at
+from edge_sdk.machine.energy import EnergyMeter, Watts, idle_watts
+from edge_sdk.machine.resident import forget_peak, peak_resident_bytes, resident_bytes
+from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.program.files import write_whole
+from edge_sdk.program.plain import ProfileError, from_plain, to_plain
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import GraphError, NonFiniteError, TrainingError
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Tensor
+from edge_sdk.protocol.streams import stream
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.backend import Backend, Job
+
+log = logging.getLogger(__name__)
+
+Runtime = Literal["onnxruntime", "torch"]
+
+FILE_VERSION = 1
+FILE_NAME = "costs.json"
+LIMIT_S = 5.0
+"""For all timed steps. A board whose steps are so slow that they do not fit takes fewer."""
+MOST_STEPS = 15
+"""Timed in each case, besides the first."""
+BATCH = 32
+"""Calibrated with this, and with a quarter of it, when the rounds' batch is not known yet."""
+RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
+"""A rate at which random weights stay what they are; with momentum, as most rounds have it."""
+
+
+# -- what a calibration holds for ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """All that times depend on, and that may be another one at the next start."""
+
+    tessera: str
+    runtime: str
+    """Name and version, such as `onnxruntime 1.23.0`."""
+    plan_hash: str
+    providers: str
+    threads: int
+    system: str
+    cores: float | None = None
+    power_mode: str | None = None
+
+    def changed(self, before: Machine) -> str | None:
+        """What is other than before, in words; None: nothing."""
+        for each in fields(self):
+            now, then = getattr(self, each.name), getattr(before, each.name)
+            if now != then:
+                return f"{each.name} was {then}, is {now}"
+        return None
+
+
+def this_machine(
+    plan: ModelPlan,
+    snapshot: Snapshot,
+    *,
+    runtime: Runtime = "onnxruntime",
+    providers: Sequence[str] = (),
+    threads: int = 1,
+) -> Machine:
+    """The machine that this program runs on, as `snapshot` has it."""
+    from edge_sdk import __version__
+
+    return Machine(
+        tessera=__version__,
+        runtime=f"{runtime} {_version(runtime)}",
+        plan_hash=plan.hash,
+        providers=", ".join(providers),
+        threads=threads,
+        system=f"{platform.system()} {platform.machine()}",
+        cores=snapshot.cpu.cores,
+        power_mode=snapshot.power.mode,
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a build of its own, such as onnxruntime-gpu
+        module = sys.modules.get(package)
+        return str(getattr(module, "__version__", "of unknown version"))
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is kept between starts."""
+
+    machine: Machine
+    calibration: Calibration
+    learned: Learned = field(default_factory=Learned)
+    version: int = FILE_VERSION
+
+
+def why_calibrate(kept: Kept | None, machine: Machine) -> str | None:
+    """Why costs have to be measured on this machine now, in words; None: what is kept holds."""
+    if kept is None:
+        return "nothing was measured yet"
+    if kept.learned.is_off:
+        return f"predictions are off by {kept.learned.off:.0%}"
+    return machine.changed(kept.machine)
+
+
+def load(path: Path) -> Kept | None:
+    """What was kept; None: nothing, or nothing that can be read, which is told in the log."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kept = from_plain(Kept, content, "")
+        if kept.version != FILE_VERSION:
+            raise ProfileError(f"version {kept.version} is not known here")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError, ProfileError) as error:
+        log.warning("%s cannot be used, and costs are measured anew: %s", path, error)
+        return None
+    return kept
+
+
+def save(path: Path, kept: Kept) -> None:
+    """Put a file in the place of what was there, whole or not at all. Raises `OSError`."""
+    text = json.dumps(to_plain(kept), indent=1, allow_nan=False)
+    write_whole(path, text.encode("utf-8"))
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def calibrate(
+    backend: Backend,
+    manifest: Manifest | None,
+    *,
+    levels: Sequence[float],
+    batch: int = BATCH,
+    room_bytes: float | None = None,
+    held_bytes: float = 0.0,
+    watts: Watts | None = None,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Calibration:
+    """Time training steps: the smallest level and the largest, a batch and a quarter of it.
+
+    `room_bytes`: memory that may be taken; levels that might not fit are left out. None: enough.
+    `held_bytes`: what earlier trainings left in this process. `watts`: a sensor; it adds a second
+    of rest. Blocks for about `limit_s`, longer only where a first step takes longer.
+
+    Raises `TrainingError` when not even the smallest level can be tried, and what the backend
+    raises.
+    """
+    data = backend.data
+    if data is None:
+        raise TrainingError("nobody has said what data the task wants, so none can be made up")
+    cases = _cases(backend.plan, manifest, data, sorted(set(levels)), batch, room_bytes)
+    idle_w = None if watts is None else idle_watts(watts)
+    start_bytes = resident_bytes()
+    forget_peak()
+    samples: list[Sample] = []
+    ends = clock() + limit_s
+    with EnergyMeter(watts or (lambda: None), idle_w=idle_w) as meter:
+        for number, (level, size, work) in enumerate(cases):
+            left_s = ends - clock()
+            if samples and _too_slow(samples[-1], work, left_s):
+                break
+            share_s = left_s * _share([case[2] for case in cases[number:]])
+            times, total_s = _time_steps(backend, data, level, size, share_s, clock)
+            grown = max(1.0, peak_resident_bytes() - start_bytes + held_bytes)
+            samples.append(_sample(level, work, times, total_s, grown))
+    return Calibration(
+        samples=tuple(samples),
+        idle_w=idle_w,
+        net_w=None if meter.energy is None else meter.energy.net_w,
+    )
+
+
+def _sample(
+    level: float, work: Work, times: Sequence[float], total_s: float, grown_bytes: float
+) -> Sample:
+    usual = times[1:] or times
+    step_s = max(median(usual), 1e-9)
+    return Sample(
+        level=level,
+        samples=work.samples,
+        macs=work.macs,
+        weight_bytes=work.weight_bytes,
+        activation_bytes=work.activation_bytes,
+        step_s=step_s,
+        fixed_s=max(0.0, total_s - len(times) * step_s),
+        steps=len(usual),
+        grown_bytes=grown_bytes,
+    )
+
+
+def _cases(
+    plan: ModelPlan,
+    manifest: Manifest | None,
+    data: DataSpec,
+    levels: Sequence[float],
+    batch: int,
+    room_bytes: float | None,
+) -> list[tuple[float, int, Work]]:
+    """(level, batch, work) of the cases to time, the least work first; no two are alike."""
+    found: dict[float, list[tuple[float, int, Work]]] = {}
+    for level in levels:
+        for size in _batch_sizes(plan, manifest, level, batch):
+            work = work_at(plan, manifest, level, size)
+            needed = memory_bound(work, batch_bytes(data, size), RULE, Encoding())
+            if room_bytes is None or needed <= room_bytes:
+                found.setdefault(level, []).append((level, size, work))
+    if not found:
+        raise TrainingError(
+            f"level {min(levels):g} cannot be calibrated: it may take more than the "
+            f"{(room_bytes or 0) / 1e6:.0f} MB that are free"
+        )
+    chosen = {case[2]: case for level in (min(found), max(found)) for case in found[level]}
+    return sorted(chosen.values(), key=lambda case: (case[2].macs, case[2].weight_bytes))
+
+
+def _batch_sizes(
+    plan: ModelPlan, manifest: Manifest | None, level: float, batch: int
+) -> tuple[int, ...]:
+    """A quarter of a batch and a whole one, or the sizes that graphs were made for."""
+    wanted = (max(1, batch // 4), batch)
+    if manifest is None:
+        return wanted
+    kept = tuple(axis.atoms_at(level) for axis in plan.axes)
+    largest = manifest.largest_batch("gradient", kept)
+    if largest is None:
+        return wanted
+    sizes = []
+    for size in (*wanted, largest):
+        try:
+            entry = manifest.pick("gradient", kept, min(size, largest) if largest else size)
+        except GraphError:
+            continue
+        sizes.append(size if entry.batch is None else entry.batch)
+    return tuple(dict.fromkeys(sizes))
+
+
+def _too_slow(last: Sample, work: Work, left_s: float) -> bool:
+    """Whether the least that can be timed, three steps, would take longer than there is time."""
+    more = max(1.0, work.macs / max(1, last.macs))
+    return 3 * last.step_s * more > left_s
+
+
+def _share(works: Sequence[Work]) -> float:
+    """Of the time that is left, for the first of these.
+
+    Less where steps are short, but not by as much: a few of each kind are wanted.
+    """
+    roots = [sqrt(work.macs + 1) for work in works]
+    return roots[0] / sum(roots)
+
+
+def _time_steps(
+    backend: Backend,
+    data: DataSpec,
+    level: float,
+    size: int,
+    share_s: float,
+    clock: Callable[[], float],
+) -> tuple[list[float], float]:
+    """Seconds of each step, and of the whole training; the graph is opened before.
+
+    The first of several steps makes the momentum and fills the caches; it is not like the others.
+    """
+    random = stream(0, "calibration", size)
+    inputs = tuple(_array(spec, 2 * size, random) for spec in data.inputs)
+    made = ArrayData(inputs, _array(data.targets, 2 * size, random))
+    stamps: list[float] = []
+
+    def batches(most: int) -> Iterator[Batch]:
+        """Batches until time is up, with the time at which each was asked for, and the last."""
+        stamps.clear()
+        until = clock() + share_s
+        source = made.batches(most, size, random)
+        stamps.append(clock())
+        for batch in source:
+            yield batch
+            stamps.append(clock())
+            last_s = stamps[-1] - stamps[-2]
+            if len(stamps) > 2 and stamps[-1] + last_s > until:
+                return
+
+    for constant in (0, 1):
+        job = _job(backend.plan, level, constant)
+        try:
+            backend.train(job, batches(1))  # opens the graph
+            started = clock()
+            backend.train(job, batches(1 + MOST_STEPS))
+            total_s = clock() - started
+            return [after - before for before, after in pairwise(stamps)], total_s
+        except NonFiniteError as error:
+            # Which constants a model wants, such as those of an attention mask, nobody says.
+            failure = error
+    raise failure
+
+
+def _job(plan: ModelPlan, level: float, constant: int) -> Job:
+    """A training of the largest submodel of a level; `constant` fills what is not trained."""
+    random = stream(0, "calibration", "weights")
+    groups = largest_groups(plan, level)
+    kept = plan.kept_atoms(plan.choose(groups))
+    return Job(
+        groups=groups,
+        weights={each.name: _weights(_shape(each, kept), random) for each in plan.tensors},
+        buffers={
+            each.name: np.full(
+                _shape(each, kept), 1 if each.statistic else constant, dtype=each.dtype
+            )
+            for each in plan.buffers
+        },
+        rule=RULE,
+        mask_stream=random,
+    )
+
+
+def _shape(tensor: Tensor, kept: Sequence[int]) -> tuple[int, ...]:
+    return tuple(
+        dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
+        for dim in tensor.dims
+    )
+
+
+def _weights(shape: tuple[int, ...], random: np.random.Generator) -> Array:
+    values = random.standard_normal(shape, dtype=np.float32)
+    values *= np.float32(1 / sqrt(max(1, prod(shape[1:]))))
+    return values
+
+
+def _array(spec: ArraySpec, size: int, random: np.random.Generator) -> Array:
+    shape, dtype = (size, *spec.shape), np.dtype(spec.dtype)
+    if dtype.kind == "f":
+        highest = 1 if spec.highest is None else spec.highest
+        values: Array = random.uniform(0, highest, shape).astype(dtype)
+        return values
+    highest = 1 if spec.highest is None else spec.highest
+    return random.integers(highest + 1, size=shape).astype(dtype)

@@ -1,0 +1,218 @@
+"""What one task costs on this device: measured when it has to be, corrected by every round, kept.
+
+    costs.json    beside the device's other state; see `edge_sdk.decide.costs.calibration`
+
+For the thread that trains. A calibration takes a few seconds; it is done when a task is new, when
+the machine is another one than before, and when predictions have come to be off by a quarter.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.decide.costs.calibration import (
+    LIMIT_S,
+    Kept,
+    calibrate,
+    load,
+    save,
+    this_machine,
+    why_calibrate,
+)
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.costs.model import CostModel, Known, Learned, memory_bound
+from edge_sdk.decide.costs.work import batch_bytes, work_at
+from edge_sdk.machine.energy import EnergyMeter, probed_watts
+from edge_sdk.machine.probe import Probe
+from edge_sdk.machine.resident import resident_bytes
+from edge_sdk.program.logs import fact
+from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.backend import Backend
+
+log = logging.getLogger(__name__)
+
+
+class Costing:
+    """The costs of one task, for `Observer`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        manifest: Manifest,
+        path: Path | None,
+        *,
+        probe: Probe,
+        levels: Sequence[float],
+        known: Known | None = None,
+        samples: int | None = None,
+        memory_share: float = 1.0,
+        providers: Sequence[str] = (),
+        threads: int = 1,
+        may_measure: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`path`: the file that keeps what was measured; None: it is gone with the process.
+        `levels`: those that may be trained.
+
+        `samples`: how many the device has. `memory_share`: of available memory that a calibration
+        may take. `may_measure`: whether the device may train now; a calibration waits until then.
+        Raises what the backend raises.
+        """
+        self._backend = backend
+        self._manifest = manifest
+        self._path = path
+        self._probe = probe
+        self._levels = tuple(levels)
+        self._known = Known() if known is None else known
+        self._samples = samples
+        self._memory_share = memory_share
+        self._may_measure = may_measure
+        self._clock = clock
+        self._held_bytes = 0
+        """By which trainings have made this process larger."""
+        self._failed_at: float | None = None
+        """Bytes there were for a calibration that failed."""
+        self._machine = this_machine(
+            backend.plan, probe.snapshot(), providers=providers, threads=threads
+        )
+        kept = None if path is None else load(path)
+        why = why_calibrate(kept, self._machine)
+        self._model: CostModel | None = None
+        if kept is None or why is not None:
+            self._measure(why or "nothing was measured yet", Learned())
+        else:
+            self._model = self._made(kept)
+
+    def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
+        """See `Costs`. Before anything could be measured, a level takes forever."""
+        within_s = min(LIMIT_S, opened.bid_s / 2)
+        if self._model is not None and self._model.learned.is_off:
+            learned = self._model.learned
+            why = f"predictions are off by {learned.off:.0%}"
+            self._measure(why, learned.recalibrated(), within_s)
+        elif self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
+            self._measure("it could not be before", Learned(), within_s)
+        if self._model is None:
+            return tuple(self._unmeasured(level, opened) for level in levels)
+        return self._model.predict(
+            levels, opened, samples=self._samples, held_bytes=self._held_bytes
+        )
+
+    def metered(self, opened: RoundOpen, level: float) -> Meter:
+        """See `Costs`."""
+        return Meter(self, opened, level)
+
+    def _measure(self, why: str, learned: Learned, limit_s: float = LIMIT_S) -> None:
+        if not self._may_measure():
+            return
+        log.info("what levels cost is measured: %s", why, extra=fact("calibrating"))
+        room, before = self._room(), resident_bytes()
+        try:
+            calibration = calibrate(
+                self._backend,
+                self._manifest,
+                levels=self._levels,
+                room_bytes=None if math.isinf(room) else room,
+                held_bytes=self._held_bytes,
+                watts=probed_watts(self._probe),
+                limit_s=limit_s,
+                clock=self._clock,
+            )
+        except TrainingError as error:
+            log.warning("what levels cost is not known: %s", error, extra=fact("calibrating"))
+            self._failed_at = room
+            return
+        finally:
+            self._held_bytes += max(0, resident_bytes() - before)
+        kept = Kept(machine=self._machine, calibration=calibration, learned=learned)
+        self._model = self._made(kept)
+        self._keep()
+
+    def _room(self) -> float:
+        """Bytes that a calibration may take; infinite: not known."""
+        available = self._probe.snapshot().memory.available_bytes
+        return math.inf if available is None else self._memory_share * available
+
+    def _made(self, kept: Kept) -> CostModel:
+        return CostModel(
+            self._backend.plan, self._manifest, kept.calibration, kept.learned, self._known
+        )
+
+    def _unmeasured(self, level: float, opened: RoundOpen) -> Cost:
+        work = work_at(self._backend.plan, self._manifest, level, opened.batch_size)
+        data = batch_bytes(self._manifest.data, opened.batch_size)
+        return Cost(
+            level=level,
+            seconds=math.inf,
+            joules=None,
+            peak_bytes=memory_bound(work, data, opened.rule, opened.encoding),
+            bytes_down=work.weight_bytes,
+            bytes_up=work.weight_bytes,
+        )
+
+    def _trained(self, meter: Meter, *, complete: bool) -> None:
+        """Correct the costs by what a meter says of a training to its end."""
+        if self._model is None or not complete:
+            return
+        self._model = self._model.observed(
+            meter.opened,
+            meter.level,
+            meter.seconds,
+            samples=self._samples,
+            energy=meter.measured.energy,
+        )
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._model is None or self._path is None:
+            return
+        kept = Kept(
+            machine=self._machine,
+            calibration=self._model.calibration,
+            learned=self._model.learned,
+        )
+        try:
+            save(self._path, kept)
+        except OSError as error:
+            log.warning("costs are measured again at the next start: %s", error)
+
+
+class Meter:
+    """Measures one training. See `Metered`."""
+
+    def __init__(self, costing: Costing, opened: RoundOpen, level: float) -> None:
+        self._costing = costing
+        self.opened = opened
+        self.level = level
+        self.seconds = 0.0
+        model = costing._model
+        idle_w = None if model is None else model.calibration.idle_w
+        self.measured = EnergyMeter(probed_watts(costing._probe), idle_w=idle_w)
+
+    def __enter__(self) -> Meter:
+        self._started = self._costing._clock()
+        self._before_bytes = resident_bytes()
+        self.measured.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.measured.__exit__(*error)
+        self.seconds = self._costing._clock() - self._started
+        self._costing._held_bytes += max(0, resident_bytes() - self._before_bytes)
+        self._costing._trained(self, complete=error[0] is None)
+
+    @property
+    def joules(self) -> float | None:
+        """What a sensor says, else seconds times the watts that are known; None: neither."""
+        if self.measured.energy is not None and self.measured.energy.net_j is not None:
+            return self.measured.energy.net_j
+        model = self._costing._model
+        watts = None if model is None else model.watts()[0]
+        return None if watts is None else watts * self.seconds

@@ -1,0 +1,431 @@
+"""What a round costs at each level: from a calibration on the device, corrected by every round.
+
+    seconds = steps · (a · MACs + b · weight bytes + c · samples + d) + (e · weight bytes + f)
+              + bytes / bandwidth
+    joules  = watts above idle · seconds of training
+    bytes   = the encoded movement, and the packs of the model with their index
+
+`a` to `f` are not negative, and fitted to a few timed steps: two levels × two batch sizes. MACs
+alone will not do: a narrow convolution pays for its input (`c`), a perceptron for its optimiser
+(`b`), a small model for its calls (`d`). Where a task has no manifest of graphs, three forward
+passes stand for a step.
+
+Memory is a fit of the same kind, of what training grew the process by while it was calibrated, to
+samples, weights and activations, plus arrays as large as the weights that are there before and
+after training; times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a
+level above all that were calibrated there is only `memory_bound`, which knows nothing but the
+graph and is up to six times the truth.
+
+All here is pure. Laws: predictions do not fall with the level or the steps, and a constant ratio
+of observed to predicted seconds is learned until nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from edge_sdk.decide.costs.cost import Cost, EnergySource
+from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features, time_features
+from edge_sdk.decide.costs.work import Work, batch_bytes, largest_groups, work_at
+from edge_sdk.machine.board import Board, Quantity
+from edge_sdk.machine.energy import Energy
+from edge_sdk.program.plain import ProfileError
+from edge_sdk.protocol.encoding.codec import encoded_size
+from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.packs.packs import find_packs
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
+
+SMOOTHING = 0.3
+"""Weight of the newest round."""
+OFF = 0.25
+"""A calibration is done again when predictions are off by more than this, smoothed over rounds."""
+ROUNDS_TO_JUDGE = 4
+"""Before that many rounds since a calibration, being off is chance."""
+MARGIN = 1.2
+MARGIN_BYTES = 10e6
+"""Memory is predicted as `MARGIN` times what was measured, plus this."""
+FLOOR_BYTES = 18e6
+"""What the runtime takes for its first graph, however small: 12 to 18 MB were seen."""
+ARRAYS_BESIDES = 3
+"""As large as the weights, before and after training: blocks that came, that go, their bytes."""
+ARRAYS = ARRAYS_BESIDES + 4
+"""And while training: weights that came, where they started, where they are, their velocity."""
+MIN_TRANSFER_BYTES = 16_384
+"""Below this a transfer measures the latency of the link, not its rate."""
+HEADER_BYTES = 512
+"""At least what a movement says before its statistics and its payload."""
+
+
+# -- what was measured ---------------------------------------------------------------------------
+
+
+def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encoding) -> float:
+    """Bytes that a round takes at most on the onnx backend, when nothing was measured yet.
+
+    `data_bytes` are those of a batch. Half of all activations live at once at most, since those of
+    the backward pass take the place of those of the forward pass; a convolution unfolds its input,
+    which takes up to sixty times its bytes. Seen over all model families of the benchmarks.
+    """
+    arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # and the gradients
+    grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
+    return MARGIN * grown + MARGIN_BYTES
+
+
+def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
+    """Arrays as large as the weights that a rule and an encoding make besides the usual ones."""
+    second = 2 if rule.sam_radius > 0 or rule.proximal > 0 or rule.clip_norm is not None else 0
+    return second + (4 if encoding.kind == "top-k" else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One case of a calibration."""
+
+    level: float
+    samples: int
+    macs: int
+    weight_bytes: int
+    activation_bytes: int
+    step_s: float
+    """Median of its steps."""
+    fixed_s: float
+    """Of its training, besides the steps."""
+    steps: int
+    """That were timed."""
+    grown_bytes: float
+    """By which the process was larger than before the calibration, at most, until then."""
+
+    @property
+    def work(self) -> Work:
+        """What its step is made of."""
+        return Work(
+            samples=self.samples,
+            macs=self.macs,
+            weight_bytes=self.weight_bytes,
+            activation_bytes=self.activation_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was measured on a device, for one task. Raises `ProfileError` for what cannot be."""
+
+    samples: tuple[Sample, ...]
+    idle_w: float | None = None
+    net_w: float | None = None
+    """Drawn while training, above idle; None: no sensor tells."""
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            raise ProfileError("a calibration without a timed step says nothing; calibrate again")
+        if min(self.idle_w or 0.0, self.net_w or 0.0) < 0:
+            raise ProfileError(f"a calibration that cannot be: {self}")
+        for sample in self.samples:
+            numbers = (sample.step_s, sample.grown_bytes, sample.samples, sample.weight_bytes)
+            others = (sample.fixed_s, sample.macs, sample.activation_bytes)
+            if not min(numbers) > 0 or min(others) < 0:
+                raise ProfileError(f"a step that cannot be: {sample}")
+
+
+# -- what rounds teach ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What real rounds said about predictions. None: nothing yet. Raises `ProfileError`."""
+
+    rounds: int = 0
+    """Since the calibration."""
+    ratio: float = 1.0
+    """Of observed to calibrated seconds of training, over all levels."""
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    """The same by level, such as "0.5"."""
+    off: float = 0.0
+    """By how much predictions miss, smoothed: 0.25 is a quarter too much or too little."""
+    net_w: float | None = None
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        rates = (self.up_bytes_per_s, self.down_bytes_per_s)
+        above_0 = [self.ratio, *self.ratios.values(), *(each for each in rates if each is not None)]
+        if not min(above_0) > 0 or min(self.rounds, self.off, self.net_w or 0.0) < 0:
+            raise ProfileError(f"what rounds taught cannot be: {self}")
+        for level in self.ratios:
+            if not _is_level(level):
+                raise ProfileError(f"ratios.{level}: a level is a share in (0, 1]")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether predictions miss by so much that a new calibration is due."""
+        return self.rounds >= ROUNDS_TO_JUDGE and self.off > OFF
+
+    def recalibrated(self) -> Learned:
+        """What stays true when a new calibration is done: the link and the watts."""
+        return Learned(
+            net_w=self.net_w,
+            up_bytes_per_s=self.up_bytes_per_s,
+            down_bytes_per_s=self.down_bytes_per_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What owner and board profile say, for what no sensor and no round has told. None: nothing."""
+
+    net_w: float | None = None
+    """Drawn while training, above idle."""
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+
+
+def known_of(board: Board | None, bytes_per_s: float | None) -> Known:
+    """What a board's profile says, and before it the owner's word on the link, both ways.
+
+    The profile's watts are those of all cores: with fewer threads a round takes less.
+    """
+    if board is None:
+        return Known(up_bytes_per_s=bytes_per_s, down_bytes_per_s=bytes_per_s)
+    power, network = board.power, board.network
+    net_w = None
+    if power.train_w is not None and power.idle_w is not None:
+        net_w = power.train_w.value - power.idle_w.value
+    return Known(
+        net_w=net_w,
+        up_bytes_per_s=bytes_per_s or _bytes_per_s(network.up_mbit_s),
+        down_bytes_per_s=bytes_per_s or _bytes_per_s(network.down_mbit_s),
+    )
+
+
+def _bytes_per_s(mbit_s: Quantity | None) -> float | None:
+    return None if mbit_s is None else mbit_s.value * 1e6 / 8
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+def bytes_up(plan: ModelPlan, level: float, encoding: Encoding) -> int:
+    """Bytes of a movement at this level, at most. Raises `GroupError` for no level."""
+    groups = largest_groups(plan, level)
+    packs = find_packs(plan)
+    # Statistics go up with a movement; constants do not, but are few and bound them.
+    statistics = int(packs.part_sizes[packs.parts_of_submodel(plan, plan.choose(groups))].sum())
+    names = sum(len(buffer.name) + 64 for buffer in plan.buffers if buffer.statistic)
+    return encoded_size(plan, groups, encoding) + statistics + names + HEADER_BYTES
+
+
+def bytes_down(plan: ModelPlan, level: float, encoding: Encoding) -> int:
+    """Bytes of a level's packs; the model's index comes on top. Raises `GroupError`."""
+    packs = find_packs(plan)
+    sizes = packs.sizes(plan, encoding)
+    chosen = plan.choose(largest_groups(plan, level))
+    return sum(sizes[number] for number in packs.of_submodel(plan, chosen))
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Predicts what rounds of one task cost on one device. A value: observing makes a new one."""
+
+    plan: ModelPlan
+    manifest: Manifest | None
+    """None: the torch backend's, which has none."""
+    calibration: Calibration
+    learned: Learned = field(default_factory=Learned)
+    known: Known = field(default_factory=Known)
+
+    def predict(
+        self,
+        levels: Iterable[float],
+        opened: RoundOpen,
+        *,
+        samples: int | None = None,
+        held_bytes: float = 0.0,
+        model_encoding: Encoding | None = None,
+    ) -> tuple[Cost, ...]:
+        """What the round costs at each of these levels, in their order.
+
+        `samples`: those the device has, if fewer than a batch; None: enough. `held_bytes`: of the
+        memory that the program has now, what training grew it by earlier; one graph for all levels
+        uses that again, but arrays as large as the weights may not find room in it.
+        `model_encoding`: of the last model's index; None: fp32, the most it can be.
+        Raises `GroupError` for no level, `GraphError` when no gradient graph fits.
+        """
+        levels = tuple(levels)
+        batch = _batch(opened, samples)
+        # A correction that only some levels have must not make a larger one look cheaper.
+        asked = sorted({*levels, *(float(each) for each in self.learned.ratios)})
+        memory = self._memory(opened, batch)
+        seconds, peaks = {}, {}
+        longest = most = 0.0
+        for level in asked:
+            longest = max(longest, self._train_s(level, opened, batch) * self._ratio(level))
+            most = max(most, memory(level))
+            seconds[level], peaks[level] = longest, most
+        held = held_bytes if self._shares_memory else 0.0
+        least = self._least_memory(opened, batch)
+        encoding = opened.encoding.agreed(available_encodings())
+        index = 0 if opened.model is None else opened.model.size
+        return tuple(
+            self._cost(
+                level,
+                seconds[level],
+                max(peaks[level] - held, min(peaks[level], least(level))),
+                bytes_down=index + bytes_down(self.plan, level, model_encoding or Encoding()),
+                bytes_up=bytes_up(self.plan, level, encoding),
+            )
+            for level in levels
+        )
+
+    def observed(
+        self,
+        opened: RoundOpen,
+        level: float,
+        train_s: float,
+        *,
+        samples: int | None = None,
+        energy: Energy | None = None,
+    ) -> CostModel:
+        """The model after a round was trained to its end; `energy`: what a meter said of it."""
+        calibrated = self._train_s(level, opened, _batch(opened, samples))
+        if not (train_s > 0 and math.isfinite(train_s)):
+            return self
+        learned, new = self.learned, train_s / calibrated
+        # One round beside another busy program is no reason to measure again; two are.
+        missed = min(2 * OFF, abs(new / self._ratio(level) - 1))
+        ratio = new if not learned.rounds else _smoothed(learned.ratio, new)
+        key = repr(float(level))
+        watts = learned.net_w
+        if energy is not None and energy.net_w is not None:
+            watts = _smoothed(watts, energy.net_w)
+        after = replace(
+            learned,
+            rounds=learned.rounds + 1,
+            ratio=ratio,
+            ratios={**learned.ratios, key: _smoothed(learned.ratios.get(key), new)},
+            off=learned.off + SMOOTHING * (missed - learned.off),
+            net_w=watts,
+        )
+        return replace(self, learned=after)
+
+    def sent(self, size_bytes: int, seconds: float) -> CostModel:
+        """The model after a movement went up in so many seconds."""
+        rate = _rate(self.learned.up_bytes_per_s, size_bytes, seconds)
+        return replace(self, learned=replace(self.learned, up_bytes_per_s=rate))
+
+    def fetched(self, size_bytes: int, seconds: float) -> CostModel:
+        """The model after so many bytes came down, those that were in a cache not counted."""
+        rate = _rate(self.learned.down_bytes_per_s, size_bytes, seconds)
+        return replace(self, learned=replace(self.learned, down_bytes_per_s=rate))
+
+    # -- seconds ------------------------------------------------------------------------------
+
+    def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
+        """As calibrated, without what rounds taught."""
+        passes = 2 if opened.rule.sam_radius > 0 else 1
+        work = work_at(self.plan, self.manifest, level, batch)
+        return opened.steps * passes * self._step(work) + self._fixed(work)
+
+    @cached_property
+    def _step(self) -> Fit:
+        return fit(time_features, [(each.work, each.step_s) for each in self.calibration.samples])
+
+    @cached_property
+    def _fixed(self) -> Fit:
+        cases = [(each.work, max(each.fixed_s, 1e-9)) for each in self.calibration.samples]
+        return fit(fixed_features, cases)
+
+    def _ratio(self, level: float) -> float:
+        return self.learned.ratios.get(repr(float(level)), self.learned.ratio)
+
+    # -- memory and energy --------------------------------------------------------------------
+
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether all levels run in one session, so that one can use what another left."""
+        if self.manifest is None:
+            return True
+        graphs = [entry for entry in self.manifest.graphs if entry.kind == "gradient"]
+        return all(entry.kept is None and entry.batch is None for entry in graphs)
+
+    def _memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
+        rule, encoding = opened.rule, opened.encoding
+        measured = self.calibration.samples
+        largest = max(each.weight_bytes for each in measured)
+        grown = fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
+        arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding)
+
+        def predicted(level: float) -> float:
+            work = work_at(self.plan, self.manifest, level, batch)
+            if self.manifest is not None and work.weight_bytes > largest:
+                # More batch is more of the same; a level that was not tried is not.
+                return memory_bound(work, batch_bytes(self.manifest.data, batch), rule, encoding)
+            training = max(FLOOR_BYTES, grown(work))
+            return MARGIN * (training + arrays * work.weight_bytes) + MARGIN_BYTES
+
+        return predicted
+
+    def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
+        """What a round takes however much is held: its arrays may not find room in that."""
+        arrays = ARRAYS + _more_arrays(opened.rule, opened.encoding)
+
+        def predicted(level: float) -> float:
+            work = work_at(self.plan, self.manifest, level, batch)
+            return MARGIN * arrays * work.weight_bytes + MARGIN_BYTES / 2
+
+        return predicted
+
+    def watts(self) -> tuple[float | None, EnergySource]:
+        """What training draws above idle, and who says so; None: nobody knows."""
+        # A sensor that is too slow for the difference says that training is free.
+        least = 0.05 * (self.calibration.idle_w or 0.0)
+        for watts in (self.learned.net_w, self.calibration.net_w):
+            if watts is not None and watts > least:
+                return watts, "measured"
+        return self.known.net_w, "unknown" if self.known.net_w is None else "profile"
+
+    def _cost(
+        self, level: float, train_s: float, peak_bytes: float, *, bytes_down: int, bytes_up: int
+    ) -> Cost:
+        down = self.learned.down_bytes_per_s or self.known.down_bytes_per_s
+        up = self.learned.up_bytes_per_s or self.known.up_bytes_per_s
+        seconds = train_s
+        if up is not None and down is not None:
+            seconds += bytes_down / down + bytes_up / up
+        watts, source = self.watts()
+        return Cost(
+            level=level,
+            seconds=seconds,
+            joules=None if watts is None else watts * train_s,
+            peak_bytes=peak_bytes,
+            bytes_down=bytes_down,
+            bytes_up=bytes_up,
+            energy_from=source,
+            transfers_counted=up is not None and down is not None,
+        )
+
+
+def _is_level(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _batch(opened: RoundOpen, samples: int | None) -> int:
+    return opened.batch_size if samples is None else max(1, min(opened.batch_size, samples))
+
+
+def _rate(before: float | None, size_bytes: int, seconds: float) -> float | None:
+    if size_bytes < MIN_TRANSFER_BYTES or not seconds > 0:
+        return before
+    return _smoothed(before, size_bytes / seconds)
+
+
+def _smoothed(before: float | None, new: float) -> float:
+    return new if before is None else before + SMOOTHING * (new - before)

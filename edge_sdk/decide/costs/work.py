@@ -1,0 +1,85 @@
+"""What a training step at a level is made of, as far as a task's plan and manifest tell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_sdk.protocol.errors import GroupError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis
+from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.protocol.task.graphs import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One training step at a level."""
+
+    samples: int
+    """That are computed: those of the batch, and what it is padded with."""
+    macs: int
+    """Multiply-accumulates of the loss and its gradients."""
+    weight_bytes: int
+    activation_bytes: int
+    """Of all tensors in between, as if none were freed; 0: not known."""
+
+
+def work_at(plan: ModelPlan, manifest: Manifest | None, level: float, batch: int) -> Work:
+    """What a step at this level is made of, at most.
+
+    `manifest` None: from the plan alone, which knows no activations. Raises `GroupError` unless
+    0 < level ≤ 1, `GraphError` when no gradient graph fits.
+    """
+    if manifest is None:
+        bound = plan.cost_at(level)
+        return Work(
+            samples=batch,
+            macs=3 * batch * bound.macs,
+            weight_bytes=bound.bytes_fp32,
+            activation_bytes=0,
+        )
+    run = manifest.cost_at(plan, level, batch)
+    kept = tuple(axis.atoms_at(level) for axis in plan.axes)
+    entry = manifest.pick("gradient", kept, batch)
+    return Work(
+        samples=batch if entry.batch is None else entry.batch,
+        macs=run.step_macs,
+        weight_bytes=run.weight_bytes,
+        activation_bytes=run.activation_bytes,
+    )
+
+
+def batch_bytes(data: DataSpec, batch: int) -> int:
+    """Bytes of so many samples, targets included."""
+    specs = (*data.inputs, data.targets)
+    return batch * sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in specs)
+
+
+def largest_groups(plan: ModelPlan, level: float) -> dict[str, tuple[int, ...]]:
+    """Groups that a device at this level may be assigned at most. Raises `GroupError`.
+
+    Where groups are equal, as many as the level means, the largest of them; where they are not,
+    the fullest set that stays within it.
+    """
+    if not 0 < level <= 1:
+        raise GroupError(f"a level is a share in (0, 1], not {level!r}")
+    return {axis.name: _largest(axis, level) for axis in plan.axes}
+
+
+def _largest(axis: Axis, level: float) -> tuple[int, ...]:
+    by_size = sorted(range(len(axis.groups)), key=lambda group: -axis.groups[group])
+    if axis.equal:
+        return tuple(sorted(by_size[: axis.wanted(level)]))
+    # Bit n of a row says whether the groups so far can hold exactly n atoms together.
+    rows = [1]
+    for atoms in axis.groups:
+        rows.append(rows[-1] | rows[-1] << atoms)
+    left, taken = axis.atoms_at(level), []
+    for group in reversed(range(len(axis.groups))):
+        if not rows[group] >> left & 1:
+            taken.append(group)
+            left -= axis.groups[group]
+    return tuple(sorted(taken))

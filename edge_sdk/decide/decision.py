@@ -1,0 +1,313 @@
+"""Level or skip: how much of the model this device trains in a round, and why.
+
+    gates ──▶ levels that fit memory and deadline ──▶ energy ──▶ schedule ──▶ level | skip
+
+A pure function of what is seen, what levels cost, what was spent, what the owner allows and a
+named random stream. Laws:
+- Less battery, memory or time never raises the level, if the device prefers smaller levels to
+  rarer rounds; if it prefers rarer rounds, then never the level that it can afford.
+- A day's energy is never exceeded by more than what one prediction is off beyond its margin.
+- With a constant share `p`, `p · rounds` of them are trained, give or take one (*round-robin*).
+
+The skip rule is CCFL's (docs/algorithms.md): a device whose budget allows a share `p` of all
+rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from edge_sdk.decide.budget import Allowance, History, take_turn
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.gates import Gate, Limits, check_gates
+from edge_sdk.machine.snapshot import Battery, Snapshot
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.streams import stream
+
+Schedule = Literal["round-robin", "ad-hoc"]
+Prefer = Literal["smaller", "rarer"]
+Code = Literal[
+    "full",
+    "owner",
+    "battery",
+    "heat",
+    "network",
+    "memory-pressure",
+    "hours",
+    "memory",
+    "deadline",
+    "energy",
+    "schedule",
+    "gap",
+    "whole",
+    "data",
+    "plan",
+    "failed",
+]
+"""The cause of a decision: of a skip, or of not more than the level."""
+
+LEVELS = (1.0, 0.75, 0.5, 0.25)
+MB = 1e6
+ON_MAINS = Snapshot(battery=Battery(present=False))
+"""A device of which nothing is known but that it cannot be drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A level, or None for a skip, and the reason: in words, and as a code for programs."""
+
+    level: float | None
+    reason: str
+    code: Code = "full"
+    share: float = 1.0
+    """Of rounds in which this level is trained (`p`)."""
+    history: History = field(default_factory=History)
+    """What to remember."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the device's owner allows."""
+
+    level: float = 1.0
+    """The largest."""
+    levels: tuple[float, ...] = LEVELS
+    """Those to choose from, as far as `level` allows them."""
+    participation: float = 1.0
+    """The largest share `p` of rounds to take part in."""
+    schedule: Schedule = "round-robin"
+    prefer: Prefer = "smaller"
+    """When energy is short: a smaller level, or rarer rounds."""
+    max_gap: int | None = None
+    """`W`: after `W − 1` skips in a row the smallest level is trained, if nothing forbids it."""
+    energy_wh_per_day: float | None = None
+    """For training while on battery; None: `battery_share` of the battery."""
+    battery_share: float = 0.1
+    """Of a full battery, per day."""
+    memory_share: float = 0.8
+    """Of available memory that training may take."""
+    limits: Limits = field(default_factory=Limits)
+    keeps_copy: bool = True
+    """Keep the last movement, to send it again when a round is skipped and the rule wants that."""
+    compute: float | None = None
+    """How fast the device is, in parameters × samples per second; None: not known."""
+    bytes_per_s: float | None = None
+    """How fast its link is; None: not known."""
+
+    def __post_init__(self) -> None:
+        for name in ("level", "participation", "battery_share", "memory_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise MessageError(f"{name} is a share in (0, 1], not {getattr(self, name)!r}")
+        if not self.levels or not all(0 < level <= 1 for level in self.levels):
+            raise MessageError(f"levels are shares in (0, 1], not {self.levels!r}")
+        for name, known in (("schedule", Schedule), ("prefer", Prefer)):
+            value = getattr(self, name)
+            if value not in get_args(known):
+                raise MessageError(f"{name} is one of {get_args(known)}, not {value!r}")
+        if self.max_gap is not None and self.max_gap < 1:
+            raise MessageError(f"max_gap is at least 1 round, not {self.max_gap}")
+        if self.energy_wh_per_day is not None and not 0 <= self.energy_wh_per_day < math.inf:
+            raise MessageError(
+                f"energy_wh_per_day is 0 or more watt-hours, not {self.energy_wh_per_day}"
+            )
+
+    def offered_levels(self) -> tuple[float, ...]:
+        """The levels to choose from, largest first; the largest allowed is always among them."""
+        return tuple(
+            sorted({self.level, *(each for each in self.levels if each < self.level)}, reverse=True)
+        )
+
+    def allowance(self, battery: Battery) -> Allowance | None:
+        """The energy there is per day; None: on battery, and nobody knows how large it is."""
+        if battery.present is False or battery.charging:
+            return Allowance()
+        if self.energy_wh_per_day is not None:
+            return Allowance(3600 * self.energy_wh_per_day)
+        if battery.capacity_wh is None:
+            return None
+        return Allowance(3600 * self.battery_share * battery.capacity_wh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What a device sees when a round opens."""
+
+    snapshot: Snapshot = ON_MAINS
+    costs: tuple[Cost, ...] = ()
+    """Of `Policy.offered_levels` and of the full model; none: levels are not weighed."""
+    deadline_s: float = math.inf
+    """For fetching, training and sending."""
+    rounds_left: int | None = None
+    """Of the run, this one included; None: not known."""
+    whole: bool = False
+    """Only the whole model is of use this round."""
+    warmup: bool = False
+    """Everybody who can is to train all of it this round, whatever `Policy.level` and the share
+    of rounds."""
+    now_s: float = 0.0
+    """Seconds of the clock by which days are counted."""
+    minute: int = 0
+    """Of the local day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a level can be afforded."""
+
+    level: float
+    share: float
+    """Of rounds, for its energy; 0: it cannot be afforded."""
+    code: Code
+    reason: str
+    """What is needed and what there is, such as `needs 412 MB, 300 MB free`."""
+
+
+def decide(
+    policy: Policy,
+    sight: Sight | None = None,
+    history: History | None = None,
+    *,
+    device: str,
+    round: int,
+    seed: int,
+) -> Decision:
+    """The device's answer to a round. The same arguments give the same answer."""
+    sight = Sight() if sight is None else sight
+    history = (History() if history is None else history).heard(sight.now_s)
+    skip = replace(history, skipped=history.skipped + 1)
+    gate = next((gate for gate in gates(policy, sight) if not gate.open), None)
+    if gate is not None:
+        return Decision(None, f"skip: {gate.reason}", gate_code(gate), 0.0, skip)
+    code: Code
+    weighed = verdicts(policy, sight, history)
+    affordable = [verdict for verdict in weighed if verdict.share > 0]
+    if not affordable:
+        least = weighed[-1]
+        return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
+    trained = replace(history, skipped=0)
+    if sight.warmup:
+        reason = "full model: this round everybody trains everything"
+        return Decision(1.0, reason, "whole", 1.0, trained)
+
+    chosen = _choose(policy, affordable)
+    share = min(policy.participation, chosen.share)
+    turn, after = _takes_part(policy, history, share, device=device, round=round, seed=seed)
+    if turn:
+        after = replace(after, skipped=0)
+        code, reason = _why_not_more(weighed, chosen)
+        return Decision(chosen.level, f"{_name(chosen.level)}: {reason}", code, share, after)
+    if policy.max_gap is not None and history.skipped + 1 >= policy.max_gap:
+        least = affordable[-1]
+        reason = f"{_name(least.level)}: the last {history.skipped} rounds were skipped"
+        return Decision(least.level, reason, "gap", share, replace(after, skipped=0))
+    after = replace(after, skipped=history.skipped + 1)
+    if chosen.share < policy.participation:
+        reason = f"skip: {_name(chosen.level)} {chosen.reason}"
+        return Decision(None, f"{reason} ({policy.schedule})", "energy", share, after)
+    reason = f"skip: the budget allows {share:.0%} of rounds ({policy.schedule})"
+    return Decision(None, reason, "schedule", share, after)
+
+
+def gate_code(gate: Gate) -> Code:
+    """The cause when this gate is closed."""
+    return "memory-pressure" if gate.name == "memory" else gate.name
+
+
+def gates(policy: Policy, sight: Sight) -> list[Gate]:
+    """All gates as they are now."""
+    return check_gates(policy.limits, sight.snapshot, sight.minute)
+
+
+def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
+    """What can be said for and against every level on offer, largest first."""
+    levels = policy.offered_levels()
+    if sight.whole or sight.warmup:
+        if policy.level < 1 and not sight.warmup:
+            return [Verdict(1.0, 0.0, "owner", "is more than this device's owner allows")]
+        levels = (1.0,)
+    if not sight.costs:
+        return [Verdict(level, 1.0, "owner", "is not weighed") for level in levels[:1]]
+    known = {cost.level: cost for cost in sight.costs}
+    return [_weigh(policy, sight, history, known[level]) for level in levels]
+
+
+def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdict:
+    level, available = cost.level, sight.snapshot.memory.available_bytes
+    smallest = level == min(policy.offered_levels())
+    if available is None and not smallest:
+        return Verdict(level, 0.0, "memory", "is not tried while free memory is not known")
+    if available is not None:
+        room = policy.memory_share * available
+        if cost.peak_bytes > room:
+            need, free = _apart(cost.peak_bytes / MB, room / MB)
+            return Verdict(level, 0.0, "memory", f"needs {need} MB, {free} MB free")
+    if cost.seconds > sight.deadline_s:
+        seen = f"needs {cost.seconds:.3g} s, the round has {sight.deadline_s:.3g} s"
+        return Verdict(level, 0.0, "deadline", seen)
+    return _afford(policy, sight, history, cost)
+
+
+def _afford(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdict:
+    allowance = policy.allowance(sight.snapshot.battery)
+    if allowance is None:
+        seen = "is on battery, and its size is not known: set board, or energy_wh_per_day"
+        return Verdict(cost.level, 0.0, "energy", seen)
+    if allowance.joules_per_day is None:
+        return Verdict(cost.level, 1.0, "full", "fits")
+    if cost.joules is None:
+        seen = "is on battery, and what it draws is not known: set board"
+        return Verdict(cost.level, 0.0, "energy", seen)
+    share = allowance.share(cost.joules, history, sight.rounds_left)
+    left = allowance.left_j(history)
+    if share == 0:
+        seen = f"needs {cost.joules:.3g} J, {left:.3g} J are left today"
+    elif share < 1:
+        seen = f"needs {cost.joules:.3g} J, the budget allows it in {share:.0%} of rounds"
+    else:
+        seen = "fits"
+    return Verdict(cost.level, share, "full" if share == 1 else "energy", seen)
+
+
+def _choose(policy: Policy, affordable: list[Verdict]) -> Verdict:
+    """Of levels that can be afforded now and then, largest first, the one to train."""
+    if policy.prefer == "rarer":
+        return affordable[0]
+    return next((verdict for verdict in affordable if verdict.share == 1), affordable[-1])
+
+
+def _why_not_more(weighed: Iterable[Verdict], chosen: Verdict) -> tuple[Code, str]:
+    """Why the level is not larger: what is said against the next one above it."""
+    above = [verdict for verdict in weighed if verdict.level > chosen.level]
+    if above:
+        return above[-1].code, f"{_short(above[-1].level)} {above[-1].reason}"
+    if chosen.level == 1 and chosen.code != "owner":
+        return "full", "all of it fits"
+    return "owner", "the most this device's owner allows"
+
+
+def _takes_part(
+    policy: Policy, history: History, p: float, *, device: str, round: int, seed: int
+) -> tuple[bool, History]:
+    if policy.schedule == "ad-hoc":
+        return bool(stream(seed, device, round, "skip").random() < p), history
+    return take_turn(history, p, stream(seed, device, "phase").random())
+
+
+def _apart(more: float, less: float) -> tuple[str, str]:
+    """Two numbers with as many digits as tell them apart."""
+    for digits in range(4):
+        texts = f"{more:.{digits}f}", f"{less:.{digits}f}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def _name(level: float) -> str:
+    return "full model" if level == 1 else f"level {level:.0%}".replace("%", " %")
+
+
+def _short(level: float) -> str:
+    return "full" if level == 1 else f"{level:.0%}".replace("%", " %")

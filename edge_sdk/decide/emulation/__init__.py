@@ -1,0 +1,1 @@
+"""Emulated devices: fleets of profiles, and how their time and batteries pass."""

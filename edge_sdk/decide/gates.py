@@ -1,0 +1,184 @@
+"""Conditions under which a device trains at all, checked before a round and during it.
+
+    gate       closed when                                       not known
+    ---------  ------------------------------------------------  ---------------------------------
+    battery    below the floor and not charging                  closed: it may be almost empty
+    heat       throttled, status moderate or above, or within    open: the kernel slows a hot
+               the margin of a trip point                        processor down by itself
+    network    metered, unless the owner allows it               open: wired boards do not say
+    memory     programs wait for memory (PSI)                    open: levels are weighed by what
+                                                                 is free
+    hours      within the owner's quiet hours                    –
+
+A device that is known to have no battery runs on mains, so its first gate is open. The thresholds
+30 % and *moderate* are those of Android's own federated computing; the others are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from edge_sdk.machine.snapshot import Snapshot, Zone
+
+GateName = Literal["battery", "heat", "network", "memory", "hours"]
+
+MODERATE = 2
+"""Android's thermal status from which on background work should stop."""
+DAY_MINUTES = 24 * 60
+TRIPS = ("passive", "hot", "critical")
+"""Trip points at which the system slows down or worse; fans start at other ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where the gates close. Raises `ValueError` for values that make no sense."""
+
+    battery_floor: float = 30.0
+    """Percent; below it the device trains only while charging."""
+    heat_margin_c: float = 10.0
+    """Degrees that a zone stays below the trip point at which the system slows down."""
+    allow_metered: bool = False
+    memory_pressure: float = 10.0
+    """Percent of the last 10 s in which some program waited for memory."""
+    quiet_hours: tuple[int, int] | None = None
+    """From and to, in minutes of the local day, in which nothing is trained; may span midnight."""
+
+    def __post_init__(self) -> None:
+        for name, high in (("battery_floor", 100.0), ("memory_pressure", 100.0)):
+            if not 0 <= getattr(self, name) <= high:
+                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to {high:g}")
+        if not 0 <= self.heat_margin_c <= 100:
+            raise ValueError(f"heat_margin_c = {self.heat_margin_c}: must be from 0 to 100")
+        if self.quiet_hours is not None and not all(
+            0 <= minute < DAY_MINUTES for minute in self.quiet_hours
+        ):
+            raise ValueError(f"quiet_hours = {self.quiet_hours}: must be minutes of a day")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One condition as it is now."""
+
+    name: GateName
+    open: bool
+    reason: str
+    """What was seen and how it compares, such as `battery 24 % < 30 % and not charging`."""
+
+
+def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
+    """All gates, in the order in which they are reported. `minute`: of the local day."""
+    return [
+        _battery(limits, snapshot),
+        _heat(limits, snapshot),
+        _network(limits, snapshot),
+        _memory(limits, snapshot),
+        _hours(limits, minute),
+    ]
+
+
+def closed_gate(limits: Limits, snapshot: Snapshot, minute: int) -> Gate | None:
+    """The first gate that is closed; None: all are open."""
+    return next((gate for gate in check_gates(limits, snapshot, minute) if not gate.open), None)
+
+
+def parse_hours(text: str) -> tuple[int, int]:
+    """Quiet hours as the owner writes them, `22:30-07:00`. Raises `ValueError`."""
+    match = re.fullmatch(r"(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r}: write hours like 22:30-07:00")
+    hour, minute, last_hour, last_minute = map(int, match.groups())
+    if max(hour, last_hour) > 23 or max(minute, last_minute) > 59:
+        raise ValueError(f"{text!r}: a day has 24 hours of 60 minutes")
+    return 60 * hour + minute, 60 * last_hour + last_minute
+
+
+def _battery(limits: Limits, snapshot: Snapshot) -> Gate:
+    battery, floor = snapshot.battery, limits.battery_floor
+    if battery.present is False:
+        return Gate("battery", True, "no battery: runs on mains")
+    if battery.charging:
+        return Gate("battery", True, f"battery {_percent(battery.percent)} and charging")
+    plug = "not charging" if battery.charging is False else "not known to be charging"
+    if battery.percent is None:
+        return Gate("battery", floor == 0, f"battery not known, {plug}")
+    if battery.percent < floor:
+        return Gate("battery", False, f"battery {_percent(battery.percent, floor)} and {plug}")
+    return Gate("battery", True, f"battery {battery.percent:.0f} % ≥ {floor:g} %, {plug}")
+
+
+def _percent(value: float | None, floor: float | None = None) -> str:
+    if value is None:
+        return "not known"
+    if floor is None:
+        return f"{value:.0f} %"
+    digits = next((n for n in range(4) if f"{value:.{n}f}" != f"{floor:.{n}f}"), 4)
+    return f"{value:.{digits}f} % < {floor:g} %"  # never "30 % < 30 %"
+
+
+def _heat(limits: Limits, snapshot: Snapshot) -> Gate:
+    heat = snapshot.heat
+    if heat.status is not None and heat.status >= MODERATE:
+        return Gate("heat", False, f"thermal status {heat.status} ≥ {MODERATE} (moderate)")
+    if heat.throttling:
+        return Gate("heat", False, "the processor is slowed down by heat")
+    nearest: tuple[float, str] | None = None
+    for zone, trip in _trips(heat.zones or ()):
+        most = trip - limits.heat_margin_c
+        if zone.celsius >= most:
+            reason = (
+                f"{zone.name} {zone.celsius:.0f} °C ≥ {most:.0f} °C, "
+                f"{limits.heat_margin_c:g} below its trip point"
+            )
+            return Gate("heat", False, reason)
+        seen = f"{zone.name} {zone.celsius:.0f} °C < {most:.0f} °C"
+        nearest = min(nearest or (most - zone.celsius, seen), (most - zone.celsius, seen))
+    if nearest is not None:
+        return Gate("heat", True, nearest[1])
+    known = heat.status is not None or heat.throttling is not None
+    return Gate("heat", True, "not throttled" if known else "heat not known")
+
+
+def _trips(zones: tuple[Zone, ...]) -> Iterator[tuple[Zone, float]]:
+    """Zones with the lowest temperature at which the system slows down because of them."""
+    for zone in zones:
+        marks = [trip.celsius for trip in zone.trips if trip.kind in TRIPS]
+        if marks:
+            yield zone, min(marks)
+
+
+def _network(limits: Limits, snapshot: Snapshot) -> Gate:
+    metered = snapshot.network.metered
+    if metered is None:
+        return Gate("network", True, "not known whether the network is metered")
+    if not metered:
+        return Gate("network", True, "the network is not metered")
+    if limits.allow_metered:
+        return Gate("network", True, "the network is metered, and the owner allows that")
+    return Gate("network", False, "the network is metered")
+
+
+def _memory(limits: Limits, snapshot: Snapshot) -> Gate:
+    pressure, most = snapshot.memory.pressure, limits.memory_pressure
+    if pressure is None:
+        return Gate("memory", True, "memory pressure not known")
+    sign = ">" if pressure > most else "≤"
+    seen = f"memory pressure {pressure:.1f} % {sign} {most:g} %"
+    return Gate("memory", pressure <= most, seen)
+
+
+def _hours(limits: Limits, minute: int) -> Gate:
+    if limits.quiet_hours is None:
+        return Gate("hours", True, "no quiet hours")
+    start, end = limits.quiet_hours
+    quiet = start <= minute < end if start <= end else minute >= start or minute < end
+    hours = f"{_clock(start)}-{_clock(end)}"
+    if quiet:
+        return Gate("hours", False, f"{_clock(minute)} is within the quiet hours {hours}")
+    return Gate("hours", True, f"{_clock(minute)} is outside the quiet hours {hours}")
+
+
+def _clock(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"

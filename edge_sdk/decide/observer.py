@@ -1,0 +1,204 @@
+"""What a device sees of itself when a round opens, while it trains, and after.
+
+    look ──▶ Sight ──▶ decide ──▶ decided            before: snapshot, costs, what was spent
+    training ──▶ closed_gate, at most once a second  during: a gate that closes stops the work
+             └─▶ seconds and joules                  after: costs are corrected, energy is booked
+
+A device that was given neither a probe nor costs is on mains and weighs nothing: its owner's level
+is what it trains.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Protocol
+
+from edge_sdk.decide.budget import History
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight
+from edge_sdk.decide.gates import Gate, closed_gate
+from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.program.files import write_whole
+from edge_sdk.protocol.messages.round import RoundOpen
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 6.0
+"""For sensors that are asked by a command, such as a phone's battery, when a round opens."""
+LOOK_S = 1.0
+"""Between two looks at the gates during training, at least."""
+
+
+class Probe(Protocol):
+    """Tells what the device looks like now; see `edge_sdk.machine.probe`."""
+
+    def snapshot(self) -> Snapshot:
+        """At once; never raises."""
+
+
+class Costs(Protocol):
+    """What rounds cost on this device, before and after; see `edge_sdk.decide.costs.costing`."""
+
+    def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
+        """What the round costs at each of these levels."""
+
+    def metered(self, opened: RoundOpen, level: float) -> Metered:
+        """Measures what is trained in its block."""
+
+
+class Metered(Protocol):
+    """Measures one training."""
+
+    def __enter__(self) -> Metered:
+        """It begins."""
+
+    def __exit__(self, *error: object) -> None:
+        """It is over, or was stopped."""
+
+    @property
+    def joules(self) -> float | None:
+        """What it took above idle, so far or in the end; None: not known."""
+
+
+class Observer:
+    """One device's view of itself; for the thread that decides and trains."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        probe: Probe | None = None,
+        costs: Costs | None = None,
+        *,
+        history: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`history`: the file in which it is kept; None: it is gone with the process.
+
+        `wall` counts days and hours, in seconds since 1970; `clock` anything shorter.
+        """
+        self._policy = policy
+        self._probe = probe
+        self._costs = costs
+        self._path = history
+        self._clock = clock
+        self._wall = wall
+        self._history = History() if history is None else load_history(history)
+        self._looked_s = -LOOK_S
+        self._closed: Gate | None = None
+        self._last: tuple[str, int, Decision] | None = None
+
+    @property
+    def history(self) -> History:
+        """What is remembered of rounds gone by."""
+        return self._history
+
+    def look(self, opened: RoundOpen) -> Sight:
+        """All there is to know when a round opens."""
+        levels = tuple(sorted({1.0, *self._policy.offered_levels()}, reverse=True))
+        settle = getattr(self._probe, "settle", None)
+        if settle is not None:  # what slow sensors said last may be of the round before
+            self._snapshot()
+            settle(min(SETTLE_S, opened.bid_s / 2))
+        return Sight(
+            snapshot=self._snapshot(),
+            costs=() if self._costs is None else self._costs.predict(levels, opened),
+            deadline_s=opened.train_s,
+            rounds_left=opened.rounds_left,
+            whole=opened.whole,
+            warmup=opened.warmup,
+            now_s=self._wall(),
+            minute=local_minute(self._wall()),
+        )
+
+    def decided(self, opened: RoundOpen, decision: Decision) -> None:
+        """Remember a decision, and what it changes."""
+        self._last = (opened.run, opened.round, decision)
+        self._remember(decision.history)
+
+    def recalled(self, opened: RoundOpen) -> Decision | None:
+        """What was decided when this round was heard of before; None: it is new.
+
+        A coordinator that was started again asks again, and is given the same answer.
+        """
+        if self._last is None or self._last[:2] != (opened.run, opened.round):
+            return None
+        return self._last[2]
+
+    @contextmanager
+    def training(self, opened: RoundOpen, level: float) -> Iterator[None]:
+        """Measure what is trained in the block, and book its energy, whatever comes of it."""
+        self._looked_s, self._closed = self._clock() - LOOK_S, None
+        if self._costs is None:
+            yield
+            return
+        meter, drained = self._costs.metered(opened, level), self._is_on_battery()
+        try:
+            with meter:
+                yield
+        finally:
+            if meter.joules is not None and (drained or self._is_on_battery()):
+                self._remember(self._history.spent(meter.joules))
+
+    def closed_gate(self) -> Gate | None:
+        """Why training must stop now; None: it may go on. Looks at most once a second."""
+        now = self._clock()
+        if self._closed is None and now - self._looked_s >= LOOK_S:
+            self._looked_s = now
+            self._closed = closed_gate(
+                self._policy.limits, self._snapshot(), local_minute(self._wall())
+            )
+        return self._closed
+
+    def _snapshot(self) -> Snapshot:
+        return ON_MAINS if self._probe is None else self._probe.snapshot()
+
+    def _is_on_battery(self) -> bool:
+        battery = self._snapshot().battery
+        return battery.present is not False and not battery.charging
+
+    def _remember(self, history: History) -> None:
+        self._history = history
+        if self._path is None:
+            return
+        try:
+            save_history(self._path, history)
+        except OSError as error:
+            log.warning("what was spent is not kept if this program stops: %s", error)
+
+
+def local_minute(wall_s: float) -> int:
+    """The minute of the local day at a time in seconds since 1970."""
+    local = time.localtime(wall_s)
+    return 60 * local.tm_hour + local.tm_min
+
+
+def load_history(path: Path) -> History:
+    """What was kept; a file that is not there or cannot be read is an empty history."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = {each.name for each in fields(History)}
+        if not isinstance(content, dict) or not content.keys() <= known:
+            raise ValueError(f"keys other than {', '.join(sorted(known))}")
+        for name, value in content.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number and (value is not None or name in ("skipped", "spent_j")):
+                raise ValueError(f"{name} = {value!r}")
+        return History(**content)
+    except FileNotFoundError:
+        return History()
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s cannot be used, and what was spent is not known: %s", path, error)
+        return History()
+
+
+def save_history(path: Path, history: History) -> None:
+    """Put a file in the place of what was there, whole or not at all. Raises `OSError`."""
+    content = {each.name: getattr(history, each.name) for each in fields(History)}
+    write_whole(path, json.dumps(content, allow_nan=False).encode())

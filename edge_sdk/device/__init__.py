@@ -1,0 +1,1 @@
+"""The device: its state machine, and the program that performs its effects."""

@@ -1,0 +1,200 @@
+"""Why this device would do what in a round that opened now: `tessera-device explain`.
+
+Everything a decision is made of, in the order in which it is made: what is seen, the gates, what
+each level costs, the decision, and what the next level up is short of. Costs need the task, which
+is on disk once the device has taken part in it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edge_sdk.data.folder import load_data
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.decision import Decision, Sight, Verdict, decide, gates, verdicts
+from edge_sdk.decide.gates import Gate
+from edge_sdk.decide.observer import Observer, Probe, local_minute
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.participation import NOTICE, OPENED, load_task
+from edge_sdk.device.stores.movements import device_path
+from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
+from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.protocol.chunks import Blob, join_blob
+from edge_sdk.protocol.errors import MessageError, TesseraError
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.transfer import TaskNotice
+from edge_sdk.protocol.messages.wire import decode_message
+
+SETTLE_S = 6.0
+"""For sensors that are asked by a command, such as a phone's battery."""
+MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision, and all it was made of."""
+
+    snapshot: Snapshot
+    gates: list[Gate]
+    costs: tuple[Cost, ...]
+    verdicts: list[Verdict]
+    decision: Decision
+    missing: str | None
+    """Why levels were not weighed; None: they were."""
+
+    def lines(self) -> Iterator[str]:
+        """The explanation for a person."""
+        yield "seen"
+        for path, value in self.snapshot.known().items():
+            age = self.snapshot.age_s(path) or 0.0
+            told = f"  ({age:.0f} s ago)" if age >= 1 else ""
+            yield f"  {path:<26} {_plain(value)}{told}"
+        yield "gates"
+        for gate in self.gates:
+            yield f"  {gate.name:<8} {'open  ' if gate.open else 'CLOSED'}  {gate.reason}"
+        yield "levels"
+        if self.missing is not None:
+            yield f"  not weighed: {self.missing}"
+        else:
+            yield f"  {'':>5} {'seconds':>8} {'joules':>8} {'MB':>6} {'MB down':>8} {'MB up':>7}"
+            said = {verdict.level: verdict for verdict in self.verdicts}
+            for cost in self.costs:
+                joules = "?" if cost.joules is None else f"{cost.joules:.3g}"
+                verdict = said.get(cost.level)
+                why = "more than the owner allows" if verdict is None else verdict.reason
+                yield (
+                    f"  {cost.level:>5.0%} {cost.seconds:>8.3g} {joules:>8} "
+                    f"{cost.peak_bytes / MB:>6.0f} {cost.bytes_down / MB:>8.2f} "
+                    f"{cost.bytes_up / MB:>7.2f}  {why}"
+                )
+        yield "decision"
+        yield f"  {self.decision.reason}"
+        yield "for the next level up"
+        yield f"  {self.short_of()}"
+
+    def short_of(self) -> str:
+        """What would have to change for a larger level."""
+        closed = next((gate for gate in self.gates if not gate.open), None)
+        if closed is not None:
+            return f"the gate {closed.name} has to open: {closed.reason}"
+        if self.missing is not None:
+            return self.missing
+        level = self.decision.level or 0.0
+        above = [verdict for verdict in self.verdicts if verdict.level > level]
+        if above:
+            return f"level {above[-1].level:.0%} {above[-1].reason}"
+        if level < 1:
+            return "the owner allows no more: set level"
+        return "there is none: this is the whole model"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation for a program."""
+        return {
+            "snapshot": self.snapshot.to_dict(),
+            "gates": [
+                {"name": gate.name, "open": gate.open, "reason": gate.reason} for gate in self.gates
+            ],
+            "levels": [
+                {each.name: _finite(getattr(cost, each.name)) for each in fields(Cost)}
+                for cost in self.costs
+            ],
+            "verdicts": [
+                {"level": each.level, "share": each.share, "code": each.code, "reason": each.reason}
+                for each in self.verdicts
+            ],
+            "level": self.decision.level,
+            "code": self.decision.code,
+            "reason": self.decision.reason,
+            "short_of": self.short_of(),
+            "not_weighed": self.missing,
+        }
+
+
+def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
+    """What this device would answer now, and why. May measure costs, which takes seconds.
+
+    `probe` None: this machine's own. Changes nothing but the kept costs. Raises `ConfigError`.
+    """
+    if probe is None:
+        probe = make_probe(config)
+        probe.snapshot()  # asks the slow sensors
+        settle = getattr(probe, "settle", None)
+        if settle is not None:
+            settle(SETTLE_S)
+    folder = device_path(config.state_dir, config.task, config.name)
+    sight, missing = _sight(config, probe, folder)
+    observer = Observer(config.policy, history=folder / HISTORY)
+    history = observer.history.heard(sight.now_s)
+    decision = decide(config.policy, sight, history, device=config.name, round=1, seed=config.seed)
+    return Explanation(
+        sight.snapshot,
+        gates(config.policy, sight),
+        sight.costs,
+        verdicts(config.policy, sight, history),
+        decision,
+        missing,
+    )
+
+
+def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str | None]:
+    """What is seen now, and why levels are not weighed, if they are not."""
+    now = time.time()
+    alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
+    if not config.weigh:
+        return alone, "weigh is false"
+    try:
+        notice, opened = _last_task(folder)
+        backend, manifest, _ = load_task(notice, config, _Cached(folder / "chunks").fetch)
+        samples = 0 if config.data is None else len(load_data(config.data))
+        costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
+        return Observer(config.policy, probe, costs).look(opened), None
+    except FileNotFoundError:
+        return alone, f"what levels cost is known once this device has taken part in {config.task}"
+    except TesseraError as error:
+        return alone, f"what levels cost is not known: {error}"
+
+
+def _last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
+    notice = decode_message((folder / NOTICE).read_bytes())
+    opened = decode_message((folder / OPENED).read_bytes())
+    if not isinstance(notice, TaskNotice) or not isinstance(opened, RoundOpen):
+        raise MessageError(f"{folder}: {NOTICE} and {OPENED} are not what they are called")
+    return notice, opened
+
+
+class _Cached:
+    """Blobs from the chunks that the device program has kept; it may run at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, hash: bytes) -> bytes:
+        try:
+            return (self._folder / hash.hex()).read_bytes()
+        except FileNotFoundError as error:
+            raise KeyError(hash) from error
+
+    def fetch(self, blob: Blob, max_bytes: int, what: str) -> bytes:
+        """See `load_task`."""
+        if blob.size > max_bytes:
+            raise MessageError(f"{what} has {blob.size} bytes, more than {max_bytes}")
+        return join_blob(blob, self)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple):
+        return "; ".join(map(_plain, value))
+    if hasattr(value, "celsius") and hasattr(value, "trips"):
+        return f"{value.name} {value.celsius:g} °C"
+    return str(value)

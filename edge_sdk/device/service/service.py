@@ -1,0 +1,479 @@
+"""The device as a program: it finds its task on a broker and takes part until the run is finished.
+
+    link's threads ──events──▶ loop: presence, chunks, uploads    never blocks
+                                 │ messages           ▲ bids, uploads
+                                 ▼                    │
+                               one thread that fetches and trains (`training_thread.py`)
+
+    Device(config, data)        async with … as device: await device.run()
+    run_device(config, data)    the same, blocking
+
+    TesseraError
+    ├── BrokerError      the broker cannot be reached in time, or does not let us take part
+    └── ReplacedError    a program that was started later has our name
+
+`DataError` says that the data is not what the task wants. Whatever else can pass is waited for:
+a broker that is away, a coordinator that has not started, a task that does not come.
+
+A device listens to its own presence. What it says of itself must come back, or what it sends does
+not reach the broker, and it connects anew. If another program with its name is heard of, the one
+with the higher session stays. A session that is higher than ours when we come was of an earlier
+life, or of one who does not share our folder: then we count on above it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from threading import Thread
+from types import TracebackType
+from typing import Any
+
+from edge_sdk.data.folder import Data, load_data
+from edge_sdk.decide.observer import Probe
+from edge_sdk.device.config import ConfigError, DeviceConfig
+from edge_sdk.device.service.training_thread import (
+    Broken,
+    CoordinatorStarted,
+    Inbox,
+    NewRun,
+    Over,
+    Reconnected,
+    Told,
+    Training,
+)
+from edge_sdk.device.stores.movements import DeviceFolder
+from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
+from edge_sdk.device.transfer.sending import Sending
+from edge_sdk.program.logs import fact
+from edge_sdk.program.watchdog import Watchdog
+from edge_sdk.protocol.errors import MessageError, TesseraError
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
+from edge_sdk.protocol.messages.transfer import Complaint, Credit, Evaluation, Presence, TaskNotice
+from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.transport.link import (
+    Connected,
+    Disconnected,
+    Link,
+    LinkEvent,
+    OpenLink,
+    Received,
+    Refused,
+    Will,
+    Writable,
+)
+from edge_sdk.transport.mqtt.certificates import certificate_advice
+from edge_sdk.transport.opening import open_link
+from edge_sdk.transport.settings import DeniedError
+from edge_sdk.transport.uploads import Outgoing
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 60.0
+"""How long a device waits for its last receipts when the run is finished."""
+STOP_S = 10.0
+"""How long a training that is told to stop may take to do so."""
+DENIALS, LATER_DENIALS = 3, 20
+"""How often in a row a broker may refuse us before we stop: one that never took us, and one that
+did and may only be in its operator's hands (then it is minutes)."""
+MAX_WAIT_S = 2.0
+"""For events. A signal that comes between Python's last look for one and the wait itself is only
+noticed when the wait ends, however long that is."""
+MAX_SESSION = 2**52
+"""A higher one is nobody's, and counting on above it would soon leave what a message can say."""
+
+
+class BrokerError(TesseraError):
+    """The broker cannot be reached in time, or does not let this device take part."""
+
+
+class ReplacedError(TesseraError):
+    """A program that was started later takes part under this device's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """`stop` was called."""
+
+
+_LoopEvent = LinkEvent | Told | _Stop
+
+
+class DeviceService:
+    """A device on a broker. Made once, run once."""
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        data: Data | None = None,
+        *,
+        open_link: OpenLink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        watchdog: Watchdog | None = None,
+        probe: Probe | None = None,
+    ) -> None:
+        """`data` None: where the configuration says. `open_link` None: MQTT. `watchdog` None: none;
+        it speaks for the whole process, so only the program that it is passes one. `probe` tells
+        what the device can afford, such as the `PushedProbe` of a host app; None: its own sensors.
+
+        Raises `DataError` for data that cannot be loaded, `ConfigError` when there is none.
+        """
+        source = config.data if data is None else data
+        if source is None:
+            raise ConfigError(
+                'data is missing: write data = "…" into the configuration: a folder of .npz files, '
+                "or file.py:function"
+            )
+        self.config = config
+        self.data = load_data(source)
+        self._open_link = open_link
+        self._clock = clock
+        self._watchdog = Watchdog() if watchdog is None else watchdog
+        self._probe = probe
+        self._topics = Topics(config.task)
+        self._events: queue.SimpleQueue[_LoopEvent] = queue.SimpleQueue()
+        self._inbox = Inbox()
+        self._stopping = False
+        self._finished_run: str | None = None
+        self._finished_round = 0
+        """The last of the finished run. An opening of a later one goes on with it; one that is no
+        later is an old message, unless the coordinator was started again and goes back."""
+        self._opened_behind = False
+        """Whether such an opening came since the run is finished."""
+        self._linger_until = math.inf
+        self._coordinator: int | None = None
+        self._online = False
+        self._ever_online = False
+        self._replaced = False
+        self._known = False
+        """Whether our presence has come back: from now on a higher session is a newer program."""
+        self._echoes = True
+        """Whether the broker lets us hear our own presence."""
+        self._echo_due_s = math.inf
+        self._last_reason = "no answer yet"
+
+    def stop(self) -> None:
+        """Let `run` end soon, from any thread or a signal handler; what is unsent stays on disk."""
+        self._stopping = True
+        self._events.put(_Stop())
+
+    def run(self) -> None:
+        """Take part until the run is finished, or `stop` is called. Blocks.
+
+        Raises `BrokerError`, `ReplacedError`, `DataError`, and `GraphError`, `PlanError` or
+        `TrainingError` for a task that cannot be trained here; `LinkError` for settings that
+        cannot work, `DeniedError` for those that the broker refuses again and again.
+        """
+        config, name = self.config, self.config.name
+        self._folder = folder = DeviceFolder(config.state_dir, config.task, name)
+        self._session = folder.next_session()
+        cache = ChunkCache(folder.chunks, config.cache_mb * 2**20)
+        opener = partial(open_link, config.broker) if self._open_link is None else self._open_link
+        own = (config.broker.certificate, config.broker.bulk_certificate)
+        for advice in certificate_advice(own, name, datetime.now(timezone.utc)):
+            log.warning("%s", advice, extra=fact("certificate"))
+        link = opener(name=name, deliver=self._events.put, will=self._will())
+        try:
+            self._serve(link, folder, cache)
+        finally:
+            self._watchdog.stopping()
+            self._goodbye(link)
+
+    def _serve(self, link: Link, folder: DeviceFolder, cache: ChunkCache) -> None:
+        name, topics = self.config.name, self._topics
+        self._link = link
+        self._sending = Sending(link, topics, name)
+        self._fetcher = Fetcher(link, topics, name, cache, should_stop=lambda: self._stopping)
+        link.subscribe(topics.presence(name))
+        link.subscribe(topics.coordinator)
+        link.subscribe(topics.task)
+        link.subscribe(topics.round)
+        link.subscribe(topics.down_control(name))
+        link.subscribe(topics.down_chunks(name), bulk=True)
+        self._needed = {topics.task, topics.round, topics.down_control(name)}
+        training = Training(
+            self.config,
+            self.data,
+            folder,
+            self._fetcher,
+            self._inbox,
+            publish=self._publish,
+            tell=self._events.put,
+            is_over=lambda run: self._stopping or self._finished_run == run,
+            clock=self._clock,
+            probe=self._probe,
+        )
+        thread = Thread(target=training.run, name=f"{name}-training", daemon=True)
+        thread.start()
+        try:
+            self._loop()
+        finally:
+            self._stopping = True
+            self._inbox.close()
+            self._fetcher.wake()
+            thread.join(STOP_S)
+
+    def _loop(self) -> None:
+        give_up = self._clock() + (self.config.connect_s or math.inf)
+        self._watchdog.ready("waiting for the broker")
+        while not self._stopping:
+            now = self._clock()
+            self._watchdog.alive(now)
+            if not self._ever_online and now >= give_up:
+                raise BrokerError(
+                    f"no connection within {self.config.connect_s:g} s: {self._last_reason}"
+                )
+            if now >= self._linger_until:
+                log.warning("the run is over; a movement without a receipt stays on disk")
+                return
+            if self._online:
+                self._sending.offer_due(now)
+                self._check_echo(now)
+            due = min(
+                min(self._sending.due_s, self._echo_due_s) if self._online else math.inf,
+                math.inf if self._ever_online else give_up,
+                self._linger_until,
+                self._watchdog.due_s,
+            )
+            try:
+                event = self._events.get(timeout=min(MAX_WAIT_S, max(0.0, due - now)))
+            except queue.Empty:
+                continue
+            if self._handle(event, self._clock()):
+                return
+
+    def _handle(self, event: _LoopEvent, now: float) -> bool:
+        """Deal with an event; whether the device is done."""
+        match event:
+            case Connected(first):
+                self._connected(first, now)
+            case Disconnected(reason, denials):
+                self._online = False
+                self._last_reason = reason
+                log.warning("no connection: %s", reason, extra=fact("disconnected"))
+                self._watchdog.status(f"no connection: {reason}")
+                if denials >= (LATER_DENIALS if self._ever_online else DENIALS):
+                    raise DeniedError(f"the broker refused us {denials} times: {reason}")
+            case Received(topic, payload, retained):
+                self._received(topic, payload, retained, now)
+            case Refused(topic, reason):
+                if topic in self._needed:
+                    raise BrokerError(f"the broker does not give us {topic}: {reason}")
+                log.warning("the broker refused %s: %s", topic, reason, extra=fact("refused"))
+            case Writable(bulk):
+                if bulk:
+                    self._sending.flush()
+            case Outgoing():
+                self._sending.add(event, now)
+            case NewRun():
+                self._sending.clear()
+                self._linger_until = math.inf
+            case Over(run):
+                if not self.config.stay and run == self._finished_run:
+                    log.info("run %s is finished", run, extra=fact("run_finished", run=run))
+                    self._linger_until = now + LINGER_S
+            case Broken(error):
+                raise error
+        return self._linger_until < math.inf and not self._sending.movements
+
+    def _connected(self, first: bool, now: float) -> None:
+        self._online = self._ever_online = True
+        address, extra = self.config.broker.address, fact("connected", first=first)
+        log.info("connected to %s%s", address, "" if first else " again", extra=extra)
+        self._watchdog.status(f"takes part in {self.config.task}")
+        self._say_presence()
+        self._echo_due_s = now + 2 * self.config.broker.keepalive_s
+        if not first:
+            self._sending.offer_all(now)
+            self._inbox.put(Reconnected())
+
+    # -- who we are -------------------------------------------------------------------------
+
+    def _heard_ourselves(self, presence: Presence, *, retained: bool) -> None:
+        """Something was said under our name: by us, by an earlier life, or by somebody else."""
+        if presence.session == self._session:
+            if presence.online:
+                self._known = self._known or not retained
+                self._echo_due_s = math.inf if not retained else self._echo_due_s
+            elif self._online:
+                self._say_presence()  # the will of a connection that we have replaced
+        elif presence.session < self._session:
+            if not retained and self._online:
+                self._say_presence()  # for the retained one, and for the older program to hear
+        elif presence.session > MAX_SESSION:
+            log.warning("somebody says that our session is %d; ignored", presence.session)
+        elif retained and not self._known:
+            self._session = self._folder.next_session(above=presence.session)
+            self._link.reconnect(self._will())
+        else:
+            self._replaced = True
+            raise ReplacedError(
+                f"another program was started as {self.config.name!r} (session "
+                f"{presence.session}, ours is {self._session}) and takes part in its place; "
+                "this one stops. Two devices need two names"
+            )
+
+    def _check_echo(self, now: float) -> None:
+        if now < self._echo_due_s:
+            return
+        self._echo_due_s = math.inf
+        if self._known:
+            log.warning("what we send does not come back: connecting anew", extra=fact("no_echo"))
+            self._link.reconnect()
+        elif self._echoes:
+            self._echoes = False
+            log.warning(
+                "the broker does not let us read %s: nobody notices if what we send is lost, or "
+                "if two programs have this name",
+                self._topics.presence(self.config.name),
+                extra=fact("no_echo"),
+            )
+
+    def _say_presence(self) -> None:
+        topic = self._topics.presence(self.config.name)
+        self._link.publish(topic, self._presence(online=True), retain=True)
+
+    # -- what is heard ----------------------------------------------------------------------
+
+    def _received(self, text: str, payload: bytes, retained: bool, now: float) -> None:
+        try:
+            topic = parse_topic(text)
+            if topic.hash is not None:
+                direct = topic.kind is TopicKind.DOWN_CHUNK
+                self._fetcher.arrived(topic.hash, payload, direct=direct)
+            elif payload:  # an empty one clears a topic
+                message = decode_received(topic, payload)
+                if topic.kind is TopicKind.PRESENCE and isinstance(message, Presence):
+                    self._heard_ourselves(message, retained=retained)
+                elif topic.kind is TopicKind.COORDINATOR and isinstance(message, Presence):
+                    self._heard_coordinator(message, now, retained=retained)
+                else:
+                    self._told(topic, message, now)
+        except MessageError as error:
+            log.warning("a message on %s is ignored: %s", text, error, extra=fact("ignored"))
+
+    def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
+        match message:
+            case Credit():
+                if refused := self._sending.credited(message, now):
+                    self._inbox.put(refused)
+            case Receipt():
+                self._sending.receipted(message)
+                self._inbox.put(message)
+            case RoundOpen():
+                if message.run == self._finished_run:
+                    if message.round > self._finished_round:
+                        self._go_on()
+                    else:
+                        self._opened_behind = True
+                self._sending.drop_replays(message.round)
+                self._inbox.put(message)
+                self._fetcher.wake()
+            case RoundClosed():
+                if topic.kind is TopicKind.ROUND:
+                    self._finished_run, self._finished_round = message.run, message.round
+                    self._opened_behind = False
+                self._inbox.put(message)
+                self._fetcher.wake()
+            case TaskNotice() | Assignment():
+                self._inbox.put(message)
+                self._fetcher.wake()
+            case Complaint(reason=reason):
+                extra = fact("complaint")
+                log.warning("the coordinator drops what we send: %s", reason, extra=extra)
+
+    def _go_on(self) -> None:
+        """What had been the last round is not, as the coordinator was told."""
+        self._finished_run, self._linger_until = None, math.inf
+
+    def _heard_coordinator(self, presence: Presence, now: float, *, retained: bool) -> None:
+        if not presence.online:
+            log.info("the coordinator is away", extra=fact("coordinator_away"))
+            return
+        if self._coordinator is not None and presence.session != self._coordinator:
+            log.info("the coordinator was started again", extra=fact("coordinator_started"))
+            self._sending.offer_all(now)
+            self._finished_round = 0
+            if self._opened_behind:
+                self._go_on()
+            self._inbox.put(CoordinatorStarted())
+        elif self._coordinator is not None and not retained:
+            # It was not listening for a while: what we said may be lost.
+            log.info("the coordinator is connected again", extra=fact("coordinator_back"))
+            self._sending.offer_all(now)
+            self._inbox.put(Reconnected())
+        self._coordinator = presence.session
+
+    def _publish(self, message: Bid | Evaluation) -> None:
+        self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
+
+    def _presence(self, *, online: bool) -> bytes:
+        return encode_message(Presence(name=self.config.name, session=self._session, online=online))
+
+    def _will(self) -> Will:
+        return Will(self._topics.presence(self.config.name), self._presence(online=False))
+
+    def _goodbye(self, link: Link) -> None:
+        if not self._replaced:  # what is retained there is of the one who replaced us
+            gone = self._will()
+            link.publish(gone.topic, gone.payload, retain=gone.retain)
+        link.close()
+
+
+# -- for programs --------------------------------------------------------------------------------
+
+
+class Device:
+    """A device in an asyncio program.
+
+        async with Device(config, data) as device:
+            await device.run()
+
+    `data` is arrays `(x, y)`, a function that loads them, or where either is; None: where the
+    configuration says. Leaving the block, or cancelling `run`, stops the device.
+    """
+
+    def __init__(self, config: DeviceConfig, data: Data | None = None, **options: Any) -> None:
+        """`options` are those of `DeviceService`, and raise what it raises."""
+        self._service = DeviceService(config, data, **options)
+
+    async def __aenter__(self) -> Device:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._service.stop()
+
+    async def run(self) -> None:
+        """See `DeviceService.run`; the event loop goes on meanwhile."""
+        import asyncio  # 5 MB that a device which runs alone has no use for
+
+        running = asyncio.ensure_future(asyncio.to_thread(self._service.run))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._service.stop()
+            await running
+            raise
+
+
+def run_device(config: DeviceConfig, data: Data | None = None) -> None:
+    """Take part until the run is finished. Blocks; see `DeviceService`."""
+    DeviceService(config, data).run()

@@ -1,0 +1,302 @@
+"""The thread of a device that fetches and trains: orders come in through an inbox, one by one.
+
+It turns to the run that the newest notice announces, and remembers a round, or the end of a run,
+that was heard of before its notice. A task that does not come is fetched again; a bid that is not
+answered is said again; a message that fails is logged and left; what can never work is told to the
+loop (`Broken`), which ends.
+
+While it fetches or trains, orders wait, but not unseen: another run ends the training of this one,
+and a newer round what is being fetched for an older.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from threading import Condition
+
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.data.folder import DataError
+from edge_sdk.decide.observer import Probe
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.participation import TakingPart
+from edge_sdk.device.stores.movements import DeviceFolder
+from edge_sdk.device.transfer.fetching import Fetcher, FetchError
+from edge_sdk.program.logs import fact
+from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
+from edge_sdk.transport.uploads import Outgoing
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 10.0
+"""Until a task that did not come is fetched again, and a bid that nobody answered said again."""
+MAX_RETRY_S = 60.0
+"""Between two bids for one round: the device may not have been picked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """The link is up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
+    """The coordinator was started again."""
+
+
+Order = (
+    TaskNotice | RoundOpen | Assignment | Receipt | RoundClosed | Reconnected | CoordinatorStarted
+)
+"""What the loop hands to the training thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The training thread has dealt with the end of this run."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """The training thread turns to another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The training thread cannot go on."""
+
+    error: Exception
+
+
+Told = Outgoing | Over | NewRun | Broken
+"""What the training thread tells the loop; an `Outgoing` is to be uploaded."""
+
+
+class Inbox:
+    """Orders for the training thread, in the order they came.
+
+    A newer `RoundOpen` takes the place of one that still waits: a device that was busy answers
+    the present round, not the ones it missed. An older one, which came late or twice, does not.
+    """
+
+    def __init__(self) -> None:
+        self._orders: deque[Order] = deque()
+        self._changed = Condition()
+        self._closed = False
+
+    def put(self, order: Order) -> None:
+        """Add an order."""
+        with self._changed:
+            if isinstance(order, RoundOpen):
+                self._orders = deque(
+                    each
+                    for each in self._orders
+                    if not isinstance(each, RoundOpen)
+                    or (each.run == order.run and each.round > order.round)
+                )
+            self._orders.append(order)
+            self._changed.notify()
+
+    def overtakes(self, run: str, round: int) -> bool:
+        """Whether a newer round of this run, its end, or another run waits."""
+        with self._changed:
+            return any(
+                (isinstance(each, TaskNotice) and each.run != run)
+                or (isinstance(each, RoundOpen) and each.run == run and each.round > round)
+                or (isinstance(each, RoundClosed) and each.run == run and each.round >= round)
+                for each in self._orders
+            )
+
+    def replaces(self, run: str) -> bool:
+        """Whether another run waits."""
+        with self._changed:
+            return any(isinstance(each, TaskNotice) and each.run != run for each in self._orders)
+
+    def close(self) -> None:
+        """There is nothing more to do, but to take note of receipts."""
+        with self._changed:
+            self._closed = True
+            self._orders = deque(each for each in self._orders if isinstance(each, Receipt))
+            self._changed.notify()
+
+    def get(self, timeout_s: float | None) -> Order | None:
+        """The next order; None after `timeout_s` without one.
+
+        Raises `EOFError` when there is none and the inbox is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._orders), timeout_s)
+            if self._orders:
+                return self._orders.popleft()
+            if self._closed:
+                raise EOFError
+            return None
+
+
+class Training:
+    """Takes part in one run after the other, by the orders of an inbox."""
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        data: ArrayData,
+        folder: DeviceFolder,
+        fetcher: Fetcher,
+        inbox: Inbox,
+        *,
+        publish: Callable[[Bid | Evaluation], None],
+        tell: Callable[[Told], None],
+        is_over: Callable[[str], bool],
+        clock: Callable[[], float],
+        probe: Probe | None = None,
+    ) -> None:
+        """`is_over` says whether a run is finished, or the device told to stop.
+
+        `probe` None: this machine's own.
+        """
+        self._config = config
+        self._data = data
+        self._folder = folder
+        self._fetcher = fetcher
+        self._inbox = inbox
+        self._publish = publish
+        self._tell = tell
+        self._is_over = is_over
+        self._clock = clock
+        self._probe = probe
+        self._retry_at = 0.0
+        self._bid_at = 0.0
+        self._bid_wait_s = RETRY_S
+        self._notice: TaskNotice | None = None
+        """The task to fetch; None: it was."""
+        self._part: TakingPart | None = None
+        self._opened: RoundOpen | None = None
+        """The newest round heard of, perhaps of a run that was not announced yet."""
+        self._closed: RoundClosed | None = None
+        """The end of a run, perhaps of one that was not announced yet."""
+
+    def run(self) -> None:
+        """Until the inbox is closed. What nothing can be done about is told to the loop."""
+        try:
+            while True:
+                self._next()
+        except EOFError:
+            return
+        except Exception as error:
+            self._tell(Broken(error))
+
+    def _next(self) -> None:
+        order = self._inbox.get(0)
+        if order is None:
+            self._guarded(self._idle)
+            order = self._inbox.get(self._patience_s())
+        match order:
+            case None:
+                self._guarded(self._repeat_bid)
+            case TaskNotice():
+                if self._part is None or self._part.notice != order:
+                    self._notice, self._retry_at = order, self._clock()
+            case _:
+                self._guarded(lambda: self._receive(order))
+        if self._notice is not None and self._clock() >= self._retry_at:
+            self._join(self._notice)
+
+    def _patience_s(self) -> float | None:
+        """For how long to wait for an order; None: for ever."""
+        if self._notice is not None:
+            return RETRY_S
+        if self._part is not None and self._part.awaits_assignment:
+            return max(0.0, self._bid_at - self._clock())
+        return None
+
+    def _repeat_bid(self) -> None:
+        part = self._part
+        if part is not None and part.awaits_assignment and self._clock() >= self._bid_at:
+            wait_s = min(2 * self._bid_wait_s, MAX_RETRY_S)
+            part.repeat_bid()
+            self._bid_wait_s = wait_s
+            self._bid_at = self._clock() + wait_s
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """No error of one message ends the device."""
+        try:
+            work()
+        except Exception:
+            log.exception("unexpected error; the device goes on with the next message")
+
+    def _idle(self) -> None:
+        if self._part is not None:
+            self._part.evaluate_if_due()
+
+    def _join(self, notice: TaskNotice) -> None:
+        """Fetch the task and take part. What may pass is tried again later."""
+        if self._part is None or self._part.notice.run != notice.run:
+            self._tell(NewRun())
+        self._part = None
+        try:
+            folder = self._folder.start_run(notice.run)
+            part = TakingPart(
+                notice,
+                self._config,
+                self._data,
+                folder,
+                self._fetcher,
+                state=self._folder.path,
+                probe=self._probe,
+                send=self._send,
+                should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
+                overtaken=partial(self._inbox.overtakes, notice.run),
+            )
+        except (FetchError, OSError) as error:
+            extra = fact("no_task", run=notice.run)
+            log.warning("the task cannot be had, and is tried again: %s", error, extra=extra)
+            self._retry_at = self._clock() + RETRY_S
+            return
+        self._notice = None
+        log.info("%s", part.describe(), extra=fact("task", run=notice.run))
+        if part.unfit is not None:
+            if not self._config.stay:
+                reason = part.unfit.removeprefix("skip: ")
+                raise DataError(f"the data does not fit the task: {reason}")
+            log.error("the data does not fit the task; every round is skipped: %s", part.unfit)
+        self._part = part
+        self._guarded(part.resume)
+        for message in (self._opened, self._closed):
+            if message is not None and message.run == notice.run:
+                self._guarded(partial(self._receive, message))
+
+    def _receive(self, order: Order) -> None:
+        part = self._part
+        match order:
+            case RoundOpen():
+                self._opened = order
+            case RoundClosed():
+                self._closed = order
+        if part is None:
+            return
+        match order:
+            case Reconnected():
+                part.repeat_bid()
+            case CoordinatorStarted():
+                opened = self._opened
+                same = opened is not None and opened.run == part.notice.run
+                part.start_over(opened if same else None)
+            case RoundOpen() | Assignment() | Receipt() | RoundClosed():
+                if order.run == part.notice.run:
+                    part.receive(order)
+                    if isinstance(order, RoundClosed) and self._is_over(order.run):
+                        self._tell(Over(order.run))
+
+    def _send(self, message: Bid | Evaluation | Outgoing) -> None:
+        if isinstance(message, Outgoing):
+            self._tell(message)
+            return
+        if isinstance(message, Bid):
+            self._bid_wait_s = RETRY_S
+            self._bid_at = self._clock() + RETRY_S
+        self._publish(message)

@@ -1,0 +1,1 @@
+"""Movements and residuals that a device keeps on disk."""

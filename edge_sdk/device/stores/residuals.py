@@ -1,0 +1,259 @@
+"""What top-k left out, kept on the device and added to later movements.
+
+    corrected = residuals.corrected(round, movement)         movement + what is held of its blocks
+    data      = encode_blocks(plan, groups, corrected, …)    sent
+    residuals.keep(round, movement, decode_blocks(plan, data)[1])
+    …
+    residuals.settle(round, used=True)                       the receipt says that it was counted
+
+Every block has its own residual and the round it is of. A movement that was used adds
+`movement − sent` to the residuals of its blocks; one that was not adds nothing, and until its
+receipt nothing changes. So, if none is forgotten and to float32's rounding:
+
+    sum of what was used + residual = sum of the movements that were used
+
+in whatever order receipts come and however many are awaited at once. A residual more than
+`forget_after` rounds old is forgotten: it is no longer added, and goes at the next receipt. A
+movement that waits that long for its receipt settles nothing.
+
+A store belongs to one task. It survives a stop at any instruction: a receipt that is dealt with
+twice counts once. What was written for another plan, or is damaged, is left aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import ModelPlan
+
+log = logging.getLogger(__name__)
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class ArrayStore(Protocol):
+    """Named sets of arrays. Names are letters, digits and dashes."""
+
+    def read(self, name: str) -> Arrays | None:
+        """The arrays under this name; None if there are none that can be read."""
+
+    def write(self, name: str, arrays: Arrays) -> None:
+        """Put these in the place of what was there, all at once or not at all."""
+
+    def remove(self, name: str) -> None:
+        """Forget the name, if it is there."""
+
+    def names(self) -> Iterable[str]:
+        """What is there."""
+
+
+class MemoryStore:
+    """An `ArrayStore` that is gone with the process."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Arrays] = {}
+
+    def read(self, name: str) -> Arrays | None:
+        """See `ArrayStore`."""
+        return self._held.get(name)
+
+    def write(self, name: str, arrays: Arrays) -> None:
+        """See `ArrayStore`."""
+        self._held[name] = {key: array.copy() for key, array in arrays.items()}
+
+    def remove(self, name: str) -> None:
+        """See `ArrayStore`."""
+        self._held.pop(name, None)
+
+    def names(self) -> Iterable[str]:
+        """See `ArrayStore`."""
+        return list(self._held)
+
+
+class FolderStore:
+    """An `ArrayStore` in a folder: one `.npz` file per name, replaced as a whole.
+
+    Raises `OSError` where the disk does, a full one too; what was there before then still is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def read(self, name: str) -> Arrays | None:
+        """See `ArrayStore`."""
+        path = self._path(name)
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            log.warning("%s is damaged and left aside: %s", path, error)
+            return None
+
+    def write(self, name: str, arrays: Arrays) -> None:
+        """See `ArrayStore`."""
+        path = self._path(name)
+        draft = path.with_suffix(".new")
+        try:
+            with draft.open("wb") as file:
+                np.savez(file, allow_pickle=False, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def remove(self, name: str) -> None:
+        """See `ArrayStore`."""
+        self._path(name).unlink(missing_ok=True)
+
+    def names(self) -> Iterable[str]:
+        """See `ArrayStore`."""
+        return [path.stem for path in self._folder.glob("*.npz")]
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.npz"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The residuals of some blocks."""
+
+    blocks: Blocks
+    rounds: Indices
+    """Per block, the newest round whose movement is in its residual."""
+    last: int
+    """The round that was settled last; 0 if none was."""
+
+
+NOTHING = Held(
+    Blocks(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)),
+    np.empty(0, dtype=np.int64),
+    0,
+)
+
+
+def fresh(held: Held, sizes: Indices, round: int, forget_after: int) -> Held:
+    """What is left when all that is too old in this round is forgotten."""
+    young = round - held.rounds <= forget_after
+    if young.all():
+        return held
+    ids = held.blocks.ids
+    blocks = Blocks(ids[young], held.blocks.values[np.repeat(young, sizes[ids])])
+    return Held(blocks, held.rounds[young], held.last)
+
+
+def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
+    """The movement plus what is held of its blocks."""
+    values = movement.values.copy()
+    values[_within(movement.ids, held.ids, sizes)] += held.values[
+        _within(held.ids, movement.ids, sizes)
+    ]
+    return Blocks(movement.ids, values)
+
+
+def settled(held: Held, change: Blocks, round: int, sizes: Indices) -> Held:
+    """What is held once the change that a round's movement makes is added to it."""
+    ids = np.union1d(held.blocks.ids, change.ids)
+    values = np.zeros(int(sizes[ids].sum()), dtype=np.float32)
+    rounds = np.zeros(len(ids), dtype=np.int64)
+    values[_within(ids, held.blocks.ids, sizes)] = held.blocks.values
+    values[_within(ids, change.ids, sizes)] += change.values
+    rounds[np.isin(ids, held.blocks.ids)] = held.rounds
+    moved = np.isin(ids, change.ids)
+    rounds[moved] = np.maximum(rounds[moved], round)
+    return Held(Blocks(ids, values), rounds, round)
+
+
+class Residuals:
+    """The residuals of one device and task, in a store; see the module's docstring."""
+
+    def __init__(self, plan: ModelPlan, store: ArrayStore, *, forget_after: int) -> None:
+        """`forget_after` is in rounds, at least 1."""
+        if forget_after < 1:
+            raise ValueError(f"residuals are kept for 1 round or more, not {forget_after}")
+        self._plan = plan
+        self._store = store
+        self._forget_after = forget_after
+
+    def corrected(self, round: int, movement: Blocks) -> Blocks:
+        """What to encode in this round: the movement plus what is held. Changes nothing."""
+        held = fresh(self._held(), self._plan.block_sizes, round, self._forget_after)
+        return added(held.blocks, movement, self._plan.block_sizes)
+
+    def keep(self, round: int, movement: Blocks, sent: Blocks) -> None:
+        """Remember, until its receipt, what a movement will change.
+
+        `movement` is as trained, without what `corrected` added; `sent` as the coordinator decodes
+        it. Both have the same blocks.
+        """
+        for name in list(self._store.names()):
+            waiting = _round_of(name)
+            if waiting is not None and round - waiting > self._forget_after:
+                self._store.remove(name)
+        values = movement.values - sent.values
+        self._write(_name_of(round), Blocks(movement.ids, values))
+
+    def settle(self, round: int, *, used: bool) -> None:
+        """A receipt for this round's movement is here; it may come more than once."""
+        name, held = _name_of(round), self._held()
+        # Stopped right after the last round was settled? Then its change is still here.
+        self._store.remove(_name_of(held.last))
+        waiting = self._read(name)
+        if waiting is not None and used:
+            sizes = self._plan.block_sizes
+            change = Blocks(waiting["ids"], waiting["values"])
+            now = settled(fresh(held, sizes, round, self._forget_after), change, round, sizes)
+            self._write(HELD, now.blocks, rounds=now.rounds, last=np.array(now.last))
+        self._store.remove(name)
+
+    def _held(self) -> Held:
+        stored = self._read(HELD)
+        if stored is None:
+            return NOTHING
+        return Held(Blocks(stored["ids"], stored["values"]), stored["rounds"], int(stored["last"]))
+
+    def _read(self, name: str) -> Arrays | None:
+        stored = self._store.read(name)
+        if stored is None:
+            return None
+        if stored["plan"].tobytes().hex() != self._plan.hash:
+            log.warning("residuals %r are of another plan and left aside", name)
+            return None
+        return stored
+
+    def _write(self, name: str, blocks: Blocks, **more: NDArray[Any]) -> None:
+        plan = np.frombuffer(bytes.fromhex(self._plan.hash), dtype=np.uint8)
+        self._store.write(name, {"plan": plan, "ids": blocks.ids, "values": blocks.values, **more})
+
+
+HELD = "held"
+_WAITING = "round-"
+
+
+def _name_of(round: int) -> str:
+    return f"{_WAITING}{round}"
+
+
+def _round_of(name: str) -> int | None:
+    number = name.removeprefix(_WAITING)
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def _within(ids: Indices, others: Indices, sizes: Indices) -> NDArray[np.bool_]:
+    """For every value of the blocks `ids`, whether its block is among `others`."""
+    return np.repeat(np.isin(ids, others), sizes[ids])

@@ -1,0 +1,1 @@
+"""Moving bytes: chunks pulled from the broker, movements uploaded to the coordinator."""

@@ -1,0 +1,451 @@
+"""Pulling chunks: a few at a time, checked by their names, kept on disk.
+
+Where a chunk comes from is the broker's retained topic, or the coordinator, which answers a `Want`
+directly. A chunk that does not come within RETRY_S is asked for both ways, again and again, but not
+while bytes come in: on a slow link what was asked for again would come in the way of itself. Once
+the coordinator had to answer, the next chunks are asked of it at once; once the topic brings one,
+that is asked first again.
+
+At most WINDOW chunks are under way: this is the flow control, and nothing queues on the broker.
+
+A fetch ends early when it is told that what it fetches is of no use any more, and when a chunk's
+topic is cleared before our eyes: then its version is gone, and the coordinator will not answer.
+
+`Pull` is the logic, without I/O or threads. `Fetcher.fetch` blocks the thread that trains;
+`Fetcher.arrived` is called by the one that serves the link, and only hands over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition
+from typing import TypeVar
+
+from edge_sdk.program.logs import fact
+from edge_sdk.protocol.chunks import HASH_BYTES, Blob, chunk_hash, join_blob
+from edge_sdk.protocol.errors import MessageError, TesseraError
+from edge_sdk.protocol.messages.round import Assignment, RoundOpen
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Want
+from edge_sdk.protocol.messages.wire import encode_message
+from edge_sdk.protocol.packs.index import (
+    MAX_INDEX_BYTES,
+    ModelIndex,
+    decode_index,
+    needed_chunks,
+    unpack_model,
+)
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.transport.link import Link
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WINDOW = 8
+RETRY_S = 4.0
+IDLE_S = 60.0
+"""A fetch fails when no chunk came for so long."""
+
+
+class FetchError(TesseraError):
+    """Chunks did not come, or are not what they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What to do for a pull, in this order: give these topics up, subscribe to these, want these.
+
+    All are hashes of chunks.
+    """
+
+    drop: list[bytes] = field(default_factory=list)
+    subscribe: list[bytes] = field(default_factory=list)
+    want: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Awaited:
+    due_s: float
+    subscribed: bool
+
+
+class Pull:
+    """Which chunks to ask for, when and how. Time comes in with every call, in seconds."""
+
+    def __init__(
+        self, hashes: Iterable[bytes], now: float, *, direct: bool = False, window: int = WINDOW
+    ) -> None:
+        """`direct`: ask the coordinator first, not the retained topics."""
+        self.direct = direct
+        self.moved_s = now
+        """When the last chunk came."""
+        self._waiting = deque(dict.fromkeys(hashes))
+        self._awaited: OrderedDict[bytes, _Awaited] = OrderedDict()
+        self._done: list[bytes] = []
+        self._window = window
+
+    @property
+    def left(self) -> int:
+        """Chunks that have not come."""
+        return len(self._waiting) + len(self._awaited)
+
+    @property
+    def due_s(self) -> float:
+        """When to call `ask` next, if nothing arrives."""
+        return min((each.due_s for each in self._awaited.values()), default=self.moved_s)
+
+    def arrived(self, hash: bytes, now: float, *, direct: bool) -> bool:
+        """Whether this chunk, which was checked, was awaited."""
+        awaited = self._awaited.pop(hash, None)
+        if awaited is None:
+            return False
+        if awaited.subscribed:
+            self._done.append(hash)
+        self.direct = direct
+        self.moved_s = now
+        return True
+
+    def cleared(self, hash: bytes) -> bool:
+        """Whether this chunk, whose topic was cleared, is awaited from there."""
+        awaited = self._awaited.get(hash)
+        return awaited is not None and awaited.subscribed
+
+    def ask(self, now: float, silence_s: float = math.inf) -> Ask:
+        """What to ask for now: chunks that there is room for, and those that are overdue.
+
+        `silence_s`: for how long nothing came over the link, not even a part of a chunk.
+        """
+        ask = Ask(drop=self._done)
+        self._done = []
+        for hash, awaited in self._awaited.items():
+            if awaited.due_s <= now and silence_s < RETRY_S:
+                awaited.due_s = now + RETRY_S - silence_s
+            elif awaited.due_s <= now:
+                awaited.due_s, awaited.subscribed = now + RETRY_S, True
+                ask.subscribe.append(hash)
+                ask.want.append(hash)
+        while self._waiting and len(self._awaited) < self._window:
+            hash = self._waiting.popleft()
+            self._awaited[hash] = _Awaited(now + RETRY_S, not self.direct)
+            (ask.want if self.direct else ask.subscribe).append(hash)
+        return ask
+
+    def give_up(self) -> Ask:
+        """What is still subscribed to."""
+        return Ask(drop=[*self._done, *(h for h, each in self._awaited.items() if each.subscribed)])
+
+
+class ChunkCache:
+    """Chunks in a folder, by hash; the ones not used for longest go when there are too many bytes.
+
+    What is in use stays, however much it is. For one process and one thread; files of the same
+    name have the same bytes, so nothing is lost when a crash leaves a half-written one: it is
+    found out when it is read, and pulled again. A chunk for which the disk has no room is held in
+    memory as long as it is in use.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._sizes: OrderedDict[bytes, int] = OrderedDict()
+        self._in_use: frozenset[bytes] = frozenset()
+        self._held: dict[bytes, bytes] = {}
+        self._warned = False
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
+            if len(path.name) == 2 * HASH_BYTES:
+                self._sizes[bytes.fromhex(path.name)] = path.stat().st_size
+            else:
+                path.unlink()
+        self._bytes = sum(self._sizes.values())
+
+    def __contains__(self, hash: bytes) -> bool:
+        return hash in self._sizes or hash in self._held
+
+    def __getitem__(self, hash: bytes) -> bytes:
+        """See `edge_sdk.protocol.chunks.Chunks`."""
+        if hash in self._held:
+            return self._held[hash]
+        if hash not in self._sizes:
+            raise KeyError(hash)
+        try:
+            return self._path(hash).read_bytes()
+        except FileNotFoundError:
+            self._forget(hash)
+            raise KeyError(hash) from None
+
+    def use(self, hashes: Iterable[bytes]) -> None:
+        """These are in use from now on, and no others."""
+        self._in_use = frozenset(hashes)
+        self._held = {hash: chunk for hash, chunk in self._held.items() if hash in self._in_use}
+        for hash in self._in_use:
+            if hash in self._sizes:
+                self._sizes.move_to_end(hash)
+                self._touch(hash)
+
+    def put(self, hash: bytes, chunk: bytes) -> None:
+        """Keep a chunk that was checked."""
+        try:
+            self._write(hash, chunk)
+        except OSError as error:
+            self._make_room(len(chunk))
+            try:
+                self._write(hash, chunk)
+            except OSError:
+                self._warn(error)
+                self._held[hash] = chunk
+                return
+        self._bytes += len(chunk) - self._sizes.pop(hash, 0)
+        self._sizes[hash] = len(chunk)
+        for old in [each for each in self._sizes if each not in self._in_use]:
+            if self._bytes <= self._max_bytes:
+                break
+            if old != hash:
+                self.drop([old])
+
+    def drop(self, hashes: Iterable[bytes]) -> None:
+        """Remove chunks, if they are here."""
+        for hash in hashes:
+            self._held.pop(hash, None)
+            self._path(hash).unlink(missing_ok=True)
+            self._forget(hash)
+
+    def _write(self, hash: bytes, chunk: bytes) -> None:
+        draft = self._folder / f"{hash.hex()}.new"
+        try:
+            draft.write_bytes(chunk)
+            draft.replace(self._path(hash))
+        except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, size: int) -> None:
+        """Give up chunks that are not in use, as far as they take this many bytes."""
+        for old in [each for each in self._sizes if each not in self._in_use]:
+            if size <= 0:
+                return
+            size -= self._sizes[old]
+            with suppress(OSError):
+                self.drop([old])
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            log.error(
+                "chunks have no room on disk and are held in memory: %s", error, extra=fact("disk")
+            )
+
+    def _forget(self, hash: bytes) -> None:
+        self._bytes -= self._sizes.pop(hash, 0)
+
+    def _touch(self, hash: bytes) -> None:
+        try:
+            os.utime(self._path(hash))
+        except FileNotFoundError:
+            self._forget(hash)
+        except OSError as error:
+            log.debug("%s: %s", hash.hex(), error)
+
+    def _path(self, hash: bytes) -> Path:
+        return self._folder / hash.hex()
+
+
+class Fetcher:
+    """Chunks over a link, for one device."""
+
+    def __init__(
+        self,
+        link: Link,
+        topics: Topics,
+        device: str,
+        cache: ChunkCache,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._topics = topics
+        self._device = device
+        self._cache = cache
+        self._should_stop = should_stop
+        self._clock = clock
+        self._changed = Condition()
+        self._arrivals: deque[tuple[bytes, bytes, bool]] = deque()
+        self._awaiting = False
+        self._direct = False
+
+    def arrived(self, hash: bytes, payload: bytes, *, direct: bool) -> None:
+        """A chunk came, directly or on its retained topic; an empty one clears the topic."""
+        with self._changed:
+            if self._awaiting and (payload or not direct):
+                self._arrivals.append((hash, payload, direct))
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let a fetch look at `should_stop`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def fetch(
+        self,
+        hashes: Sequence[bytes],
+        *,
+        idle_s: float = IDLE_S,
+        overtaken: Callable[[], bool] = lambda: False,
+    ) -> ChunkCache:
+        """These chunks, which are then in the cache until the next fetch.
+
+        `overtaken` says that they are of no use any more; `wake` lets it be asked.
+        Raises `FetchError` when none came for `idle_s`, when one is gone for good, or when it is
+        told to stop.
+        """
+        self._cache.use(hashes)
+        now = self._clock()
+        missing = [each for each in dict.fromkeys(hashes) if each not in self._cache]
+        pull = Pull(missing, now, direct=self._direct)
+        with self._changed:
+            self._arrivals.clear()
+            self._awaiting = True
+        try:
+            while pull.left:
+                self._perform(pull.ask(self._clock(), self._link.silence_s(bulk=True)))
+                self._wait(pull, pull.moved_s + idle_s)
+                self._take(pull)
+                if self._should_stop():
+                    raise FetchError("the device is stopping")
+                if pull.left and overtaken():
+                    raise FetchError("something newer came while it was fetched")
+                idle = self._clock() >= pull.moved_s + idle_s
+                if pull.left and idle and self._link.silence_s(bulk=True) >= RETRY_S:
+                    raise FetchError(
+                        f"{pull.left} of {len(missing)} chunks did not come: none within "
+                        f"{idle_s:g} s, neither from the broker nor from the coordinator"
+                    )
+        finally:
+            self._direct = pull.direct
+            with self._changed:
+                self._awaiting = False
+                self._arrivals.clear()
+            self._perform(pull.give_up())
+        return self._cache
+
+    def fetch_blob(
+        self,
+        blob: Blob,
+        max_bytes: int,
+        what: str,
+        overtaken: Callable[[], bool] = lambda: False,
+    ) -> bytes:
+        """The bytes of a blob. Raises `FetchError`, also for one that is too large."""
+        if blob.size > max_bytes:
+            raise FetchError(f"{what} has {blob.size} bytes; at most {max_bytes} are fetched")
+        return self.read(blob.chunks, lambda chunks: join_blob(blob, chunks), overtaken)
+
+    def read(
+        self,
+        hashes: Sequence[bytes],
+        work: Callable[[ChunkCache], T],
+        overtaken: Callable[[], bool] = lambda: False,
+    ) -> T:
+        """What the work makes of these chunks; when it fails they are pulled anew next time."""
+        chunks = self.fetch(hashes, overtaken=overtaken)
+        try:
+            return work(chunks)
+        except MessageError as error:
+            # A file that was damaged must not fail every round to come.
+            self._cache.drop(hashes)
+            raise FetchError(f"chunks on this device's disk are damaged: {error}") from error
+
+    def _wait(self, pull: Pull, deadline_s: float) -> None:
+        now = self._clock()
+        until = pull.due_s if now >= deadline_s else min(pull.due_s, deadline_s)
+        with self._changed:
+            if not self._arrivals and not self._should_stop():
+                self._changed.wait(max(0.0, until - now))
+
+    def _take(self, pull: Pull) -> None:
+        while True:
+            with self._changed:
+                if not self._arrivals:
+                    return
+                hash, chunk, direct = self._arrivals.popleft()
+            if not chunk:
+                if pull.cleared(hash):
+                    raise FetchError("its version was replaced while it was fetched")
+            elif chunk_hash(chunk) != hash:
+                log.warning("chunk %s came with other bytes than its name says", hash.hex())
+            elif pull.arrived(hash, self._clock(), direct=direct):
+                self._cache.put(hash, chunk)
+
+    def _perform(self, ask: Ask) -> None:
+        for hash in ask.drop:
+            self._link.unsubscribe(self._topics.chunk(hash), bulk=True)
+        for hash in ask.subscribe:
+            self._link.subscribe(self._topics.chunk(hash), bulk=True)
+        if ask.want:
+            want = Want(device=self._device, chunks=tuple(ask.want))
+            self._link.publish(self._topics.up_control(self._device), encode_message(want))
+
+
+class PulledModel:
+    """The weights of a task's rounds; an `edge_sdk.device.app.ModelSource`."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        fetcher: Fetcher,
+        *,
+        overtaken: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """`overtaken`: whether the model of a round is of no use any more."""
+        self._plan = plan
+        self._overtaken = overtaken
+        self._fetcher = fetcher
+        self._opened: RoundOpen | None = None
+        self._index: ModelIndex | None = None
+
+    def opened(self, opened: RoundOpen) -> None:
+        """A round was opened: this is where its model is."""
+        if opened != self._opened:
+            self._opened, self._index = opened, None
+
+    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+        """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
+        return self.fetch_groups(assignment.round, assignment.groups)
+
+    def fetch_groups(self, round: int, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
+        """The blocks and buffers of these groups, as of a round that was opened."""
+        if self._opened is None or self._opened.round != round:
+            raise FetchError(f"it is not known where the model of round {round} is")
+        index = self._index_of(self._opened)
+        hashes = needed_chunks(self._plan, index, groups)
+        return self._fetcher.read(
+            hashes,
+            lambda chunks: unpack_model(self._plan, index, groups, chunks),
+            lambda: self._overtaken(round),
+        )
+
+    def _index_of(self, opened: RoundOpen) -> ModelIndex:
+        if self._index is None:
+            if opened.model is None:
+                raise FetchError(f"round {opened.round} does not say where its model is")
+            data = self._fetcher.fetch_blob(
+                opened.model,
+                MAX_INDEX_BYTES,
+                "the model's index",
+                lambda: self._overtaken(opened.round),
+            )
+            self._index = decode_index(self._plan, data)
+        return self._index

@@ -1,0 +1,152 @@
+"""From a device's settings to what weighs its rounds: the probe, the board, the costs.
+
+<state_dir>/<task>/<device>/costs.json       `edge_sdk.decide.costs.calibration`
+<state_dir>/<task>/<device>/history.json     `edge_sdk.decide.observer`
+<state_dir>/<task>/<device>/emulation.jsonl  `edge_sdk.decide.emulation.emulation`
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, get_args
+
+from edge_sdk.decide.gates import closed_gate
+from edge_sdk.decide.observer import Observer, Probe, local_minute
+from edge_sdk.device.config import ConfigError, DeviceConfig
+from edge_sdk.machine.snapshot import Battery, Snapshot
+
+if TYPE_CHECKING:
+    from edge_sdk.decide.costs.costing import Costing
+    from edge_sdk.decide.emulation.emulation import Emulation
+    from edge_sdk.machine.board import Board
+    from edge_sdk.protocol.task.graphs import Manifest
+    from edge_sdk.train.backend import Backend
+
+HISTORY = "history.json"
+
+
+class BoardProbe:
+    """A probe that knows from the board's profile what its sensors do not tell."""
+
+    def __init__(self, probe: Probe, board: Board) -> None:
+        self._probe = probe
+        capacity = None if board.battery is None else board.battery.battery_wh.value
+        self._known = Snapshot(battery=Battery(capacity_wh=capacity))
+
+    def snapshot(self) -> Snapshot:
+        """See `Probe`."""
+        return self._probe.snapshot().filled_from(self._known)
+
+    def settle(self, timeout_s: float) -> bool:
+        """See `LocalProbe`."""
+        settle = getattr(self._probe, "settle", None)
+        return settle is None or bool(settle(timeout_s))
+
+
+def find_board(config: DeviceConfig) -> Board | None:
+    """The board that the settings name. Raises `ConfigError`."""
+    from edge_sdk.machine import board
+
+    if config.board is None:
+        return None
+    try:
+        if config.board.endswith(".toml"):
+            return board.load_board(Path(config.board))
+        return board.find_board(config.board)
+    except board.BoardError as error:
+        raise ConfigError(f"board = {config.board!r}: {error}") from error
+
+
+def make_probe(config: DeviceConfig) -> Probe:
+    """The probe for this machine. Raises `ConfigError`."""
+    from edge_sdk.machine.probe import ProbeName, choose_probe
+
+    if config.probe is not None and config.probe not in get_args(ProbeName):
+        known = ", ".join(get_args(ProbeName))
+        raise ConfigError(f"probe = {config.probe!r}: must be one of {known}")
+    return with_board(config, choose_probe(name=cast("ProbeName | None", config.probe)))
+
+
+def with_board(config: DeviceConfig, probe: Probe) -> Probe:
+    """The probe, with what the board's profile knows besides. Raises `ConfigError`."""
+    board = find_board(config)
+    return probe if board is None else BoardProbe(probe, board)
+
+
+def make_emulation(config: DeviceConfig, folder: Path) -> Emulation | None:
+    """The device to pretend to be, if any; its story is in `folder`. Raises `ConfigError`."""
+    if config.emulate is None:
+        return None
+    from edge_sdk.decide.emulation.emulation import STORY, emulate
+    from edge_sdk.decide.emulation.fleet import load_fleet
+    from edge_sdk.machine.board import BoardError
+
+    try:
+        fleet = load_fleet(config.emulate.fleet)
+        return emulate(fleet, config.emulate.member, story=folder / STORY)
+    except BoardError as error:
+        raise ConfigError(f"[emulate] {error}") from error
+
+
+def make_costing(
+    config: DeviceConfig,
+    probe: Probe,
+    backend: Backend,
+    manifest: Manifest,
+    folder: Path,
+    samples: int,
+    emulation: Emulation | None = None,
+) -> Costing:
+    """What the task costs here; measures it first, if that has to be. Takes seconds, then."""
+    from edge_sdk.decide.costs.calibration import FILE_NAME
+    from edge_sdk.decide.costs.costing import Costing
+    from edge_sdk.decide.costs.model import known_of
+
+    policy = config.policy
+    wall = time.time if emulation is None else emulation.wall
+    return Costing(
+        backend,
+        manifest,
+        folder / FILE_NAME,
+        probe=probe,
+        levels=policy.offered_levels(),
+        known=known_of(
+            find_board(config) if emulation is None else emulation.board, policy.bytes_per_s
+        ),
+        samples=samples,
+        memory_share=policy.memory_share,
+        providers=config.providers,
+        threads=config.threads,
+        may_measure=lambda: (
+            closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
+        ),
+        clock=time.perf_counter if emulation is None else emulation.clock,
+    )
+
+
+def make_observer(
+    config: DeviceConfig,
+    probe: Probe | None,
+    backend: Backend,
+    manifest: Manifest,
+    folder: Path,
+    samples: int,
+    emulation: Emulation | None = None,
+) -> Observer:
+    """What the device sees of itself; with `weigh = false`, nothing. `folder`: of the device.
+
+    `probe` None: this machine's own. `emulation`: the device it pretends to be, whose own probe
+    and clocks count. Raises `ConfigError`, and what measuring raises.
+    """
+    history = folder / HISTORY
+    if not config.weigh:
+        return Observer(config.policy, history=history)
+    if emulation is not None:
+        probe = emulation.probe
+        costs = make_costing(config, probe, backend, manifest, folder, samples, emulation)
+        clock, wall = emulation.clock, emulation.wall
+        return Observer(config.policy, probe, costs, history=history, clock=clock, wall=wall)
+    probe = make_probe(config) if probe is None else with_board(config, probe)
+    costs = make_costing(config, probe, backend, manifest, folder, samples)
+    return Observer(config.policy, probe, costs, history=history)

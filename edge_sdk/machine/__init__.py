@@ -1,0 +1,64 @@
+"""What the device can afford: probes look at the machine, a snapshot says what they saw.
+
+    probe = choose_probe()
+    probe.snapshot().battery.percent      # None: unknown
+
+Probes are loaded when one is first asked for: who only decides upon snapshots needs none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from edge_sdk.machine.snapshot import (
+    Battery,
+    CoreClass,
+    Cpu,
+    Gpu,
+    Heat,
+    MemoryState,
+    Network,
+    Power,
+    Snapshot,
+    Trip,
+    Zone,
+)
+from edge_sdk.program.plain import ProfileError
+
+if TYPE_CHECKING:
+    from edge_sdk.machine.probe import (
+        LocalProbe,
+        Probe,
+        ProbeName,
+        PushedProbe,
+        StaticProbe,
+        choose_probe,
+    )
+
+__all__ = [
+    "Battery",
+    "CoreClass",
+    "Cpu",
+    "Gpu",
+    "Heat",
+    "LocalProbe",
+    "MemoryState",
+    "Network",
+    "Power",
+    "Probe",
+    "ProbeName",
+    "ProfileError",
+    "PushedProbe",
+    "Snapshot",
+    "StaticProbe",
+    "Trip",
+    "Zone",
+    "choose_probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("edge_sdk.machine.probe"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,164 @@
+"""Energy: a sensor of watts, read again and again while the device works, and integrated.
+
+A device that has a sensor knows what it draws (`Power.total_watts` of its rails, or what its
+battery gives); the meter reads it ten times a second in a thread of its own. Without one there is
+nothing to measure, and the meter says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edge_sdk.machine.probe import Probe
+
+PERIOD_S = 0.1
+MAX_AGE_S = 2.0
+"""Of a value that counts as read now; slower sensors do not follow a training."""
+MAX_GAP_S = 5.0
+"""Between two readings; over a longer one nobody knows what was drawn."""
+
+Watts = Callable[[], float | None]
+"""What the device draws now; None: not known. Any thread may call it."""
+
+
+def probed_watts(probe: Probe) -> Watts:
+    """What a probe says the whole device draws: from its rails, else from its battery.
+
+    Of this machine's sensors only those are read, so that little of what is measured is the
+    measuring.
+    """
+    only = getattr(probe, "only", None)
+    sensors: Probe = probe if only is None else only("power", "battery")
+
+    def watts() -> float | None:
+        snapshot = sensors.snapshot().no_older_than(MAX_AGE_S)
+        total = snapshot.power.total_watts
+        return snapshot.battery.watts if total is None else total
+
+    return watts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Energy:
+    """What was drawn in some seconds."""
+
+    seconds: float
+    gross_j: float
+    idle_w: float | None = None
+    """What the device draws without the work; None: not known."""
+
+    @property
+    def net_j(self) -> float | None:
+        """Above idle, never negative; None: idle is not known."""
+        if self.idle_w is None:
+            return None
+        return max(0.0, self.gross_j - self.idle_w * self.seconds)
+
+    @property
+    def net_w(self) -> float | None:
+        """Above idle, on average; None: not known."""
+        return None if self.net_j is None or not self.seconds else self.net_j / self.seconds
+
+
+def integrate(readings: Sequence[tuple[float, float]]) -> float | None:
+    """Joules of readings (seconds of a clock, watts), in order: trapezoids between them.
+
+    None: fewer than two, or a gap of more than `MAX_GAP_S`.
+    """
+    if len(readings) < 2:
+        return None
+    joules = 0.0
+    for (start, before), (end, after) in pairwise(readings):
+        if end - start > MAX_GAP_S:
+            return None
+        joules += (end - start) * (before + after) / 2
+    return joules
+
+
+class EnergyMeter:
+    """Reads watts in a thread while its block runs.
+
+    with EnergyMeter(probed_watts(probe), idle_w=2.1) as meter:
+        train()
+    meter.energy
+    """
+
+    def __init__(
+        self,
+        watts: Watts,
+        *,
+        idle_w: float | None = None,
+        period_s: float = PERIOD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watts = watts
+        self._idle_w = idle_w
+        self._period_s = period_s
+        self._clock = clock
+        self._readings: list[tuple[float, float]] = []
+        self._silent = False
+        """Whether the sensor had nothing to say at the end."""
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
+
+    def __enter__(self) -> EnergyMeter:
+        self._read()
+        if self._readings:
+            self._thread.start()  # a device without a sensor pays for no thread
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread.is_alive():
+            self._done.set()
+            self._thread.join()
+            self._silent = not self._read()
+
+    @property
+    def energy(self) -> Energy | None:
+        """What was drawn from the beginning of the block to its end; None: not known.
+
+        A sensor that fell silent on the way, such as a battery that is charged now, tells nothing.
+        """
+        joules = integrate(self._readings)
+        if joules is None or self._silent:
+            return None
+        seconds = self._readings[-1][0] - self._readings[0][0]
+        return Energy(seconds=seconds, gross_j=joules, idle_w=self._idle_w)
+
+    @property
+    def hz(self) -> float | None:
+        """How often the sensor was read, on average; None: it was not."""
+        if len(self._readings) < 2:
+            return None
+        return (len(self._readings) - 1) / (self._readings[-1][0] - self._readings[0][0])
+
+    def _run(self) -> None:
+        while not self._done.wait(self._period_s):
+            self._read()
+
+    def _read(self) -> bool:
+        watts = self._watts()
+        if watts is not None:
+            self._readings.append((self._clock(), watts))
+        return watts is not None
+
+
+def idle_watts(watts: Watts, seconds: float = 1.0) -> float | None:
+    """What the device draws while it does nothing for so long; None: no sensor tells."""
+    if watts() is None:
+        return None
+    with EnergyMeter(watts) as meter:
+        time.sleep(seconds)
+    return None if meter.energy is None else meter.energy.gross_j / meter.energy.seconds

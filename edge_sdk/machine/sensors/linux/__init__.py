@@ -1,0 +1,1 @@
+"""Sensors of any Linux machine, read from /proc and /sys."""

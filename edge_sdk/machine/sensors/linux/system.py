@@ -1,0 +1,197 @@
+"""Cores, memory and network of any Linux, from /proc and /sys, without root.
+
+Android and the boards build on these sources; each gives the part of a snapshot that it knows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+
+from edge_sdk.machine.sensors.commands import Command
+from edge_sdk.machine.sensors.files import Files
+from edge_sdk.machine.sensors.linux.cgroup import read_limits
+from edge_sdk.machine.sensors.rates import Rates
+from edge_sdk.machine.snapshot import CoreClass, Cpu, MemoryState, Network, Snapshot
+
+CPU = "sys/devices/system/cpu"
+MAX_CPUS = 8192
+"""As many as Linux can be built for."""
+
+NETWORK_MANAGER = (
+    *("busctl", "--timeout=5", "--auto-start=no", "get-property"),
+    *("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager"),
+    *("org.freedesktop.NetworkManager", "Metered"),
+)
+METERED = {1: True, 2: False, 3: True, 4: False}
+"""NMMetered: yes, no, guessed yes, guessed no; 0 is unknown."""
+
+
+class LinuxSources:
+    """Sources that remember counters, to tell what was used between two looks."""
+
+    def __init__(self, files: Files, clock: Callable[[], float]) -> None:
+        self._files = files
+        self._cpu_time = Rates(clock)
+        self._traffic = Rates(clock)
+
+    def cpu(self) -> Snapshot:
+        """Cores we may use, and how busy the machine is."""
+        usable = usable_cpus(self._files)
+        quota = read_limits(self._files).cpus
+        classes, mhz = _clocks(self._files, usable or frozenset())
+        peaks = [each.max_mhz for each in classes if each.max_mhz is not None]
+        return Snapshot(
+            cpu=Cpu(
+                cores=None if usable is None or quota is None else min(float(len(usable)), quota),
+                load=self._load(),
+                busy=self._busy(),
+                mhz=mhz,
+                max_mhz=max(peaks, default=None),
+                pressure=pressure(self._files, "cpu"),
+                classes=classes or None,
+            )
+        )
+
+    def memory(self) -> Snapshot:
+        """What the machine and our control groups have left."""
+        amounts = {
+            match[1]: float(match[2]) * 1024
+            for match in re.finditer(
+                r"^(\w+): *([0-9]{1,20}) kB$", self._files.text("proc/meminfo") or "", re.M
+            )
+        }
+        limits = read_limits(self._files)
+        return Snapshot(
+            memory=MemoryState(
+                total_bytes=_least(amounts.get("MemTotal"), limits.memory_bytes),
+                available_bytes=_least(amounts.get("MemAvailable"), limits.available_bytes),
+                pressure=pressure(self._files, "memory"),
+            )
+        )
+
+    def network(self) -> Snapshot:
+        """Traffic on the way out, and whether that is a modem."""
+        interface = default_interface(self._files)
+        if interface is None:
+            return Snapshot()
+        uevent = self._files.text(f"sys/class/net/{interface}/uevent") or ""
+        modem = "DEVTYPE=wwan" in uevent or interface.startswith(("rmnet", "ccmni", "wwan"))
+        down = up = None
+        for line in (self._files.text("proc/net/dev") or "").splitlines():
+            name, _, counters = line.strip().partition(":")
+            numbers = re.findall(r"[0-9]{1,20}", counters)
+            if name == interface and len(numbers) >= 9:
+                rates = self._traffic.since(interface, float(numbers[0]), float(numbers[8]))
+                down, up = rates or (None, None)
+        return Snapshot(
+            network=Network(
+                metered=True if modem else None, up_bytes_per_s=up, down_bytes_per_s=down
+            )
+        )
+
+    def _load(self) -> float | None:
+        match = re.match(r"[0-9]{1,9}\.[0-9]{1,9}", self._files.text("proc/loadavg") or "")
+        if match:
+            return float(match[0])
+        if not self._files.is_machine:
+            return None
+        try:
+            # Android hides the file but answers the system call.
+            return os.getloadavg()[0]
+        except (OSError, AttributeError):
+            return None
+
+    def _busy(self) -> float | None:
+        first, _, _ = (self._files.text("proc/stat") or "").partition("\n")
+        numbers = [float(each) for each in re.findall(r" ([0-9]{1,20})(?= |$)", first)]
+        if not first.startswith("cpu ") or len(numbers) < 5:
+            return None
+        # user nice system idle iowait irq softirq steal; guests count as user already.
+        total = sum(numbers[:8])
+        rates = self._cpu_time.since("cpu", total - numbers[3] - numbers[4], total)
+        return rates[0] / rates[1] if rates and rates[1] > 0 else None
+
+
+def network_manager(files: Files) -> Command:
+    """Whether the link is metered, as NetworkManager knows or guesses."""
+
+    def parse(output: str) -> Snapshot:
+        match = re.fullmatch(r"u ([0-9])", output.strip())
+        return Snapshot(network=Network(metered=METERED.get(int(match[1])) if match else None))
+
+    return Command(
+        argv=NETWORK_MANAGER, program=files.program, parse=parse, fills=("network.metered",)
+    )
+
+
+def usable_cpus(files: Files) -> frozenset[int] | None:
+    """Cores that are online and that our affinity allows; None: unknown."""
+    status = files.text("proc/self/status") or ""
+    match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.M)
+    allowed = parse_cpus(match[1]) if match else None
+    online = files.text(f"{CPU}/online")
+    if allowed is None or online is None:
+        return allowed
+    running = parse_cpus(online)
+    return None if running is None else allowed & running
+
+
+def parse_cpus(text: str) -> frozenset[int] | None:
+    """Core numbers from a list such as `0-3,6`; None: it is none."""
+    numbers: set[int] = set()
+    for part in re.split(r"[,\s]+", text):
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part, re.ASCII)
+        if match is None or max(int(match[1]), int(match[2] or 0)) >= MAX_CPUS:
+            return None
+        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(numbers)
+
+
+def pressure(files: Files, what: str) -> float | None:
+    """Percent of the last 10 s in which some program waited for `what`; None: unknown."""
+    content = files.text(f"proc/pressure/{what}") or ""
+    match = re.search(r"^some avg10=([0-9]{1,3}\.[0-9]{1,9}) ", content, re.M)
+    return float(match[1]) if match else None
+
+
+def default_interface(files: Files) -> str | None:
+    """The interface of the default route, the one of least metric; None: unknown."""
+    routes = []
+    for line in (files.text("proc/net/route") or "").splitlines():
+        columns = line.split()
+        if len(columns) >= 8 and columns[1] == columns[7] == "00000000" and columns[6].isdecimal():
+            routes.append((int(columns[6][:10]), columns[0]))
+    return min(routes)[1] if routes else None
+
+
+def _clocks(files: Files, usable: frozenset[int]) -> tuple[tuple[CoreClass, ...], float | None]:
+    """Classes of the usable cores, and their mean clock in MHz now."""
+    peaks: dict[int, float] = {}
+    clocks: dict[int, float] = {}
+    for policy in files.names(f"{CPU}/cpufreq", "policy*") or ():
+        folder = f"{CPU}/cpufreq/{policy}"
+        members = parse_cpus(files.text(f"{folder}/affected_cpus") or "") or frozenset()
+        for frequencies, name in ((peaks, "cpuinfo_max_freq"), (clocks, "scaling_cur_freq")):
+            khz = files.number(f"{folder}/{name}")
+            if khz is not None and khz > 0:
+                frequencies |= dict.fromkeys(members & usable, khz / 1000)
+    alike: dict[tuple[float | None, float | None], int] = {}
+    for cpu in sorted(usable):
+        kind = (peaks.get(cpu), files.number(f"{CPU}/cpu{cpu}/cpu_capacity"))
+        alike[kind] = alike.get(kind, 0) + 1
+    classes = [
+        CoreClass(cores=cores, max_mhz=mhz, capacity=capacity)
+        for (mhz, capacity), cores in alike.items()
+        if mhz is not None or capacity is not None
+    ]
+    classes.sort(key=lambda each: (each.capacity or 0, each.max_mhz or 0), reverse=True)
+    return tuple(classes), sum(clocks.values()) / len(clocks) if clocks else None
+
+
+def _least(machine: float | None, groups: float | None) -> float | None:
+    if machine is None or groups is None:
+        return None
+    return min(machine, groups) if math.isfinite(machine) else None

@@ -1,0 +1,1 @@
+"""Needs of every program: settings, durable files, processes, logs, the watchdog."""

@@ -1,0 +1,277 @@
+"""Blocks as bytes. Version 1.
+
+    message = length of header as uint32 ‖ header ‖ zeros up to a multiple of 16 ‖ payload
+    header  = msgpack [ "tessera-blocks", 1, kind, keep | nil, zstd, plan hash, [mask per axis] ]
+    payload = the parts below, one behind the other; with zstd a frame of them (`zstd.py`)
+
+    fp32      values as float32
+    fp16      values as float16 ‖ an exponent per block as int8
+    int8      a step per block as float32 ‖ values as int8
+    top-k     kept values as float16 ‖ an exponent per block as int8 ‖ positions (`top_k.py`)
+
+All numbers are little-endian. The plan's hash is 32 bytes, `keep` float64 (top-k only). Bit `g` of
+an axis's mask says that group `g` is chosen: masks and plan give every block's number, size and
+place, so nothing else is written. In every part the blocks are in ascending order, and parts of
+wider numbers come first, so that each is aligned; fp32 is read where it lies.
+
+`quantise.py` and `top_k.py` say what the numbers mean and how near the decoded values are. Top-k's
+values are fp16 because what rounding loses goes into the residual with the rest
+(`device.stores.residuals`). Compression that saves nothing is left out, and the header says so.
+
+Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` to the encoding's bound, to the
+bit for fp32; `len(encode_blocks(plan, S, …)) == encoded_size(plan, S, …)`, at most so with zstd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.canonical import count, flag, packed, text, unpacked
+from edge_sdk.protocol.encoding.encoding import DEFAULT_KEEP, Encoding, Kind
+from edge_sdk.protocol.encoding.quantisation import (
+    quantise_fp16,
+    quantise_int8,
+    restore_fp16,
+    restore_int8,
+)
+from edge_sdk.protocol.encoding.top_k import kept_counts, pick, place_bytes, put_back
+from edge_sdk.protocol.encoding.zstd import compress, decompress
+from edge_sdk.protocol.errors import BlockError, EncodingError, GroupError
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
+
+MAGIC = "tessera-blocks"
+VERSION = 1
+ALIGNMENT = 16
+
+Part = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message says about its payload."""
+
+    encoding: Encoding
+    """As written: without zstd where compressing saved nothing."""
+    groups: dict[str, tuple[int, ...]]
+    size_bytes: int
+    """Of the header itself, up to the payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSpec:
+    """One part of a payload: the type of its numbers, and how many of them every block has."""
+
+    dtype: np.dtype[Any]
+    counts: Indices
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its numbers."""
+        return self.dtype.itemsize * int(self.counts.sum())
+
+
+def encode_blocks(
+    plan: ModelPlan,
+    groups: Groups,
+    blocks: Blocks,
+    encoding: Encoding,
+    stream: np.random.Generator,
+) -> bytes:
+    """The blocks of a submodel as a message. Only int8 draws from the stream.
+
+    Raises `GroupError` or `BlockError` if these are not the submodel's blocks, `EncodingError` if
+    the encoding is not available here.
+    """
+    chosen = plan.choose(groups)
+    ids = plan.block_ids(chosen)
+    blocks.check(ids, plan.block_sizes)
+    parts = encode_parts(blocks.values, plan.block_sizes[ids], encoding, stream)
+    return join_message(plan, chosen, encoding, parts)
+
+
+def decode_blocks(
+    plan: ModelPlan, data: bytes | bytearray | memoryview
+) -> tuple[dict[str, tuple[int, ...]], Blocks]:
+    """The groups and the blocks in a message; the values are read-only, fp32 ones a view of `data`.
+
+    Raises `BlockError`, and nothing else, for any bytes that are no blocks of this plan. Every
+    size is checked against the plan before anything is allocated. Values may be NaN or infinite.
+    """
+    header = decode_header(plan, data)
+    ids = plan.block_ids(plan.choose(header.groups))
+    payload = memoryview(data).cast("B")[header.size_bytes :]
+    return header.groups, decode_payload(plan, ids, header.encoding, payload)
+
+
+def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Header:
+    """What a message says about its payload, which is not looked at. Raises only `BlockError`."""
+    view = memoryview(data).cast("B")
+    length = int.from_bytes(view[:4], "little")
+    # An envelope of fixed fields, and up to nine bytes for the mask of each axis.
+    if len(view) < 4 or length > min(len(view) - 4, 128 + 9 * len(plan.axes)):
+        raise BlockError("these bytes are not blocks of this plan: no header of a fitting size")
+    fields = unpacked(bytes(view[4 : 4 + length]), BlockError, "blocks")
+    if not isinstance(fields, list) or len(fields) < 2 or fields[0] != MAGIC:
+        raise BlockError("these bytes are not blocks")
+    if fields[1] != VERSION:
+        raise BlockError(
+            f"version {fields[1]!r} of blocks is not known here; this side speaks {VERSION}"
+        )
+    try:
+        encoding, chosen = _decode_fields(plan, fields)
+    except (TypeError, ValueError, EncodingError, GroupError) as error:
+        raise BlockError(f"the header of blocks has the wrong structure: {error}") from error
+    expected = _header(plan, chosen, encoding)
+    if view[: len(expected)] != expected:
+        raise BlockError("the header of blocks is not in canonical form")
+    names = (axis.name for axis in plan.axes)
+    return Header(encoding, dict(zip(names, chosen, strict=True)), len(expected))
+
+
+def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
+    """Bytes of a submodel's message: exactly, or with zstd at most. Raises `GroupError`."""
+    chosen = plan.choose(groups)
+    sizes = plan.block_sizes[plan.block_ids(chosen)]
+    specs = part_specs(sizes, encoding)
+    return len(_header(plan, chosen, encoding)) + sum(spec.size_bytes for spec in specs)
+
+
+# -- payloads, without a header ------------------------------------------------------------------
+
+
+def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
+    """The parts of a payload of blocks of these sizes."""
+    one = np.ones(len(sizes), dtype=np.int64)
+    match encoding.kind:
+        case "fp32":
+            parts = [("<f4", sizes)]
+        case "fp16":
+            parts = [("<f2", sizes), ("i1", one)]
+        case "int8":
+            parts = [("<f4", one), ("i1", sizes)]
+        case "top-k":
+            kept, places = kept_counts(sizes, encoding.keep), place_bytes(sizes, encoding.keep)
+            parts = [("<f2", kept), ("i1", one), ("u1", places)]
+    return tuple(PartSpec(np.dtype(dtype), counts) for dtype, counts in parts)
+
+
+def encode_parts(
+    values: Float32, sizes: Indices, encoding: Encoding, stream: np.random.Generator
+) -> list[Part]:
+    """The parts of a payload. fp32 is the values themselves."""
+    values = np.ascontiguousarray(values)
+    parts: list[Part]
+    match encoding.kind:
+        case "fp32":
+            parts = [values]
+        case "fp16":
+            parts = [*quantise_fp16(values, sizes)]
+        case "int8":
+            parts = [*quantise_int8(values, sizes, stream)]
+        case "top-k":
+            kept, places = pick(values, sizes, encoding.keep)
+            parts = [*quantise_fp16(kept, kept_counts(sizes, encoding.keep)), places]
+    specs = part_specs(sizes, encoding)
+    return [part.astype(spec.dtype, copy=False) for part, spec in zip(parts, specs, strict=True)]
+
+
+def decode_parts(parts: Sequence[Part], sizes: Indices, encoding: Encoding) -> Float32:
+    """The values again; fp32 is not copied. Raises `BlockError` if top-k's positions are wrong."""
+    match encoding.kind:
+        case "fp32":
+            return parts[0].astype(np.float32, copy=False)
+        case "fp16":
+            return restore_fp16(parts[0], parts[1], sizes)
+        case "int8":
+            return restore_int8(parts[0], parts[1], sizes)
+        case "top-k":
+            kept = restore_fp16(parts[0], parts[1], kept_counts(sizes, encoding.keep))
+            return put_back(kept, parts[2], sizes, encoding.keep)
+
+
+def decode_payload(
+    plan: ModelPlan, ids: Indices, encoding: Encoding, payload: bytes | memoryview
+) -> Blocks:
+    """The blocks with these ascending ids out of a payload. Raises only `BlockError` for its bytes.
+
+    The values are read-only; fp32 ones without zstd are a view of the payload.
+    """
+    view = memoryview(payload).cast("B")
+    sizes = plan.block_sizes[ids]
+    specs = part_specs(sizes, encoding)
+    if encoding.zstd:
+        shapes = [(spec.dtype, int(spec.counts.sum())) for spec in specs]
+        try:
+            parts = decompress(view, shapes)
+        except EncodingError as error:
+            raise BlockError(f"these blocks cannot be read: {error}") from error
+    else:
+        parts = _split(view, specs)
+    values = decode_parts(parts, sizes, encoding)
+    values.flags.writeable = False
+    return Blocks(ids, values)
+
+
+def join_message(
+    plan: ModelPlan, chosen: Chosen, encoding: Encoding, parts: Sequence[Part]
+) -> bytes:
+    """Header and parts as one message; compressed if the encoding asks for it and it helps."""
+    if encoding.zstd:
+        compressed = compress(parts)
+        if len(compressed) < sum(part.nbytes for part in parts):
+            return _header(plan, chosen, encoding) + compressed
+    header = _header(plan, chosen, replace(encoding, zstd=False))
+    return b"".join([header, *(part.data.cast("B") for part in parts)])
+
+
+def _split(view: memoryview, specs: Sequence[PartSpec]) -> list[Part]:
+    expected = sum(spec.size_bytes for spec in specs)
+    if len(view) != expected:
+        raise BlockError(f"{len(view)} bytes of values for blocks that take {expected}")
+    parts, start = [], 0
+    for spec in specs:
+        end = start + spec.size_bytes
+        parts.append(np.frombuffer(view[start:end], dtype=spec.dtype))
+        start = end
+    return parts
+
+
+def _header(plan: ModelPlan, chosen: Chosen, encoding: Encoding) -> bytes:
+    header = packed(
+        [
+            MAGIC,
+            VERSION,
+            encoding.kind,
+            float(encoding.keep) if encoding.kind == "top-k" else None,
+            encoding.zstd,
+            bytes.fromhex(plan.hash),
+            [sum(1 << group for group in groups) for groups in chosen],
+        ]
+    )
+    padding = bytes(-(4 + len(header)) % ALIGNMENT)
+    return len(header).to_bytes(4, "little") + header + padding
+
+
+def _decode_fields(plan: ModelPlan, fields: list[Any]) -> tuple[Encoding, Chosen]:
+    _, _, kind, keep, zstd, plan_hash, masks = fields
+    if not isinstance(plan_hash, bytes) or len(plan_hash) != 32:
+        raise TypeError(f"{plan_hash!r} is not a hash of 32 bytes")
+    if plan_hash.hex() != plan.hash:
+        raise BlockError(f"these are blocks of plan {plan_hash.hex()[:12]}…, not {plan.hash[:12]}…")
+    encoding = Encoding(
+        kind=cast(Kind, text(kind)), keep=DEFAULT_KEEP if keep is None else keep, zstd=flag(zstd)
+    )
+    if not isinstance(masks, list) or len(masks) != len(plan.axes):
+        raise TypeError(f"there is not one mask for each of {len(plan.axes)} axes")
+    groups = {
+        axis.name: [bit for bit in range(count(mask).bit_length()) if mask >> bit & 1]
+        for axis, mask in zip(plan.axes, masks, strict=True)
+    }
+    return encoding, plan.choose(groups)

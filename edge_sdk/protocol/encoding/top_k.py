@@ -1,0 +1,162 @@
+"""The largest values of every block, and where they are.
+
+A block of `n` values keeps the `k = max(1, ⌊keep·n⌋)` of largest magnitude; of equal ones the
+first. NaN counts as largest, so that it is seen where the block arrives. Kept values are in the
+order of their positions. A block's positions are written in the shorter of two forms, which its
+size and `keep` decide:
+
+- a bitmap: `⌈n/8⌉` bytes, value `i` is bit `i mod 8` of byte `⌊i/8⌋`, unused bits are 0;
+- `k` positions in ascending order, little-endian, in 1, 2, 4 or 8 bytes: the fewest that can hold
+  `n − 1`.
+
+(In blocks of 257 to 65536 values the bitmap is shorter from a share of 1/16 on.) Blocks of equal
+size that lie side by side are worked on as the rows of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.errors import BlockError
+from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.plan.layout import Indices
+
+Bytes = NDArray[np.uint8]
+
+TABLE = 2**20
+"""Values of one table at most, unless a single block has more: bounds the memory on the way."""
+
+
+def kept_counts(sizes: Indices, keep: float) -> Indices:
+    """How many values every block keeps."""
+    whole = np.floor(keep * sizes + 1e-9).astype(np.int64)  # 0.29 · 100 keeps 29, not 28
+    counts: Indices = np.clip(whole, 1, sizes)
+    return counts
+
+
+def place_bytes(sizes: Indices, keep: float) -> Indices:
+    """How many bytes the positions of every block take."""
+    listed: Indices = kept_counts(sizes, keep) * _widths(sizes)
+    shorter: Indices = np.minimum(_bitmap_bytes(sizes), listed)
+    return shorter
+
+
+def pick(values: Float32, sizes: Indices, keep: float) -> tuple[Float32, Bytes]:
+    """The kept values of all blocks, and the bytes that say where they were."""
+    kept = np.empty(int(kept_counts(sizes, keep).sum()), dtype=np.float32)
+    places = np.empty(int(place_bytes(sizes, keep).sum()), dtype=np.uint8)
+    for table in _tables(sizes, keep):
+        rows = values[table.values].reshape(table.rows, table.size)
+        chosen = _largest(rows, table.kept)
+        kept[table.picked] = rows[chosen]
+        if table.bitmap:
+            written = np.packbits(chosen, axis=1, bitorder="little").reshape(-1)
+        else:
+            written = np.nonzero(chosen)[1].astype(f"<u{table.width}").view(np.uint8)
+        places[table.places] = written
+    return kept, places
+
+
+def put_back(kept: Float32, places: Bytes, sizes: Indices, keep: float) -> Float32:
+    """All values: the kept ones in their places, zeros elsewhere.
+
+    Raises `BlockError` for bytes that name no place, or a place twice, or too few or too many.
+    """
+    values = np.zeros(int(sizes.sum()), dtype=np.float32)
+    for table in _tables(sizes, keep):
+        rows = values[table.values].reshape(table.rows, table.size)
+        written = places[table.places]
+        if table.bitmap:
+            rows[_read_bitmap(written, table)] = kept[table.picked]
+        else:
+            where = _read_positions(written, table)
+            np.put_along_axis(rows, where, kept[table.picked].reshape(where.shape), axis=1)
+    return values
+
+
+class _Table(NamedTuple):
+    """Neighbouring blocks of equal size: where their values, kept values and positions lie."""
+
+    rows: int
+    size: int
+    kept: int
+    width: int
+    bitmap: bool
+    values: slice
+    picked: slice
+    places: slice
+
+
+def _tables(sizes: Indices, keep: float) -> Iterator[_Table]:
+    value_at = picked_at = place_at = 0
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(sizes)) + 1))
+    each = sizes[starts]
+    columns = (
+        each,
+        np.diff(starts, append=len(sizes)),
+        kept_counts(each, keep),
+        place_bytes(each, keep),
+        _widths(each),
+        _bitmap_bytes(each) <= kept_counts(each, keep) * _widths(each),
+    )
+    for size, blocks, kept, placed, width, bitmap in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        most = max(1, TABLE // size)
+        for first in range(0, blocks, most):
+            rows = min(most, blocks - first)
+            ends = value_at + rows * size, picked_at + rows * kept, place_at + rows * placed
+            yield _Table(
+                rows,
+                size,
+                kept,
+                width,
+                bitmap,
+                slice(value_at, ends[0]),
+                slice(picked_at, ends[1]),
+                slice(place_at, ends[2]),
+            )
+            value_at, picked_at, place_at = ends
+
+
+def _largest(rows: Float32, kept: int) -> NDArray[np.bool_]:
+    """For every value, whether it is among the `kept` largest of its row."""
+    if kept == rows.shape[1]:
+        return np.ones(rows.shape, dtype=bool)
+    # Without the sign, floats are ordered as their bits are, NaN above everything.
+    magnitudes = rows.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    at = rows.shape[1] - kept
+    least = np.partition(magnitudes, at, axis=1)[:, at : at + 1]
+    chosen: NDArray[np.bool_] = magnitudes >= least
+    # Values equal to the least kept one may be more than there is room for: the first are taken.
+    for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > kept).tolist():
+        equal = np.flatnonzero(magnitudes[row] == least[row])
+        surplus = int(np.count_nonzero(chosen[row])) - kept
+        chosen[row, equal[len(equal) - surplus :]] = False
+    return chosen
+
+
+def _read_bitmap(written: Bytes, table: _Table) -> NDArray[np.bool_]:
+    bits = np.unpackbits(written.reshape(table.rows, -1), axis=1, bitorder="little")
+    if bits[:, table.size :].any() or (np.count_nonzero(bits, axis=1) != table.kept).any():
+        raise BlockError(f"a bitmap does not name {table.kept} of a block's {table.size} values")
+    return bits[:, : table.size].view(np.bool_)
+
+
+def _read_positions(written: Bytes, table: _Table) -> Indices:
+    where = written.view(f"<u{table.width}").reshape(table.rows, table.kept)
+    if (where >= table.size).any() or (where[:, 1:] <= where[:, :-1]).any():
+        raise BlockError(f"positions are not ascending, or not of a block of {table.size} values")
+    return where.astype(np.int64)
+
+
+def _bitmap_bytes(sizes: Indices) -> Indices:
+    return (sizes + 7) // 8
+
+
+def _widths(sizes: Indices) -> Indices:
+    return np.where(sizes <= 2**8, 1, np.where(sizes <= 2**16, 2, np.where(sizes <= 2**32, 4, 8)))

@@ -1,0 +1,1 @@
+"""The messages of both sides: values, topics, and their bytes."""

@@ -1,0 +1,194 @@
+"""What devices and the coordinator say to each other in a round.
+
+    RoundOpen ▶ Bid ▶ Assignment ▶ (weights are fetched) ▶ Movement ▶ Receipt … RoundClosed
+              ▶ Bid (skip) ▶ Replay ▶ Receipt, where the rule wants replays
+
+A device says how much (a level, or a skip, and why); the coordinator says which groups. A second
+`Bid` of the same round that skips withdraws the first: the device stopped its training.
+
+`run` names the run that a round belongs to (`TaskNotice`); "" where there is only one, as in one
+process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edge_sdk.protocol.chunks import Blob
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.layout import Array
+
+MAX_REASON_CHARACTERS = 500
+MAX_SAMPLES = 2**40
+"""Of one device: far above any, far below what overflows."""
+
+
+class Outcome(Enum):
+    """What became of a movement."""
+
+    COUNTED = "counted"
+    MEMORY = "memory"
+    """Too late for its round; kept as the device's newest word."""
+    LATE = "late"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOpen:
+    """A round begins: what is trained, how, and how long bids and movements are awaited."""
+
+    round: int
+    plan_hash: str
+    rule: LocalRule
+    steps: int
+    batch_size: int
+    bid_s: float
+    train_s: float
+    whole: bool = False
+    """Only the whole model is of use this round: offer that or skip."""
+    replay_within: int = 0
+    """A device that skips sends its last movement again if it is at most this many rounds old."""
+    encoding: Encoding = field(default_factory=Encoding)
+    """How movements travel."""
+    run: str = ""
+    model: Blob | None = None
+    """The index of the round's model (`model_index.py`); None: the model comes another way."""
+    rounds_left: int | None = None
+    """Of the run as planned, this one included; None: not known."""
+    warmup: bool = False
+    """The rule begins with movements of everybody: who can train the whole model does it this
+    round, also a device that otherwise trains less or more rarely."""
+
+    def __post_init__(self) -> None:
+        if self.replay_within < 0:
+            raise MessageError(f"replay_within must not be negative: {self.replay_within}")
+        if self.rounds_left is not None and self.rounds_left < 1:
+            raise MessageError(f"rounds_left counts this round, so it is not {self.rounds_left}")
+        for name in ("round", "steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        for name in ("bid_s", "train_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise MessageError(f"{name} must be above 0 seconds, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bid:
+    """How much of the model a device offers to train; `level is None` is a skip.
+
+    `reason` says why in words, `code` in one word for programs (`decide.Code`). `replays`: a
+    `Replay` follows the skip. `compute` (parameters × samples per second) and `bytes_per_s` tell
+    how fast the device is, where it knows.
+    """
+
+    device: str
+    round: int
+    level: float | None
+    reason: str
+    samples: int = 0
+    replays: bool = False
+    compute: float | None = None
+    bytes_per_s: float | None = None
+    run: str = ""
+    code: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.level is not None and not (math.isfinite(self.level) and 0 < self.level <= 1):
+            raise MessageError(f"a level is a share in (0, 1], not {self.level!r}")
+        if not self.reason or len(self.reason) > MAX_REASON_CHARACTERS:
+            raise MessageError(f"a bid needs a reason of 1 to {MAX_REASON_CHARACTERS} characters")
+        if not 0 <= self.samples <= MAX_SAMPLES:
+            raise MessageError(f"samples are 0 to {MAX_SAMPLES}, not {self.samples}")
+        if self.replays and self.level is not None:
+            raise MessageError("a bid that offers a level cannot announce a replay")
+        for name in ("compute", "bytes_per_s"):
+            speed = getattr(self, name)
+            if speed is not None and not (math.isfinite(speed) and speed > 0):
+                raise MessageError(f"{name} must be above 0 or unknown, not {speed!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The groups, per axis, that a device trains."""
+
+    device: str
+    round: int
+    groups: Mapping[str, tuple[int, ...]]
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Movement:
+    """What local training changed, and what a memory of it needs to know.
+
+    `payload` holds the blocks and which groups they are of (`encoding.py`); `level` is what the
+    device had offered, `keeps_copy` whether it could send the movement again in a later round.
+    """
+
+    device: str
+    round: int
+    plan_hash: str
+    payload: bytes
+    statistics: Mapping[str, Array]
+    learning_rate: float
+    level: float
+    samples: int
+    loss: float
+    train_s: float
+    keeps_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.samples <= MAX_SAMPLES:
+            raise MessageError(f"samples are 0 to {MAX_SAMPLES}, not {self.samples}")
+        for name in ("learning_rate", "level", "loss", "train_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise MessageError(f"a movement's {name} must be finite: {getattr(self, name)!r}")
+        if self.learning_rate <= 0 or self.train_s < 0 or self.round < 1:
+            raise MessageError(
+                f"a movement of round {self.round} cannot have learning rate "
+                f"{self.learning_rate}, {self.train_s} s of training"
+            )
+        if not 0 < self.level <= 1:
+            raise MessageError(f"a level is a share in (0, 1], not {self.level!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replay:
+    """A device that skips lets its last movement speak for it (CCFL)."""
+
+    round: int
+    """The round it answers; the movement names the older one it was made in."""
+    movement: Movement
+
+    def __post_init__(self) -> None:
+        if not self.movement.round < self.round:
+            raise MessageError(
+                f"a replay in round {self.round} of a movement made in {self.movement.round}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The coordinator has dealt with a movement; the device may forget it."""
+
+    device: str
+    round: int
+    outcome: Outcome
+    reason: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundClosed:
+    """Nothing more counts for this round."""
+
+    round: int
+    run: str = ""
+
+
+Message = RoundOpen | Bid | Assignment | Movement | Replay | Receipt | RoundClosed

@@ -1,0 +1,227 @@
+"""Control messages as bytes: one msgpack map each, `{"v": 1, "type": "bid", …}`.
+
+`docs/protocol.md` lists every field. `fields.py` has the forms that values take.
+
+Law: `decode_message(encode_message(m)) == m`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.fields import (
+    BINARY,
+    BLOB,
+    BLOBS,
+    COUNT,
+    ENCODING,
+    FLAG,
+    GROUPS,
+    HASHES,
+    NAME,
+    NUMBER,
+    RANGES,
+    REASON,
+    RULE,
+    RUN,
+    SHA256,
+    Form,
+    Forms,
+    optional,
+    pack_map,
+    read_fields,
+    unpack_map,
+    write_fields,
+)
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.topics import Topic, TopicKind
+from edge_sdk.protocol.messages.transfer import (
+    Complaint,
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    TaskNotice,
+    Want,
+)
+
+MAX_CONTROL_BYTES = 2**18
+
+ControlMessage = (
+    TaskNotice
+    | RoundOpen
+    | RoundClosed
+    | Presence
+    | Bid
+    | Assignment
+    | Receipt
+    | Offer
+    | Credit
+    | Want
+    | Evaluation
+    | Complaint
+)
+
+TYPES: dict[str, type[ControlMessage]] = {
+    "task_notice": TaskNotice,
+    "round_open": RoundOpen,
+    "round_closed": RoundClosed,
+    "presence": Presence,
+    "bid": Bid,
+    "assignment": Assignment,
+    "receipt": Receipt,
+    "offer": Offer,
+    "credit": Credit,
+    "want": Want,
+    "evaluation": Evaluation,
+    "complaint": Complaint,
+}
+"""Every message, by its name on the wire."""
+
+FORMS: dict[type[ControlMessage], Forms] = {
+    TaskNotice: {
+        "task": NAME,
+        "run": RUN,
+        "plan": BLOB,
+        "manifest": BLOB,
+        "graphs": BLOBS,
+        "chunk_bytes": COUNT,
+    },
+    RoundOpen: {
+        "round": COUNT,
+        "plan_hash": SHA256,
+        "rule": RULE,
+        "steps": COUNT,
+        "batch_size": COUNT,
+        "bid_s": NUMBER,
+        "train_s": NUMBER,
+        "whole": FLAG,
+        "replay_within": COUNT,
+        "encoding": ENCODING,
+        "run": RUN,
+        "model": optional(BLOB),
+        "rounds_left": optional(COUNT),
+        "warmup": FLAG,
+    },
+    RoundClosed: {"round": COUNT, "run": RUN},
+    Presence: {"name": NAME, "session": COUNT, "online": FLAG},
+    Bid: {
+        "device": NAME,
+        "round": COUNT,
+        "level": optional(NUMBER),
+        "reason": REASON,
+        "samples": COUNT,
+        "replays": FLAG,
+        "compute": optional(NUMBER),
+        "bytes_per_s": optional(NUMBER),
+        "run": RUN,
+        "code": optional(NAME),
+    },
+    Assignment: {"device": NAME, "round": COUNT, "groups": GROUPS, "run": RUN},
+    Receipt: {
+        "device": NAME,
+        "round": COUNT,
+        "outcome": Form(lambda outcome: outcome.value, Outcome),
+        "reason": REASON,
+        "run": RUN,
+    },
+    Offer: {
+        "device": NAME,
+        "run": RUN,
+        "upload": BINARY,
+        "round": COUNT,
+        "answers": optional(COUNT),
+        "size": COUNT,
+        "chunk_bytes": COUNT,
+        "sha256": BINARY,
+    },
+    Credit: {
+        "device": NAME,
+        "upload": BINARY,
+        "missing": RANGES,
+        "window": COUNT,
+        "refused": FLAG,
+        "reason": REASON,
+    },
+    Want: {"device": NAME, "chunks": HASHES},
+    Evaluation: {
+        "device": NAME,
+        "run": RUN,
+        "round": COUNT,
+        "samples": COUNT,
+        "loss": NUMBER,
+        "accuracy": optional(NUMBER),
+    },
+    Complaint: {"device": NAME, "reason": REASON},
+}
+
+ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
+    TopicKind.TASK: (TaskNotice,),
+    TopicKind.ROUND: (RoundOpen, RoundClosed),
+    TopicKind.COORDINATOR: (Presence,),
+    TopicKind.DOWN_CONTROL: (
+        RoundOpen,
+        Assignment,
+        Receipt,
+        Credit,
+        RoundClosed,
+        Complaint,
+    ),
+    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation),
+    TopicKind.PRESENCE: (Presence,),
+}
+"""Which messages a topic carries; the others carry chunks."""
+
+_NAMES = {cls: name for name, cls in TYPES.items()}
+
+
+def encode_message(message: ControlMessage) -> bytes:
+    """The message as bytes. Raises `MessageError` if it could not be read again."""
+    cls = type(message)
+    data = pack_map(_NAMES[cls], write_fields(message, FORMS[cls]))
+    if len(data) > MAX_CONTROL_BYTES:
+        raise MessageError(
+            f"a {_NAMES[cls]} of {len(data)} bytes is too large to send "
+            f"(at most {MAX_CONTROL_BYTES})"
+        )
+    return data
+
+
+def decode_message(data: bytes | memoryview) -> ControlMessage:
+    """The message in these bytes. Raises `MessageError`, and nothing else, for any other bytes."""
+    content = unpack_map(data, "a message", MAX_CONTROL_BYTES)
+    kind = content.get("type")
+    cls = TYPES.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise MessageError(f"a message of unknown type {str(kind)[:40]!r}")
+    try:
+        arguments: dict[str, Any] = read_fields(cls, content, FORMS[cls])
+        return cls(**arguments)
+    except MessageError as error:
+        raise MessageError(f"{kind}: {error}") from error
+
+
+def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:
+    """The message that arrived on a topic.
+
+    Raises `MessageError` also if the topic is not for such a message, or if the message names
+    another device or task than its topic: only the topic is guarded by the broker.
+    """
+    message = decode_message(data)
+    kind = _NAMES[type(message)]
+    if not isinstance(message, ON_TOPIC.get(topic.kind, ())):
+        raise MessageError(f"a {kind} does not belong on {topic.kind.value}")
+    if isinstance(message, TaskNotice) and message.task != topic.task:
+        raise MessageError(f"{kind} of task {message.task!r} on the topic of {topic.task!r}")
+    named = message.name if isinstance(message, Presence) else getattr(message, "device", None)
+    if topic.device is not None and named is not None and named != topic.device:
+        raise MessageError(f"{kind} of device {named!r} on the topic of {topic.device!r}")
+    return message

@@ -1,0 +1,1 @@
+"""The model as packs of blocks that devices pull."""

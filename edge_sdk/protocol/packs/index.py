@@ -1,0 +1,309 @@
+"""The whole model in packs, so that every device pulls what its groups need and hardly more.
+
+A **pack** holds all blocks of one signature, whatever tensor they are of, and the parts of the
+statistics with that signature: who needs one of them needs all. Plan and encoding say which packs
+there are, in which order (`packs.py`), and what is in them, so the index names chunks and nothing
+else. Version 1:
+
+    index = msgpack [ "tessera-model", 1, plan hash, encoding, chunk_bytes, sizes | nil, hashes ]
+    pack  = payload of its blocks (`block_codec.py`) ‖ bytes of its parts of buffers
+
+The plan's hash is 32 bytes, the encoding text; `hashes` are those of all packs' chunks, one behind
+the other, 16 bytes each. A pack is cut into chunks of `chunk_bytes`, the last one shorter. `sizes`
+(with zstd only) are the bytes of every pack; where one is smaller than the plan makes it, the
+payload of its blocks is compressed.
+
+Within a pack blocks and parts are in ascending order; a part is row-major and little-endian.
+
+Law: `unpack_model(plan, *pack_model(plan, encoded, b, n), S)` is
+`decode_blocks(plan, encoded.cut(S))[1]` and `plan.cut_buffers(b, S)`, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.canonical import count, counts, packed, text
+from edge_sdk.protocol.chunks import (
+    HASH_BYTES,
+    MAX_CHUNK_BYTES,
+    Blob,
+    Chunks,
+    chunk_count,
+    chunk_hash,
+    join_blob,
+)
+from edge_sdk.protocol.encoding.codec import decode_payload, part_specs
+from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.encoding.zstd import compress
+from edge_sdk.protocol.errors import EncodingError, MessageError
+from edge_sdk.protocol.messages.fields import read_array
+from edge_sdk.protocol.packs.packs import Packs, find_packs, spans_of
+from edge_sdk.protocol.plan.blocks import Blocks, block_runs
+from edge_sdk.protocol.plan.layout import Array, Indices, pack, unpack
+from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
+
+MAGIC = "tessera-model"
+VERSION = 1
+FIELDS = 7
+MAX_INDEX_BYTES = 2**24
+"""A million chunks."""
+
+SHORT_RUN = 256
+"""Values up to which runs of blocks are put into their places by index, many at a time."""
+SCATTERED = 2**12
+"""Blocks put into their places by index at a time: bounds the memory on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIndex:
+    """Where the model's chunks are: one blob per pack, in the order of the plan's packs."""
+
+    encoding: Encoding
+    chunk_bytes: int
+    packs: tuple[Blob, ...]
+
+
+def pack_model(
+    plan: ModelPlan, encoded: EncodedModel, buffers: Mapping[str, Array], chunk_bytes: int
+) -> tuple[ModelIndex, dict[bytes, bytes]]:
+    """The index of a model and all its chunks by hash; equal chunks are there once.
+
+    `buffers` are the whole model's. Raises `TensorError` if they are not the plan's,
+    `EncodingError` if zstd is asked for and not available.
+    """
+    blobs: dict[int, Blob] = {}
+    chunks = dict(pack_chunks(plan, encoded, buffers, chunk_bytes, blobs))
+    return ModelIndex(encoded.encoding, chunk_bytes, tuple(blobs.values())), chunks
+
+
+def pack_chunks(
+    plan: ModelPlan,
+    encoded: EncodedModel,
+    buffers: Mapping[str, Array],
+    chunk_bytes: int,
+    blobs: dict[int, Blob],
+    numbers: Iterable[int] | None = None,
+) -> Iterator[tuple[bytes, bytes]]:
+    """The chunks of some packs (None: of all), hash and bytes, one by one: a model that is large
+    is not copied as a whole. `blobs` has each pack's blob once its last chunk was given.
+
+    Raises as `pack_model` does.
+    """
+    plan.check_buffers(buffers)
+    packs = find_packs(plan)
+    offsets = np.concatenate(([0], np.cumsum(packs.part_sizes)))
+    raw = _buffer_bytes(plan, buffers)
+    for number in range(len(packs)) if numbers is None else numbers:
+        blocks, parts = packs.blocks[number], packs.parts[number]
+        data = _payload(encoded, blocks) if len(blocks) else b""
+        if len(parts):
+            runs = block_runs(parts, offsets)
+            data = b"".join([data, *(raw[whole].tobytes() for whole, _ in runs)])
+        names = []
+        for start in range(0, len(data), chunk_bytes):
+            chunk = bytes(data[start : start + chunk_bytes])
+            names.append(chunk_hash(chunk))
+            yield names[-1], chunk
+        blobs[number] = Blob(len(data), tuple(names))
+
+
+def needed_chunks(plan: ModelPlan, index: ModelIndex, groups: Groups) -> list[bytes]:
+    """The hashes of a submodel's chunks, in order, each once.
+
+    Raises `GroupError` for groups, `MessageError` for an index, that do not fit the plan.
+    """
+    needed = _packs(plan, index).of_submodel(plan, plan.choose(groups))
+    return list(dict.fromkeys(name for number in needed for name in index.packs[number].chunks))
+
+
+def unpack_model(
+    plan: ModelPlan, index: ModelIndex, groups: Groups, chunks: Chunks
+) -> tuple[Blocks, dict[str, Array]]:
+    """The blocks (read-only) and buffers of a submodel.
+
+    Raises `GroupError` for groups that do not fit the plan, `MessageError` for chunks that are
+    missing, altered or of a wrong size, `BlockError` for values that are not the encoding's.
+    """
+    packs, chosen = _packs(plan, index), plan.choose(groups)
+    most = packs.sizes(plan, index.encoding)
+    ids, part_ids = plan.block_ids(chosen), packs.parts_of_submodel(plan, chosen)
+    values = np.empty(int(plan.block_sizes[ids].sum()), dtype=np.float32)
+    raw = np.empty(int(packs.part_sizes[part_ids].sum()), dtype=np.uint8)
+    starts, part_starts = _starts(ids, plan.block_sizes), _starts(part_ids, packs.part_sizes)
+    for number in packs.of_submodel(plan, chosen):
+        blocks, parts = packs.blocks[number], packs.parts[number]
+        data = memoryview(join_blob(index.packs[number], chunks))
+        end = len(data) - int(packs.part_sizes[parts].sum())
+        if end < 0:
+            raise MessageError(f"pack {number} of the model has too few bytes: {len(data)}")
+        if len(blocks):
+            compressed = index.encoding.zstd and len(data) < most[number]
+            encoding = replace(index.encoding, zstd=compressed)
+            read = decode_payload(plan, blocks, encoding, data[:end])
+            _scatter(read.values, values, starts[blocks], plan.block_sizes[blocks])
+        rest = np.frombuffer(data[end:], dtype=np.uint8)
+        _scatter(rest, raw, part_starts[parts], packs.part_sizes[parts])
+    values.flags.writeable = False
+    return Blocks(ids, values), _buffers_of(plan, chosen, raw)
+
+
+def encode_index(plan: ModelPlan, index: ModelIndex) -> bytes:
+    """The index as bytes."""
+    return packed(
+        [
+            MAGIC,
+            VERSION,
+            bytes.fromhex(plan.hash),
+            str(index.encoding),
+            index.chunk_bytes,
+            [blob.size for blob in index.packs] if index.encoding.zstd else None,
+            b"".join(name for blob in index.packs for name in blob.chunks),
+        ]
+    )
+
+
+def decode_index(plan: ModelPlan, data: bytes) -> ModelIndex:
+    """The index in these bytes. Raises `MessageError`, and nothing else, for any other bytes."""
+    if len(data) > MAX_INDEX_BYTES:
+        raise MessageError(f"{len(data)} bytes are too many for an index (≤ {MAX_INDEX_BYTES})")
+    fields = _unpacked(data, max(FIELDS, len(find_packs(plan))))
+    if not isinstance(fields, list) or len(fields) < 2 or fields[0] != MAGIC:
+        raise MessageError("these bytes are not the index of a model")
+    if fields[1] != VERSION:
+        theirs = repr(fields[1])[:40]
+        raise MessageError(f"version {theirs} of an index is not known; this side has {VERSION}")
+    try:
+        index = _decode_fields(plan, fields)
+    except (TypeError, ValueError, EncodingError) as error:
+        raise MessageError(f"the index has the wrong structure: {str(error)[:200]}") from error
+    if encode_index(plan, index) != data:
+        raise MessageError("the index is not in canonical form")
+    return index
+
+
+def _unpacked(data: bytes, most: int) -> Any:
+    """The value in these bytes: two arrays at most, of `most` entries."""
+    arrays = 0
+
+    def check_array(array: list[Any]) -> list[Any]:
+        nonlocal arrays
+        arrays += 1
+        if arrays > 2:
+            raise ValueError("more than two arrays")
+        return array
+
+    try:
+        return msgpack.unpackb(
+            data, raw=False, list_hook=check_array, max_array_len=most, max_map_len=0
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MessageError(f"these bytes are not the index of a model: {error}") from error
+
+
+def _decode_fields(plan: ModelPlan, fields: list[Any]) -> ModelIndex:
+    _, _, plan_hash, encoding_text, chunk_bytes, sizes, hashes = fields
+    if not isinstance(plan_hash, bytes) or not isinstance(hashes, bytes):
+        raise TypeError("hashes are bytes")
+    if plan_hash.hex() != plan.hash:
+        raise MessageError(f"the index is of plan {plan_hash.hex()[:12]}…, not {plan.hash[:12]}…")
+    if not 1 <= count(chunk_bytes) <= MAX_CHUNK_BYTES:
+        raise ValueError(f"a chunk has 1 to {MAX_CHUNK_BYTES} bytes, not {chunk_bytes}")
+    encoding = Encoding.parse(text(encoding_text)[:80])
+    most = find_packs(plan).sizes(plan, encoding)
+    pack_sizes = most if sizes is None else counts(sizes)
+    if len(pack_sizes) != len(most):
+        raise ValueError(f"{len(pack_sizes)} packs; the plan has {len(most)}")
+    if not all(1 <= size <= limit for size, limit in zip(pack_sizes, most, strict=True)):
+        raise ValueError("a pack has another size than the plan says")
+    numbers = [chunk_count(size, chunk_bytes) for size in pack_sizes]
+    if len(hashes) != HASH_BYTES * sum(numbers):
+        raise ValueError(f"{len(hashes)} bytes of hashes for {sum(numbers)} chunks")
+    names = [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+    packs, start = [], 0
+    for size, number in zip(pack_sizes, numbers, strict=True):
+        packs.append(Blob(size, tuple(names[start : start + number])))
+        start += number
+    return ModelIndex(encoding, chunk_bytes, tuple(packs))
+
+
+def _packs(plan: ModelPlan, index: ModelIndex) -> Packs:
+    packs = find_packs(plan)
+    if len(index.packs) != len(packs):
+        raise MessageError(f"an index of {len(index.packs)} packs; the plan has {len(packs)}")
+    return packs
+
+
+def _payload(encoded: EncodedModel, blocks: Indices) -> bytes | memoryview:
+    """The bytes of a pack's blocks, compressed if the encoding asks for it and it helps."""
+    payload = encoded.payload(blocks)
+    if not encoded.encoding.zstd:
+        return payload
+    arrays, start = [], 0
+    for spec in part_specs(encoded.plan.block_sizes[blocks], encoded.encoding):
+        arrays.append(np.frombuffer(payload, spec.dtype, int(spec.counts.sum()), start))
+        start += spec.size_bytes
+    compressed = compress(arrays)
+    return compressed if len(compressed) < len(payload) else payload
+
+
+def _starts(ids: Indices, sizes: Indices) -> Indices:
+    """Where each of these blocks starts if only they are there; of the others, anything."""
+    starts = np.zeros(len(sizes), dtype=np.int64)
+    ends = np.cumsum(sizes[ids])
+    starts[ids] = ends - sizes[ids]
+    return starts
+
+
+def _scatter(source: Array, target: Array, starts: Indices, sizes: Indices) -> None:
+    """Put blocks that lie one behind the other in `source` to their starts in `target`."""
+    if not len(starts):
+        return
+    ends = np.cumsum(sizes)
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] != starts[:-1] + sizes[:-1])))
+    if SHORT_RUN * len(first) <= len(source):
+        places = starts[first].tolist()
+        begins = (ends[first] - sizes[first]).tolist()
+        for place, begin, end in zip(places, begins, [*begins[1:], len(source)], strict=True):
+            target[place : place + end - begin] = source[begin:end]
+        return
+    for at in range(0, len(starts), SCATTERED):
+        some = slice(at, at + SCATTERED)
+        begin, end = int(ends[at] - sizes[at]), int(ends[some][-1])
+        shift = np.repeat(starts[some] - (ends[some] - sizes[some]), sizes[some])
+        target[np.arange(begin, end) + shift] = source[begin:end]
+
+
+def _buffer_bytes(plan: ModelPlan, buffers: Mapping[str, Array]) -> NDArray[np.uint8]:
+    """The parts of all buffers, one behind the other."""
+    pieces = [np.zeros(0, dtype=np.uint8)]
+    for buffer in plan.buffers:
+        array = buffers[buffer.name]
+        flat = np.empty(array.size, dtype=np.dtype(buffer.dtype).newbyteorder("<"))
+        pack(array, spans_of(plan, buffer), flat)
+        pieces.append(flat.view(np.uint8))
+    return np.concatenate(pieces)
+
+
+def _buffers_of(plan: ModelPlan, chosen: Chosen, data: NDArray[np.uint8]) -> dict[str, Array]:
+    """A submodel's buffers out of its parts."""
+    buffers, start = {}, 0
+    for buffer in plan.buffers:
+        kept = [
+            span if dim.axis is None else span.keep(chosen[dim.axis])
+            for span, dim in zip(spans_of(plan, buffer), buffer.dims, strict=True)
+        ]
+        dtype, size = np.dtype(buffer.dtype), prod(span.size for span in kept)
+        end = start + size * dtype.itemsize
+        flat = read_array(data[start:end], dtype, (size,), buffer.name)
+        buffers[buffer.name] = unpack(flat, kept)
+        start = end
+    return buffers

@@ -1,0 +1,120 @@
+"""Plans as bytes. Version 1; the hash is part of the wire contract.
+
+    envelope = msgpack [ "tessera-plan", 1, sha256(body), body, sha256(costs), costs ]
+    body     = msgpack [ regions, axes, tensors, buffers, depth ]
+    costs    = msgpack [ [ macs, [axis numbers] ] … ]
+    axis     = [ name, [atoms of each group] ]
+    tensor   = [ name, dtype, dims ]            buffer = [ name, dtype, dims, statistic ]
+    dim      = [ size ]                         whole
+             | [ size, axis, outer, inner ]     of axis number `axis`
+    depth    = [ ] (reserved)
+
+Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it says how a
+model is cut. Costs are beside it, so that counting better does not make it another model.
+
+Only arrays, strings, unsigned integers, booleans and bytes occur, and msgpack's shortest forms are
+used, so a plan has one encoding. `decode_plan` refuses bytes that another encoder would have
+written differently: it encodes what it read and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
+from edge_sdk.protocol.errors import PlanError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor
+
+MAGIC = "tessera-plan"
+VERSION = 1
+MAX_PLAN_BYTES = 16 * 2**20
+"""A plan of a thousand tensors takes about 60 KB; a larger message is not a plan."""
+
+
+def encode_plan(plan: ModelPlan) -> bytes:
+    """The plan's canonical bytes, with their hash in front."""
+    body, costs = _encode_body(plan), _encode_costs(plan)
+    hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
+    return packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
+
+
+def plan_hash(plan: ModelPlan) -> str:
+    """SHA-256 of the canonical body, as hex digits."""
+    return hashlib.sha256(_encode_body(plan)).hexdigest()
+
+
+def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
+    """The plan in these bytes. Raises `PlanError`, and nothing else, for any other bytes.
+
+    `expected_hash` is the hash somebody else named; a plan with another one is refused.
+    """
+    if len(data) > MAX_PLAN_BYTES:
+        raise PlanError(f"{len(data)} bytes are too many for a plan (at most {MAX_PLAN_BYTES})")
+    envelope = unpacked(data, PlanError, "a plan")
+    if not isinstance(envelope, list) or len(envelope) < 2 or envelope[0] != MAGIC:
+        raise PlanError("these bytes are not a plan")
+    if envelope[1] != VERSION:
+        raise PlanError(
+            f"plan version {envelope[1]!r} is not known here; this side speaks {VERSION}"
+        )
+    if len(envelope) != 6:
+        raise PlanError(f"a plan's envelope has 6 entries, not {len(envelope)}")
+    digest, body, costs_digest, costs = envelope[2:]
+    for part, named in ((body, digest), (costs, costs_digest)):
+        if not isinstance(part, bytes) or hashlib.sha256(part).digest() != named:
+            raise PlanError("the plan's hash differs from its bytes: it was damaged or altered")
+    if expected_hash is not None and digest.hex() != expected_hash:
+        raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
+    try:
+        plan = _decode(unpacked(body, PlanError, "a plan"), unpacked(costs, PlanError, "a plan"))
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise PlanError(f"the plan's bytes have the wrong structure: {error}") from error
+    if plan.encoded != data:
+        raise PlanError("the plan is not in canonical form")
+    return plan
+
+
+def _encode_body(plan: ModelPlan) -> bytes:
+    return packed(
+        [
+            plan.regions,
+            [[axis.name, list(axis.groups)] for axis in plan.axes],
+            [[t.name, t.dtype, _encode_dims(t)] for t in plan.tensors],
+            [[b.name, b.dtype, _encode_dims(b), b.statistic] for b in plan.buffers],
+            list(plan.depth),
+        ]
+    )
+
+
+def _encode_costs(plan: ModelPlan) -> bytes:
+    return packed([[term.macs, list(term.axes)] for term in plan.macs])
+
+
+def _encode_dims(tensor: Tensor) -> list[list[int]]:
+    return [
+        [dim.size] if dim.axis is None else [dim.size, dim.axis, dim.outer, dim.inner]
+        for dim in tensor.dims
+    ]
+
+
+def _decode(body: Any, macs: Any) -> ModelPlan:
+    regions, axes, tensors, buffers, depth = body
+    return ModelPlan(
+        axes=tuple(Axis(text(name), counts(groups)) for name, groups in axes),
+        tensors=tuple(
+            Tensor(text(name), text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
+        ),
+        buffers=tuple(
+            Buffer(text(name), text(dtype), _decode_dims(dims), flag(statistic))
+            for name, dtype, dims, statistic in buffers
+        ),
+        macs=tuple(MacTerm(count(each), counts(numbers)) for each, numbers in macs),
+        regions=regions,
+        depth=tuple(depth),
+    )
+
+
+def _decode_dims(dims: Any) -> tuple[Dim, ...]:
+    return tuple(Dim(*counts(dim)) for dim in dims)

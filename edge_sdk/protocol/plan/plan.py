@@ -1,0 +1,468 @@
+"""What a model is made of and how it may be cut: the contract between all parts of the project.
+
+A `ModelPlan` names every weight tensor, the width axes behind its dimensions, the groups of every
+axis and therefore the blocks (`docs/plans.md`). It needs no torch. Everything that slices, sends,
+sums or counts works on a plan and numpy arrays alone.
+
+Laws, for any choice of groups `S` (tests/property/plan/test_plan_laws.py):
+
+- blocks partition every tensor: `sum(block_sizes) == parameters`;
+- `cut(weights, all groups) == weights`;
+- `assemble(scatter(m, S), S) == m` for a submodel's arrays `m`;
+- `cut(weights, S) == assemble(select(flatten(weights), S), S)`.
+
+The serialised form is canonical: one plan has exactly one encoding, and `hash` is the SHA-256 of
+it (`plan_codec.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Literal, NewType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_sdk.protocol.errors import BlockError, GroupError, PlanError, TensorError
+from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
+from edge_sdk.protocol.plan.layout import (
+    Array,
+    Indices,
+    Span,
+    block_sizes,
+    cut_array,
+    pack,
+    places,
+    unpack,
+)
+from edge_sdk.protocol.plan.specs import (
+    BUFFER_DTYPES,
+    MAX_ATOMS,
+    MAX_BLOCKS,
+    MAX_DIMS,
+    MAX_GROUPS,
+    MAX_PARAMETERS,
+    Axis,
+    Buffer,
+    MacTerm,
+    Tensor,
+    check_dim,
+)
+
+Groups = Mapping[str, Collection[int]]
+"""A choice of groups for each axis, by axis name, as it comes from outside."""
+
+Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
+"""Groups per axis, in axis order, sorted, checked. Only `ModelPlan.choose` makes one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCost:
+    """What one level costs at most: an upper bound over the groups that may be assigned."""
+
+    level: float
+    parameters: int
+    parameter_share: float
+    bytes_fp32: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The plan of one model. Equal plans have equal hashes, whoever made them."""
+
+    axes: tuple[Axis, ...]
+    tensors: tuple[Tensor, ...]
+    buffers: tuple[Buffer, ...] = ()
+    macs: tuple[MacTerm, ...] = ()
+    regions: Literal["width"] = "width"
+    depth: tuple[()] = ()
+    """Reserved for regions by depth; always empty in this version."""
+
+    def __post_init__(self) -> None:
+        _check_plan(self)
+
+    # -- identity ---------------------------------------------------------------------------
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The canonical encoding, with its hash in front."""
+        from edge_sdk.protocol.plan.codec import encode_plan
+
+        return encode_plan(self)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of all but the costs in canonical encoding, as 64 hex digits."""
+        from edge_sdk.protocol.plan.codec import plan_hash
+
+        return plan_hash(self)
+
+    # -- choosing groups --------------------------------------------------------------------
+
+    def choose(self, groups: Groups) -> Chosen:
+        """Check a choice of groups: every axis named, no empty set, ids in range.
+
+        Raises `GroupError`, which names the axis.
+        """
+        known = {axis.name for axis in self.axes}
+        if unknown := [name for name in groups if name not in known]:
+            raise GroupError(f"unknown axis {unknown[0]!r}; the plan's axes are {sorted(known)}")
+        return Chosen(tuple(_chosen_of(axis, groups) for axis in self.axes))
+
+    def all_groups(self) -> dict[str, tuple[int, ...]]:
+        """The choice that is the whole model."""
+        return {axis.name: tuple(range(len(axis.groups))) for axis in self.axes}
+
+    def levels(self, groups: Groups) -> dict[str, float]:
+        """The share of atoms that is kept on every axis."""
+        kept = self.kept_atoms(self.choose(groups))
+        return {axis.name: n / axis.atoms for axis, n in zip(self.axes, kept, strict=True)}
+
+    def kept_atoms(self, chosen: Chosen) -> tuple[int, ...]:
+        """Atoms left on every axis, in axis order."""
+        return tuple(
+            sum(axis.groups[g] for g in groups)
+            for axis, groups in zip(self.axes, chosen, strict=True)
+        )
+
+    # -- slicing ----------------------------------------------------------------------------
+
+    def cut(self, weights: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
+        """The submodel's weights: rows and columns of all other groups removed (copies)."""
+        self.check(weights)
+        return _cut(self.tensors, self.spans, weights, self.choose(groups))
+
+    def cut_buffers(self, buffers: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
+        """The submodel's buffers."""
+        self.check_buffers(buffers)
+        return _cut(self.buffers, self._buffer_spans, buffers, self.choose(groups))
+
+    def paste(self, target: Mapping[str, Array], part: Mapping[str, Array], groups: Groups) -> None:
+        """Write a submodel's weights into their places in `target`, in place."""
+        self.check(target)
+        self.check(part, groups)
+        chosen = self.choose(groups)
+        for name, array in target.items():
+            if not array.flags.writeable:
+                raise TensorError(f"tensor {name!r} is read-only")
+        for tensor, spans in zip(self.tensors, self.spans, strict=True):
+            target[tensor.name][places(spans, _per_dim(tensor, chosen))] = part[tensor.name]
+
+    def statistic_places(self, groups: Groups) -> dict[str, tuple[Array, ...]]:
+        """For every statistic, the index of the submodel's part in the full array."""
+        chosen = self.choose(groups)
+        return {
+            buffer.name: places(spans, _per_dim(buffer, chosen))
+            for buffer, spans in zip(self.buffers, self._buffer_spans, strict=True)
+            if buffer.statistic
+        }
+
+    def scatter(self, movement: Mapping[str, Array], groups: Groups) -> Blocks:
+        """A submodel's movement (or weights) as blocks. Inverse of `assemble`."""
+        chosen = self.choose(groups)
+        self.check(movement, groups)
+        ids = self.block_ids(chosen)
+        values = np.empty(int(self.block_sizes[ids].sum()), dtype=np.float32)
+        start = 0
+        for tensor, spans in zip(self.tensors, self.spans, strict=True):
+            kept = _keep(spans, _per_dim(tensor, chosen))
+            end = start + prod(span.size for span in kept)
+            pack(movement[tensor.name], kept, values[start:end])
+            start = end
+        return Blocks(ids, values)
+
+    def assemble(self, blocks: Blocks, groups: Groups) -> dict[str, Float32]:
+        """A submodel's arrays from its blocks. Inverse of `scatter`."""
+        chosen = self.choose(groups)
+        blocks.check(self.block_ids(chosen), self.block_sizes)
+        arrays, start = {}, 0
+        for tensor, spans in zip(self.tensors, self.spans, strict=True):
+            kept = _keep(spans, _per_dim(tensor, chosen))
+            end = start + prod(span.size for span in kept)
+            arrays[tensor.name] = unpack(blocks.values[start:end], kept)
+            start = end
+        return arrays
+
+    def flatten(self, weights: Mapping[str, Array]) -> Float32:
+        """The whole model as one vector in block order."""
+        return self.scatter(weights, self.all_groups()).values
+
+    def unflatten(self, flat: Float32) -> dict[str, Float32]:
+        """The whole model from one vector in block order."""
+        ids = np.arange(self.block_count, dtype=np.int64)
+        return self.assemble(Blocks(ids, flat), self.all_groups())
+
+    def select(self, flat: Float32, groups: Groups) -> Blocks:
+        """The blocks of a submodel out of the whole model's vector."""
+        if flat.shape != (self.parameters,) or flat.dtype != np.float32:
+            raise BlockError(
+                f"{flat.dtype} of shape {flat.shape} is not the model's vector of "
+                f"{self.parameters} float32 values"
+            )
+        return select_blocks(flat, self.block_ids(self.choose(groups)), self.block_offsets)
+
+    # -- blocks -----------------------------------------------------------------------------
+
+    @cached_property
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """How every tensor's dimensions are cut, in tensor order."""
+        return tuple(_spans(tensor, self.axes) for tensor in self.tensors)
+
+    @cached_property
+    def _buffer_spans(self) -> tuple[tuple[Span, ...], ...]:
+        return tuple(_spans(buffer, self.axes) for buffer in self.buffers)
+
+    @cached_property
+    def block_sizes(self) -> Indices:
+        """Parameters of every block, in block order."""
+        return np.concatenate([block_sizes(spans) for spans in self.spans])
+
+    @cached_property
+    def block_offsets(self) -> Indices:
+        """Where every block starts in the whole model's vector, and its end as a last entry."""
+        return np.concatenate(([0], np.cumsum(self.block_sizes))).astype(np.int64)
+
+    @property
+    def block_count(self) -> int:
+        """Number of blocks."""
+        return len(self.block_sizes)
+
+    @cached_property
+    def block_tensors(self) -> Indices:
+        """The index of the tensor that every block belongs to."""
+        return np.repeat(
+            np.arange(len(self.tensors)), [len(block_sizes(spans)) for spans in self.spans]
+        )
+
+    def signature(self, block: int) -> tuple[tuple[str, int], ...]:
+        """The (axis, group) pairs that own a block, in the order of its tensor's dimensions."""
+        if not 0 <= block < self.block_count:
+            raise GroupError(f"block {block} does not exist; the plan has {self.block_count}")
+        index = int(self.block_tensors[block])
+        width = [dim for dim in self.tensors[index].dims if dim.axis is not None]
+        counts = [len(self.axes[dim.axis].groups) for dim in width if dim.axis is not None]
+        first = int(np.searchsorted(self.block_tensors, index))
+        numbers = np.unravel_index(block - first, counts) if counts else ()
+        return tuple(
+            (self.axes[dim.axis].name, int(group))
+            for dim, group in zip(width, numbers, strict=True)
+            if dim.axis is not None
+        )
+
+    def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
+        """For every block, whether the submodel of these groups holds it."""
+        member = []
+        for axis, groups in zip(self.axes, chosen, strict=True):
+            flags = np.zeros(len(axis.groups), dtype=bool)
+            flags[list(groups)] = True
+            member.append(flags)
+        parts = []
+        for tensor in self.tensors:
+            held = np.ones((), dtype=bool)
+            for dim in tensor.dims:
+                if dim.axis is not None:
+                    held = np.logical_and.outer(held, member[dim.axis])
+            parts.append(held.reshape(-1))
+        return np.concatenate(parts)
+
+    def block_ids(self, chosen: Chosen) -> Indices:
+        """The blocks of a submodel, ascending."""
+        return np.flatnonzero(self.covers(chosen)).astype(np.int64)
+
+    def coverage(self, choices: Iterable[Groups]) -> NDArray[np.int64]:
+        """For every block, how many of these submodels hold it (the papers' Γ)."""
+        counts = np.zeros(self.block_count, dtype=np.int64)
+        for groups in choices:
+            counts += self.covers(self.choose(groups))
+        return counts
+
+    # -- costs ------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return int(self.block_offsets[-1])
+
+    def submodel_parameters(self, groups: Groups) -> int:
+        """Parameters of a submodel; four times as many bytes in fp32."""
+        return self._parameters(self.kept_atoms(self.choose(groups)))
+
+    def submodel_macs(self, groups: Groups) -> int:
+        """Multiply-accumulates of a submodel's forward pass, per sample."""
+        return self._macs(self.kept_atoms(self.choose(groups)))
+
+    def cost_at(self, level: float) -> LevelCost:
+        """What a level costs at most. Raises `GroupError` unless 0 < level ≤ 1."""
+        if not 0 < level <= 1:
+            raise GroupError(f"a level is a share in (0, 1], not {level!r}")
+        kept = tuple(axis.atoms_at(level) for axis in self.axes)
+        parameters = self._parameters(kept)
+        return LevelCost(
+            level, parameters, parameters / self.parameters, 4 * parameters, self._macs(kept)
+        )
+
+    def _parameters(self, kept: Sequence[int]) -> int:
+        return sum(
+            prod(
+                dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
+                for dim in tensor.dims
+            )
+            for tensor in self.tensors
+        )
+
+    def _macs(self, kept: Sequence[int]) -> int:
+        return sum(term.macs * prod(kept[axis] for axis in term.axes) for term in self.macs)
+
+    # -- checking arrays --------------------------------------------------------------------
+
+    def check(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
+        """Raise `TensorError` unless these are the weights of the submodel (None: the model)."""
+        chosen = self.choose(self.all_groups() if groups is None else groups)
+        _check_arrays(self.tensors, self.spans, arrays, chosen)
+
+    def check_buffers(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
+        """Raise `TensorError` unless these are the buffers of the submodel (None: the model)."""
+        chosen = self.choose(self.all_groups() if groups is None else groups)
+        _check_arrays(self.buffers, self._buffer_spans, arrays, chosen)
+
+    def check_statistics(self, arrays: Mapping[str, Array], groups: Groups) -> None:
+        """Raise `TensorError` unless these are the statistics, and only they, of the submodel."""
+        pairs = [
+            (buffer, spans)
+            for buffer, spans in zip(self.buffers, self._buffer_spans, strict=True)
+            if buffer.statistic
+        ]
+        chosen = self.choose(groups)
+        _check_arrays([pair[0] for pair in pairs], [pair[1] for pair in pairs], arrays, chosen)
+
+
+def _chosen_of(axis: Axis, groups: Groups) -> tuple[int, ...]:
+    if axis.name not in groups:
+        raise GroupError(f"no groups for axis {axis.name!r}; every axis needs at least one")
+    ids = list(groups[axis.name])
+    if not ids:
+        raise GroupError(f"axis {axis.name!r} has an empty set of groups; choose at least one")
+    count = len(axis.groups)
+    for group in ids:
+        if isinstance(group, bool) or not isinstance(group, (int, np.integer)):
+            raise GroupError(f"axis {axis.name!r}: group {group!r} is not a whole number")
+        if not 0 <= group < count:
+            raise GroupError(f"axis {axis.name!r} has groups 0 to {count - 1}, not {group}")
+    if len(set(ids)) != len(ids):
+        raise GroupError(f"axis {axis.name!r} names a group twice: {ids}")
+    return tuple(sorted(int(group) for group in ids))
+
+
+def _spans(tensor: Tensor, axes: Sequence[Axis]) -> tuple[Span, ...]:
+    return tuple(
+        Span(dim.size, None, 1)
+        if dim.axis is None
+        else Span(dim.outer, axes[dim.axis].groups, dim.inner)
+        for dim in tensor.dims
+    )
+
+
+def _per_dim(tensor: Tensor, chosen: Chosen) -> list[tuple[int, ...]]:
+    return [() if dim.axis is None else chosen[dim.axis] for dim in tensor.dims]
+
+
+def _keep(spans: Sequence[Span], chosen: Sequence[tuple[int, ...]]) -> list[Span]:
+    return [span.keep(groups) for span, groups in zip(spans, chosen, strict=True)]
+
+
+def _cut(
+    tensors: Sequence[Tensor],
+    spans: Sequence[tuple[Span, ...]],
+    arrays: Mapping[str, Array],
+    chosen: Chosen,
+) -> dict[str, Array]:
+    return {
+        tensor.name: cut_array(arrays[tensor.name], cuts, _per_dim(tensor, chosen))
+        for tensor, cuts in zip(tensors, spans, strict=True)
+    }
+
+
+def _check_arrays(
+    tensors: Sequence[Tensor],
+    spans: Sequence[tuple[Span, ...]],
+    arrays: Mapping[str, Array],
+    chosen: Chosen,
+) -> None:
+    names = {tensor.name for tensor in tensors}
+    if unknown := sorted(set(arrays) - names):
+        raise TensorError(f"unknown tensor {unknown[0]!r}; the plan has {sorted(names)}")
+    if missing := sorted(names - set(arrays)):
+        raise TensorError(f"tensor {missing[0]!r} is missing")
+    for tensor, cuts in zip(tensors, spans, strict=True):
+        array: Any = arrays[tensor.name]
+        shape = tuple(span.size for span in _keep(cuts, _per_dim(tensor, chosen)))
+        if not isinstance(array, np.ndarray):
+            kind = type(array).__name__
+            raise TensorError(f"tensor {tensor.name!r} is {kind}, not a numpy array")
+        if array.dtype.name != tensor.dtype:
+            kind = array.dtype.name
+            raise TensorError(f"tensor {tensor.name!r} is {kind}; the plan says {tensor.dtype}")
+        if array.shape != shape:
+            raise TensorError(f"tensor {tensor.name!r} has shape {array.shape}, not {shape}")
+
+
+def _check_plan(plan: ModelPlan) -> None:
+    """Raise `PlanError` unless the plan is one that every part of the project can work with."""
+    if plan.regions != "width" or plan.depth != ():
+        raise PlanError("regions by depth are reserved; this version knows width only")
+    if not plan.tensors:
+        raise PlanError("a plan needs at least one tensor")
+    for kind, names in (
+        ("axis", [axis.name for axis in plan.axes]),
+        ("tensor", [tensor.name for tensor in (*plan.tensors, *plan.buffers)]),
+    ):
+        if twice := [name for name, uses in Counter(names).items() if uses > 1]:
+            raise PlanError(f"{kind} name {min(twice)!r} is used twice")
+    for axis in plan.axes:
+        if not 1 <= len(axis.groups) <= MAX_GROUPS:
+            raise PlanError(
+                f"axis {axis.name!r} has {len(axis.groups)} groups; 1 to {MAX_GROUPS} are allowed"
+            )
+        if min(axis.groups) < 1:
+            raise PlanError(f"axis {axis.name!r} has a group without atoms")
+        if axis.atoms > MAX_ATOMS:
+            raise PlanError(f"axis {axis.name!r} has {axis.atoms} atoms; at most {MAX_ATOMS}")
+    for tensor in plan.tensors:
+        if tensor.dtype != "float32":
+            raise PlanError(
+                f"weight {tensor.name!r} is {tensor.dtype}; weights are float32: "
+                "convert the model with .float()"
+            )
+    for buffer in plan.buffers:
+        if buffer.dtype not in BUFFER_DTYPES:
+            raise PlanError(f"buffer {buffer.name!r} is {buffer.dtype}, not a plain number type")
+    for tensor in (*plan.tensors, *plan.buffers):
+        if len(tensor.dims) > MAX_DIMS:
+            raise PlanError(
+                f"tensor {tensor.name!r} has {len(tensor.dims)} dimensions; "
+                f"at most {MAX_DIMS} are allowed"
+            )
+        for dim in tensor.dims:
+            check_dim(tensor.name, dim, plan.axes)
+    _check_sizes(plan)
+    for term in plan.macs:
+        if term.macs < 0 or any(not 0 <= axis < len(plan.axes) for axis in term.axes):
+            raise PlanError(f"cost term {term} does not fit the plan's {len(plan.axes)} axes")
+
+
+def _check_sizes(plan: ModelPlan) -> None:
+    """Raise `PlanError` for a plan that no machine could hold, before anything is allocated."""
+    parameters = sum(prod(tensor.shape) for tensor in (*plan.tensors, *plan.buffers))
+    if parameters > MAX_PARAMETERS:
+        raise PlanError(f"too many parameters: {parameters}; at most {MAX_PARAMETERS} are allowed")
+    blocks = sum(
+        prod(len(plan.axes[dim.axis].groups) for dim in tensor.dims if dim.axis is not None)
+        for tensor in plan.tensors
+    )
+    if blocks > MAX_BLOCKS:
+        raise PlanError(f"too many blocks: {blocks}; at most {MAX_BLOCKS} are allowed")

@@ -1,0 +1,243 @@
+"""Manifests as bytes, and what a graph's own bytes say. Version 1.
+
+    envelope = msgpack [ "tessera-graphs", 1, sha256(body) as 32 bytes, body as bytes ]
+    body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
+                         graphs ]
+    data     = [ [array of x0, array of x1 …], array of targets ]
+    array    = [ dtype, [sizes without the samples], highest | nil ]
+    graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks,
+                 activations, products ]
+    port     = [ name, dtype, dims ]            mask = [ port, probability ]
+    dim      = [ coefficient, [axis numbers], batch ]
+    activations, products = [ cost … ]          bytes; multiply-accumulates
+    cost     = [ coefficient, [axis numbers], power of the batch ]
+
+Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan_codec.py`:
+`decode_manifest` refuses bytes that another encoder would have written differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, cast
+
+from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
+from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import (
+    CostTerm,
+    GraphEntry,
+    Kind,
+    Manifest,
+    MaskSpec,
+    Port,
+    SizeTerm,
+)
+
+MAGIC = "tessera-graphs"
+VERSION = 1
+MAX_MANIFEST_BYTES = 16 * 2**20
+"""A graph of two hundred tensors takes about 20 KB; a larger message is not a manifest."""
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest's canonical bytes, with their hash in front."""
+    body = _encode_body(manifest)
+    return packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+
+
+def manifest_hash(manifest: Manifest) -> str:
+    """SHA-256 of the canonical body, as hex digits."""
+    return hashlib.sha256(_encode_body(manifest)).hexdigest()
+
+
+def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifest:
+    """The manifest in these bytes. Raises `GraphError`, and nothing else, for any other bytes.
+
+    `expected_hash` is the hash somebody else named; a manifest with another one is refused.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise GraphError(
+            f"{len(data)} bytes are too many for a manifest (at most {MAX_MANIFEST_BYTES})"
+        )
+    envelope = unpacked(data, GraphError, "a manifest of graphs")
+    if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
+        raise GraphError("these bytes are not a manifest of graphs")
+    _, version, digest, body = envelope
+    if version != VERSION:
+        raise GraphError(
+            f"manifest version {version!r} is not known here; this side speaks {VERSION}"
+        )
+    if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
+        raise GraphError("the manifest's hash differs from its bytes: it was damaged or altered")
+    if expected_hash is not None and digest.hex() != expected_hash:
+        raise GraphError(f"this is manifest {digest.hex()[:12]}…, not {expected_hash[:12]}…")
+    try:
+        manifest = _decode_body(unpacked(body, GraphError, "a manifest of graphs"))
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise GraphError(f"the manifest's bytes have the wrong structure: {error}") from error
+    if manifest.encoded != data:
+        raise GraphError("the manifest is not in canonical form")
+    return manifest
+
+
+def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
+    """IR version and operator set versions by domain ("" is the standard one) of an ONNX file.
+
+    Reads the outermost fields only. Raises `GraphError` for bytes that are not protobuf.
+    """
+    ir_version, opsets = 0, {}
+    for field, value in _fields(memoryview(data)):
+        if field == 1 and isinstance(value, int):
+            ir_version = value
+        elif field == 8 and isinstance(value, memoryview):
+            imported = dict(_fields(value))
+            name, version = imported.get(1, memoryview(b"")), imported.get(2, 0)
+            if not isinstance(name, memoryview) or not isinstance(version, int):
+                raise GraphError("these bytes are not an ONNX graph")
+            domain = bytes(name).decode(errors="replace")
+            opsets["" if domain == "ai.onnx" else domain] = version
+    return ir_version, opsets
+
+
+def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
+    """The (number, value) pairs of one protobuf message."""
+    fields: list[tuple[int, int | memoryview]] = []
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            fields.append((key >> 3, value))
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise GraphError("these bytes are not an ONNX graph")
+        if at + size > len(data):
+            raise GraphError("these bytes are not an ONNX graph: they end too early")
+        fields.append((key >> 3, data[at : at + size]))
+        at += size
+    return fields
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        byte, at = data[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise GraphError("these bytes are not an ONNX graph")
+
+
+def _encode_body(manifest: Manifest) -> bytes:
+    return packed(
+        [
+            bytes.fromhex(manifest.plan_hash),
+            manifest.opset,
+            manifest.ir_version,
+            manifest.min_onnxruntime,
+            manifest.loss,
+            float(manifest.tolerance),
+            [
+                [_encode_array(spec) for spec in manifest.data.inputs],
+                _encode_array(manifest.data.targets),
+            ],
+            [_encode_entry(entry) for entry in manifest.graphs],
+        ]
+    )
+
+
+def _encode_entry(entry: GraphEntry) -> list[Any]:
+    return [
+        entry.kind,
+        bytes.fromhex(entry.sha256),
+        entry.size_bytes,
+        None if entry.kept is None else list(entry.kept),
+        entry.batch,
+        [_encode_port(port) for port in entry.inputs],
+        [_encode_port(port) for port in entry.outputs],
+        [[mask.port, float(mask.probability)] for mask in entry.masks],
+        [_encode_cost(term) for term in entry.activations],
+        [_encode_cost(term) for term in entry.products],
+    ]
+
+
+def _encode_array(spec: ArraySpec) -> list[Any]:
+    return [spec.dtype, list(spec.shape), spec.highest]
+
+
+def _encode_cost(term: CostTerm) -> list[Any]:
+    return [term.coefficient, list(term.axes), term.batch]
+
+
+def _encode_port(port: Port) -> list[Any]:
+    dims = [[dim.coefficient, list(dim.axes), dim.batch] for dim in port.dims]
+    return [port.name, port.dtype, dims]
+
+
+def _decode_body(body: Any) -> Manifest:
+    plan, opset, ir_version, runtime, loss, tolerance, (inputs, targets), graphs = body
+    return Manifest(
+        plan_hash=_digest(plan),
+        opset=count(opset),
+        ir_version=count(ir_version),
+        min_onnxruntime=text(runtime),
+        loss=text(loss),
+        tolerance=_number(tolerance),
+        data=DataSpec(tuple(_decode_array(array) for array in inputs), _decode_array(targets)),
+        graphs=tuple(_decode_entry(entry) for entry in graphs),
+    )
+
+
+def _decode_entry(entry: Any) -> GraphEntry:
+    kind, digest, size, kept, batch, inputs, outputs, masks, activations, products = entry
+    return GraphEntry(
+        kind=cast(Kind, text(kind)),
+        sha256=_digest(digest),
+        size_bytes=count(size),
+        kept=None if kept is None else counts(kept),
+        batch=None if batch is None else count(batch),
+        inputs=tuple(_decode_port(port) for port in inputs),
+        outputs=tuple(_decode_port(port) for port in outputs),
+        masks=tuple(MaskSpec(text(port), _number(p)) for port, p in masks),
+        activations=tuple(_decode_cost(term) for term in activations),
+        products=tuple(_decode_cost(term) for term in products),
+    )
+
+
+def _decode_array(array: Any) -> ArraySpec:
+    dtype, sizes, highest = array
+    return ArraySpec(text(dtype), counts(sizes), None if highest is None else count(highest))
+
+
+def _decode_cost(term: Any) -> CostTerm:
+    coefficient, axes, power = term
+    return CostTerm(count(coefficient), counts(axes), count(power))
+
+
+def _decode_port(port: Any) -> Port:
+    name, dtype, dims = port
+    return Port(
+        text(name),
+        text(dtype),
+        tuple(SizeTerm(count(size), counts(axes), flag(batch)) for size, axes, batch in dims),
+    )
+
+
+def _digest(value: Any) -> str:
+    if not isinstance(value, bytes) or len(value) != 32:
+        raise TypeError(f"{value!r} is not a hash of 32 bytes")
+    return value.hex()
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, float):
+        raise TypeError(f"{value!r} is not a float")
+    return value

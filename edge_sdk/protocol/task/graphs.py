@@ -1,0 +1,444 @@
+"""Which graphs a task has, what each takes and gives, and which one fits a submodel and a batch.
+
+A `Manifest` describes the ONNX files the coordinator compiled; the device reads nothing else about
+them. It names files by the SHA-256 of their bytes, so a manifest cannot be paired with other files.
+
+    inputs    x0, x1 …         the model's inputs        targets          one per sample
+              sample_weights   float32, one per sample   w:<tensor>       weights
+              b:<buffer>       buffers                   s:<axis>         scale, float32 scalar
+              m0, m1 …         dropout masks: 0 or 1 / (1 − p)
+    outputs   loss, g:<tensor>, n:<statistic>            of a gradient graph
+              outputs                                    of an evaluate graph
+
+`loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. An input that a
+graph does not use is not listed; the device feeds exactly what is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from edge_sdk.protocol.errors import GraphError, GroupError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Tensor
+from edge_sdk.protocol.task.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
+
+Kind = Literal["gradient", "evaluate"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+MAX_GRAPHS = 4_096
+MAX_PORTS = 65_536
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeTerm:
+    """A size: `coefficient` × the kept atoms of `axes` × the batch size if `batch`.
+
+    `axes` are axis numbers of the plan, ascending; a number may occur twice.
+    """
+
+    coefficient: int
+    axes: tuple[int, ...] = ()
+    batch: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coefficient <= MAX_SIZE:
+            raise GraphError(f"a size's coefficient is 0 to {MAX_SIZE}, not {self.coefficient}")
+        if any(axis < 0 for axis in self.axes) or tuple(sorted(self.axes)) != self.axes:
+            raise GraphError(f"a size's axes are ascending numbers, not {self.axes}")
+
+    def value(self, kept: Sequence[int], batch: int) -> int:
+        """The size when these atoms are kept of each axis."""
+        size = self.coefficient * (batch if self.batch else 1)
+        return size * math.prod(kept[axis] for axis in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerm:
+    """A part of a cost: `coefficient` × the kept atoms of `axes` × the batch size to `batch`.
+
+    `batch` is 2 where every sample meets every other.
+    """
+
+    coefficient: int
+    axes: tuple[int, ...] = ()
+    batch: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.coefficient <= MAX_SIZE:
+            raise GraphError(f"a cost's coefficient is 1 to {MAX_SIZE}, not {self.coefficient}")
+        if any(axis < 0 for axis in self.axes) or tuple(sorted(self.axes)) != self.axes:
+            raise GraphError(f"a cost's axes are ascending numbers, not {self.axes}")
+        if not (len(self.axes) <= MAX_RANK and 0 <= self.batch <= MAX_RANK):
+            raise GraphError(f"a cost has up to {MAX_RANK} axes and powers of the batch")
+
+    def value(self, kept: Sequence[int], batch: int) -> int:
+        """The cost when these atoms are kept of each axis."""
+        cost = self.coefficient * math.prod(kept[axis] for axis in self.axes)
+        return cost * math.prod([batch] * self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An input or output of a graph: its name, numpy's name of its type, its sizes."""
+
+    name: str
+    dtype: str
+    dims: tuple[SizeTerm, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise GraphError("a graph's input or output has no name")
+        if not DTYPE.fullmatch(self.dtype):
+            raise GraphError(f"{self.name!r} has the unknown type {self.dtype!r}")
+        if len(self.dims) > MAX_RANK:
+            raise GraphError(f"{self.name!r} has {len(self.dims)} dimensions, over {MAX_RANK}")
+
+    def shape(self, kept: Sequence[int], batch: int) -> tuple[int, ...]:
+        """The array's shape when these atoms are kept of each axis."""
+        return tuple(dim.value(kept, batch) for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """A dropout: the input that takes its mask, and the probability of a zero."""
+
+    port: str
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability < 1:
+            raise GraphError(
+                f"mask {self.port!r}: a probability is in [0, 1), not {self.probability}"
+            )
+
+
+@dataclass(frozen=True)
+class GraphEntry:
+    """One ONNX file.
+
+    `kept` are the atoms per axis the graph was made for; None: any (widths are symbolic). `batch`
+    is the batch size it was made for; None: any. Masks are drawn in the order of `masks`.
+    `activations` add up to `activation_bytes` and `products` to `macs`; both are ordered by axes
+    and batch, each pair once.
+    """
+
+    kind: Kind
+    sha256: str
+    size_bytes: int
+    kept: tuple[int, ...] | None
+    batch: int | None
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    masks: tuple[MaskSpec, ...] = ()
+    activations: tuple[CostTerm, ...] = ()
+    products: tuple[CostTerm, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_entry(self)
+
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        """Names of the inputs."""
+        return frozenset(port.name for port in self.inputs)
+
+    def activation_bytes(self, kept: Sequence[int], batch: int) -> int:
+        """Bytes of all float tensors between inputs and outputs, as if none were ever freed.
+
+        A runtime frees what it no longer needs, so this is far above what lives at once; its own
+        scratch memory is not in it. A graph made for one size costs the same at every other.
+        """
+        return sum(term.value(kept, batch) for term in self.activations)
+
+    def macs(self, kept: Sequence[int], batch: int) -> int:
+        """Multiply-accumulates of one run: all matrix products and convolutions of the graph.
+
+        Those of a gradient graph are the forward and the backward pass, counted one by one: a
+        gradient that nobody needs, such as the batch's, is neither computed nor counted.
+        """
+        return sum(term.value(kept, batch) for term in self.products)
+
+    def weight_bytes(self, kept: Sequence[int]) -> int:
+        """Bytes of the weights that go in; as many gradients come out of a gradient graph."""
+        return sum(
+            math.prod(port.shape(kept, 1)) * np.dtype(port.dtype).itemsize
+            for port in self.inputs
+            if port.name.startswith("w:")
+        )
+
+    @cached_property
+    def pads(self) -> bool:
+        """Whether samples may be added to a short batch without changing the result.
+
+        A gradient graph must weigh its samples, and must not mix them in batch statistics.
+        """
+        if self.kind == "evaluate":
+            return True
+        mixes = any(port.name.startswith("n:") for port in self.outputs)
+        return "sample_weights" in self.input_names and not mixes
+
+    def __str__(self) -> str:
+        kept = "any widths" if self.kept is None else f"widths {list(self.kept)}"
+        batch = "any batch" if self.batch is None else f"batch {self.batch}"
+        return f"{self.kind} graph {self.sha256[:12]}… ({kept}, {batch})"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What a submodel costs with a batch; None where the task has no such graph.
+
+    `forward_macs` are those of an evaluation, `step_macs` of a loss with its gradients (SAM takes
+    two of them a step). `activation_bytes` are the gradient graph's, an upper bound.
+    """
+
+    forward_macs: int | None
+    step_macs: int
+    activation_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All graphs of one task, and what data it wants.
+
+    `tolerance` is the largest relative difference to torch's gradients that the build saw;
+    `min_onnxruntime` the oldest version of onnxruntime that runs the graphs.
+    """
+
+    plan_hash: str
+    opset: int
+    ir_version: int
+    min_onnxruntime: str
+    loss: str
+    tolerance: float
+    data: DataSpec
+    graphs: tuple[GraphEntry, ...]
+
+    def __post_init__(self) -> None:
+        _check_manifest(self)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The canonical encoding, with its hash in front."""
+        from edge_sdk.protocol.task.codec import encode_manifest
+
+        return encode_manifest(self)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical encoding's body, as 64 hex digits."""
+        from edge_sdk.protocol.task.codec import manifest_hash
+
+        return manifest_hash(self)
+
+    def check(self, plan: ModelPlan) -> None:
+        """Raise `GraphError` unless these are graphs of this plan, with its names and shapes."""
+        if self.plan_hash != plan.hash:
+            raise GraphError(
+                f"the graphs were made for plan {self.plan_hash[:12]}…, not {plan.hash[:12]}…"
+            )
+        for entry in self.graphs:
+            _check_fit(entry, plan)
+
+    def pick(self, kind: Kind, kept: Sequence[int], batch: int) -> GraphEntry:
+        """The graph for these atoms per axis and this batch size.
+
+        In order: made for exactly this; for these widths or any, and for this batch or any; for
+        the smallest larger batch, if it `pads`. Raises `GraphError`, which names both sides.
+        """
+        if batch < 1:
+            raise GraphError(f"a batch has at least one sample, not {batch}")
+        fits = [
+            entry
+            for entry in self._of(kind, kept)
+            if entry.batch in (None, batch)
+            or (entry.batch is not None and entry.batch > batch and entry.pads)
+        ]
+        if not fits:
+            has = ", ".join(str(entry) for entry in self.graphs if entry.kind == kind) or "none"
+            raise GraphError(
+                f"no {kind} graph fits widths {list(kept)} with batch {batch}; the task has: {has}"
+            )
+        return min(
+            fits,
+            key=lambda entry: (
+                entry.batch is not None and entry.batch != batch,
+                entry.batch if entry.batch is not None else math.inf,
+                entry.kept is None,
+            ),
+        )
+
+    def cost_at(self, plan: ModelPlan, level: float, batch: int) -> RunCost:
+        """What a level costs at most with a batch of this size; exact if groups are equal.
+
+        Where a graph is made for a larger batch, it is the larger one that is paid for. Raises
+        `GroupError` unless 0 < level ≤ 1, `GraphError` when no gradient graph fits.
+        """
+        if not 0 < level <= 1:
+            raise GroupError(f"a level is a share in (0, 1], not {level!r}")
+        kept = tuple(axis.atoms_at(level) for axis in plan.axes)
+        gradient = self.pick("gradient", kept, batch)
+        evaluates = bool(self._of("evaluate", kept))
+        return RunCost(
+            self.pick("evaluate", kept, batch).macs(kept, batch) if evaluates else None,
+            gradient.macs(kept, batch),
+            gradient.activation_bytes(kept, batch),
+            gradient.weight_bytes(kept),
+        )
+
+    def largest_batch(self, kind: Kind, kept: Sequence[int]) -> int | None:
+        """The largest batch some graph takes at these widths; None: any. 0: there is no graph."""
+        sizes = [entry.batch for entry in self._of(kind, kept)]
+        return None if None in sizes else max((size for size in sizes if size), default=0)
+
+    def _of(self, kind: Kind, kept: Sequence[int]) -> list[GraphEntry]:
+        return [
+            entry
+            for entry in self.graphs
+            if entry.kind == kind and entry.kept in (None, tuple(kept))
+        ]
+
+
+def _check_entry(entry: GraphEntry) -> None:
+    if entry.kind not in KINDS:
+        raise GraphError(f"a graph's kind is one of {list(KINDS)}, not {entry.kind!r}")
+    if not _SHA256.fullmatch(entry.sha256):
+        raise GraphError(f"{entry.sha256!r} is not a SHA-256 in hex digits")
+    if entry.size_bytes < 1:
+        raise GraphError(f"{entry}: a file has at least one byte, not {entry.size_bytes}")
+    if entry.kept is not None and any(atoms < 1 for atoms in entry.kept):
+        raise GraphError(f"{entry}: every axis keeps at least one atom")
+    if entry.batch is not None and entry.batch < 1:
+        raise GraphError(f"{entry}: a batch has at least one sample")
+    ports = (*entry.inputs, *entry.outputs)
+    if len(ports) > MAX_PORTS:
+        raise GraphError(f"{entry} has {len(ports)} inputs and outputs, over {MAX_PORTS}")
+    _check_unique(f"{entry}: name", (port.name for port in ports))
+    for port in ports:
+        for dim in port.dims:
+            if (dim.axes and entry.kept is not None) or (dim.batch and entry.batch is not None):
+                raise GraphError(f"{entry}: {port.name!r} varies with what the graph has fixed")
+    for terms in (entry.activations, entry.products):
+        _check_costs(entry, terms)
+    _check_unique(f"{entry}: mask", (mask.port for mask in entry.masks))
+    for mask in entry.masks:
+        if mask.port not in entry.input_names:
+            raise GraphError(f"{entry}: mask {mask.port!r} is not an input")
+    needed = "loss" if entry.kind == "gradient" else "outputs"
+    if needed not in {port.name for port in entry.outputs}:
+        raise GraphError(f"{entry} has no output {needed!r}")
+
+
+def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
+    if len(terms) > MAX_PORTS:
+        raise GraphError(f"{entry} has {len(terms)} cost terms, over {MAX_PORTS}")
+    kinds = [(term.axes, term.batch) for term in terms]
+    if kinds != sorted(set(kinds)):
+        raise GraphError(f"{entry}: cost terms are not in order, or one occurs twice")
+    for axes, power in kinds:
+        if (axes and entry.kept is not None) or (power and entry.batch is not None):
+            raise GraphError(f"{entry}: a cost varies with what the graph has fixed")
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    if not _SHA256.fullmatch(manifest.plan_hash):
+        raise GraphError(f"{manifest.plan_hash!r} is not a plan's hash in hex digits")
+    if manifest.opset < 1 or manifest.ir_version < 1:
+        raise GraphError(f"opset {manifest.opset}, IR {manifest.ir_version}: both start at 1")
+    if not _VERSION.fullmatch(manifest.min_onnxruntime):
+        raise GraphError(f"{manifest.min_onnxruntime!r} is not a version such as '1.23.0'")
+    if not (math.isfinite(manifest.tolerance) and manifest.tolerance >= 0):
+        raise GraphError(f"a tolerance is a finite number from 0, not {manifest.tolerance}")
+    if len(manifest.graphs) > MAX_GRAPHS:
+        raise GraphError(f"{len(manifest.graphs)} graphs are too many, over {MAX_GRAPHS}")
+    _check_unique("file", (entry.sha256 for entry in manifest.graphs))
+    _check_unique("graph for", ((e.kind, e.kept, e.batch) for e in manifest.graphs))
+    for entry in manifest.graphs:
+        _check_data(entry, manifest.data)
+
+
+def _check_data(entry: GraphEntry, data: DataSpec) -> None:
+    """Raise `GraphError` unless the graph takes what the task says its data is."""
+    specs = {f"x{number}": spec for number, spec in enumerate(data.inputs)}
+    specs["targets"] = data.targets
+    for port in entry.inputs:
+        if not _DATA.fullmatch(port.name) or port.name == "sample_weights":
+            continue
+        spec = specs.get(port.name)
+        if spec is None:
+            raise GraphError(
+                f"{entry} takes {port.name!r}; the task's data has {len(data.inputs)} inputs"
+            )
+        samples = SizeTerm(1, (), True) if entry.batch is None else SizeTerm(entry.batch)
+        wanted = (samples, *(SizeTerm(size) for size in spec.shape))
+        if (port.dtype, port.dims) != (spec.dtype, wanted):
+            raise GraphError(f"{entry}: {port.name!r} is not {spec}, as the task's data is")
+
+
+def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
+    """Raise `GraphError` unless widths, names, types and shapes are the plan's."""
+    whole = tuple(axis.atoms for axis in plan.axes)
+    kept = whole if entry.kept is None else entry.kept
+    if len(kept) != len(whole) or any(a > b for a, b in zip(kept, whole, strict=True)):
+        raise GraphError(f"{entry} does not fit the plan's widths {list(whole)}")
+    ports = (*entry.inputs, *entry.outputs)
+    named = [axis for port in ports for dim in port.dims for axis in dim.axes]
+    named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
+    if any(axis >= len(whole) for axis in named):
+        raise GraphError(f"{entry} names an axis that the plan's {len(whole)} do not have")
+    weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}
+    buffers = {f"b:{b.name}": _port(f"b:{b.name}", b) for b in plan.buffers}
+    scales = {f"s:{axis.name}": Port(f"s:{axis.name}", "float32") for axis in plan.axes}
+    _check_ports(entry, entry.inputs, weights | buffers | scales, kept)
+    if entry.kind == "gradient":
+        gradients = {f"g:{t.name}": _port(f"g:{t.name}", t) for t in plan.tensors}
+        statistics = {f"n:{b.name}": _port(f"n:{b.name}", b) for b in plan.buffers if b.statistic}
+        results = {"loss": Port("loss", "float32")} | gradients | statistics
+        _check_ports(entry, entry.outputs, results, kept)
+        if missing := sorted(set(results) - {port.name for port in entry.outputs}):
+            raise GraphError(f"{entry} has no output {missing[0]!r}, which the plan needs")
+
+
+def _check_ports(
+    entry: GraphEntry, ports: Iterable[Port], known: dict[str, Port], kept: Sequence[int]
+) -> None:
+    batch = entry.batch or 1
+    free = {mask.port for mask in entry.masks}
+    for port in ports:
+        expected = known.get(port.name)
+        if expected is None:
+            if port.name not in free and not _DATA.fullmatch(port.name):
+                raise GraphError(f"{entry}: {port.name!r} is neither in the plan nor data")
+            continue
+        is_ = (port.dtype, port.shape(kept, batch))
+        wanted = (expected.dtype, expected.shape(kept, batch))
+        if is_ != wanted:
+            raise GraphError(
+                f"{entry}: {port.name!r} is {is_[0]} of shape {is_[1]}; "
+                f"the plan says {wanted[0]} of shape {wanted[1]}"
+            )
+
+
+def _port(name: str, tensor: Tensor) -> Port:
+    dims = tuple(
+        SizeTerm(dim.size) if dim.axis is None else SizeTerm(dim.outer * dim.inner, (dim.axis,))
+        for dim in tensor.dims
+    )
+    return Port(name, tensor.dtype, dims)
+
+
+def _check_unique(what: str, values: Iterable[object]) -> None:
+    if twice := [value for value, uses in Counter(values).items() if uses > 1]:
+        raise GraphError(f"{what} {twice[0]!r} occurs twice")

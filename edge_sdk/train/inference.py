@@ -1,0 +1,262 @@
+"""Running the model on the device's data, on onnxruntime and numpy alone.
+
+`Predictor` runs the evaluate graph of a task with weights that are given; `ExportedModel` runs an
+ONNX file that has its weights inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_sdk.protocol.errors import GraphError, TensorError
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.onnx import CPU, RUNTIME_ERRORS, Graphs, fed, numpy_dtype
+
+
+class Predictor:
+    """Predicts with the model of a task, or with a submodel of it."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        manifest: Manifest,
+        files: Mapping[str, bytes],
+        *,
+        providers: Sequence[str] = CPU,
+        threads: int = 1,
+    ) -> None:
+        """See `edge_sdk.train.onnx.Graphs`."""
+        self._graphs = Graphs(plan, manifest, files, providers=providers, threads=threads)
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The task's plan."""
+        return self._graphs.plan
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers: those in use once a graph has run, those asked for before."""
+        return self._graphs.providers
+
+    def predict(
+        self,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        inputs: Sequence[Array],
+        *,
+        groups: Groups | None = None,
+        batch_size: int = 256,
+    ) -> Array:
+        """The model's outputs for all samples, computed at most `batch_size` at a time.
+
+        `groups` None: the whole model; else `weights` and `buffers` are the submodel's. Raises
+        `TensorError` for arrays that do not fit, `GraphError` when no graph does.
+        """
+        plan, manifest = self.plan, self._graphs.manifest
+        groups = plan.all_groups() if groups is None else groups
+        plan.check(weights, groups)
+        plan.check_buffers(buffers, groups)
+        manifest.data.check_inputs(inputs)
+        samples = _samples(inputs)
+        kept = plan.kept_atoms(plan.choose(groups))
+        limit = manifest.largest_batch("evaluate", kept)
+        if batch_size < 1:
+            raise TensorError(f"batch_size must be at least 1, not {batch_size}")
+        rows = batch_size if limit is None else max(1, min(batch_size, limit))
+        fixed = {f"w:{name}": array for name, array in weights.items()}
+        fixed |= {f"b:{name}": array for name, array in buffers.items()}
+        # Rescaling belongs to local training; a graph that has scales is run without.
+        fixed |= {f"s:{axis.name}": np.ones((), dtype=np.float32) for axis in plan.axes}
+        parts = [
+            self._part(fixed, [array[at : at + rows] for array in inputs], kept)
+            for at in range(0, samples, rows)
+        ]
+        return np.concatenate(parts)
+
+    def _part(
+        self, fixed: Mapping[str, Array], inputs: Sequence[Array], kept: Sequence[int]
+    ) -> Array:
+        size = len(inputs[0])
+        entry = self._graphs.manifest.pick("evaluate", kept, size)
+        arrays = {f"x{number}": array for number, array in enumerate(inputs)}
+        feeds = {name: array for name, array in fixed.items() if name in entry.input_names}
+        feeds |= fed(entry, arrays, kept, size)
+        padded = size if entry.batch is None else entry.batch
+        outputs = self._graphs.run(entry, feeds, kept, padded)["outputs"]
+        return _without_padding(outputs, padded, size, str(entry))
+
+
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What a model said of some data: all outputs, and how long each batch took."""
+
+    outputs: Array
+    batch_seconds: tuple[float, ...]
+
+    @property
+    def seconds_per_batch(self) -> float:
+        """The median: the first batch also pays for the start."""
+        return float(np.median(self.batch_seconds))
+
+
+class ExportedModel:
+    """An ONNX file with its weights inside, whoever made it: samples come first everywhere."""
+
+    def __init__(self, path: Path, *, providers: Sequence[str] = CPU) -> None:
+        """Raises `GraphError` when the file cannot be loaded or a provider is not here."""
+        import onnxruntime
+
+        available = onnxruntime.get_available_providers()
+        if unknown := [name for name in providers if name not in available]:
+            raise GraphError(
+                f"this onnxruntime has no provider {unknown[0]!r}; it has {', '.join(available)}"
+            )
+        if not path.is_file():
+            raise GraphError(f"no model: {path} is {'a folder' if path.is_dir() else 'not there'}")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=list(providers)
+            )
+        except RUNTIME_ERRORS as error:
+            raise GraphError(
+                f"onnxruntime {onnxruntime.__version__} cannot load {path}: {error}"
+            ) from error
+        self._path = path
+        self._inputs = {node.name: node for node in self._session.get_inputs()}
+        fixed = {n.shape[0] for n in self._inputs.values() if n.shape and _is_size(n.shape[0])}
+        if not self._inputs or len(fixed) > 1 or not all(n.shape for n in self._inputs.values()):
+            raise GraphError(f"{path} takes {self._described()}: not samples along the first size")
+        self._batch: int | None = fixed.pop() if fixed else None
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The execution providers in use, preferred first."""
+        return tuple(self._session.get_providers())
+
+    def predict(
+        self,
+        data: Mapping[str, Array],
+        *,
+        batch_size: int = 256,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Inferred:
+        """The first output for all samples, at most `batch_size` at a time.
+
+        `data` are arrays by the model's names of its inputs, or x0, x1 … in the model's order. A
+        model made for one batch size is given just that many, the last of them repeated if need be.
+        Raises `TensorError` for data that the model does not take.
+        """
+        if batch_size < 1:
+            raise TensorError(f"batch_size must be at least 1, not {batch_size}")
+        arrays = self._named(data)
+        for name, array in arrays.items():
+            _check_fits(name, array, self._inputs[name])
+        samples = _samples(list(arrays.values()))
+        rows = self._batch or batch_size
+        parts, seconds = [], []
+        for at in range(0, samples, rows):
+            size = min(rows, samples - at)
+            padded = self._batch or size
+            feeds = {name: _padded(array[at : at + size], padded) for name, array in arrays.items()}
+            start = clock()
+            output = self._run(feeds)
+            seconds.append(clock() - start)
+            parts.append(_without_padding(output, padded, size, str(self._path)))
+        return Inferred(np.concatenate(parts), tuple(seconds))
+
+    def _run(self, feeds: Mapping[str, Array]) -> Array:
+        try:
+            output: Any = self._session.run(None, dict(feeds))[0]
+        except RUNTIME_ERRORS as error:
+            raise GraphError(f"{self._path} failed on this data: {error}") from error
+        if not isinstance(output, np.ndarray) or output.dtype.kind not in "biuf":
+            raise GraphError(f"the first output of {self._path} is not an array of numbers")
+        return output
+
+    def _named(self, data: Mapping[str, Array]) -> dict[str, Array]:
+        names = list(self._inputs)
+        if set(data) == set(names):
+            return {name: data[name] for name in names}
+        by_place = [f"x{number}" for number in range(len(names))]
+        if set(data) == set(by_place):
+            return {name: data[place] for name, place in zip(names, by_place, strict=True)}
+        raise TensorError(f"the data has {', '.join(data)}; the model takes {self._described()}")
+
+    def _described(self) -> str:
+        return ", ".join(_words(node) for node in self._inputs.values()) or "no inputs"
+
+
+def accuracy(outputs: Array, labels: Array) -> float | None:
+    """Share of labels that have the highest score; None when these are not classes and scores.
+
+    Scores have their classes along the second size, and the labels' shape without it. Raises
+    `TensorError` for labels of other samples, or of classes that the outputs do not have.
+    """
+    if len(labels.shape) == 0 or len(labels) != len(outputs):
+        raise TensorError(f"labels have shape {labels.shape}; there are {len(outputs)} samples")
+    shape = outputs.shape[:1] + outputs.shape[2:]
+    if labels.dtype.kind not in "iu" or outputs.ndim < 2 or labels.shape != shape:
+        return None
+    classes, low, high = outputs.shape[1], int(labels.min()), int(labels.max())
+    if classes < 2:
+        return None
+    if not 0 <= low <= high < classes:
+        raise TensorError(
+            f"labels are classes {low} to {high}; the model has classes 0 to {classes - 1}"
+        )
+    return float(np.mean(outputs.argmax(axis=1) == labels))
+
+
+def _check_fits(name: str, array: Array, node: Any) -> None:
+    """Raise `TensorError` unless type and shape are the model's, where it fixes them."""
+    fits = array.dtype.name == numpy_dtype(node.type) and array.ndim == len(node.shape)
+    sizes = zip(array.shape[1:], node.shape[1:], strict=False)
+    if not fits or any(_is_size(wanted) and size != wanted for size, wanted in sizes):
+        raise TensorError(
+            f"{name!r} is {array.dtype.name} of shape {array.shape} in the data; "
+            f"the model takes {_words(node)}"
+        )
+
+
+def _words(node: Any) -> str:
+    """An input as a person reads it; sizes that are open by their names, or `?`."""
+    sizes = ", ".join("?" if size is None else str(size) for size in node.shape)
+    return f"{node.name!r}, {numpy_dtype(node.type)} of shape ({sizes})"
+
+
+def _is_size(size: object) -> bool:
+    """Whether a model fixes a size; onnxruntime gives a name or None for those it leaves open."""
+    return isinstance(size, int)
+
+
+def _padded(array: Array, samples: int) -> Array:
+    """Repeats the last sample: unlike zeros, it is sure to be data that the model can take."""
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if len(array) == samples:
+        return np.ascontiguousarray(array)
+    rows = np.broadcast_to(array[-1:], (samples - len(array), *array.shape[1:]))
+    return np.concatenate([array, rows])
+
+
+def _without_padding(outputs: Array, padded: int, size: int, what: str) -> Array:
+    """The outputs of the first `size` of `padded` samples."""
+    if outputs.ndim == 0 or len(outputs) % padded:
+        raise GraphError(f"{what}: outputs of shape {outputs.shape} are not one per sample")
+    return outputs[: len(outputs) // padded * size]
+
+
+def _samples(inputs: Sequence[Array]) -> int:
+    counts = {len(array) if array.ndim else 0 for array in inputs}
+    if len(counts) != 1 or 0 in counts:
+        raise TensorError(f"every input needs the same samples, at least one; got {counts or 0}")
+    return counts.pop()

@@ -1,0 +1,439 @@
+"""One MQTT connection, kept up by a thread of its own.
+
+Only that thread touches paho, through the calls meant for a foreign loop (`loop_read`,
+`loop_write`, `loop_misc`): so nothing of paho's is shared between threads, a message can never be
+torn by two writers, and no lock is held while the owner is told something. Each connection gets a
+new paho client: what must survive a connection (the outbox, the filters) is ours, and paho's own
+queue never holds more than the window.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import ssl
+import sys
+import time
+from collections import deque
+from random import SystemRandom
+from threading import Event, Lock, Thread, current_thread
+from typing import Any, Protocol
+
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    fcntl = termios = None  # type: ignore[assignment]
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from edge_sdk.transport.filters import matches
+from edge_sdk.transport.link import LinkEvent, Received, Refused, Will, Writable
+from edge_sdk.transport.mqtt import reasons
+from edge_sdk.transport.outbox import TRIES, Outbox, Publication
+from edge_sdk.transport.settings import BrokerSettings
+
+CONNECT_TIMEOUT_S = 10.0
+"""For the socket, for the TLS handshake, and for the broker's first answer, each."""
+
+GOODBYE_S = 1.0
+"""For the last packet of a connection that is closed on purpose."""
+
+STABLE_S = 10.0
+"""A connection that lasted this long was a good one: the next attempt comes soon."""
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+
+_chance = SystemRandom().random
+_log = logging.getLogger(__name__)
+
+
+def pause_s(failures: int, chance: float) -> float:
+    """How long to wait after so many failures in a row; `chance` is from 0 to 1.
+
+    Grows to half a minute, and is spread widely so that a fleet does not return in one moment.
+    """
+    most = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
+    return most * (0.1 + 0.9 * chance)
+
+
+def unsent_bytes(connected: socket.socket) -> int:
+    """What the system still holds of what we sent; 0 where it does not say."""
+    if not hasattr(termios, "TIOCOUTQ"):
+        return 0
+    try:
+        answer = fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it was closed
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
+
+
+class Owner(Protocol):
+    """Who is told. Called from the connection's thread."""
+
+    def up(self, connection: Connection) -> None:
+        """The broker accepted us and every subscription is in place."""
+
+    def down(self, connection: Connection, reason: str) -> None:
+        """There is no connection, or no longer."""
+
+    def deliver(self, event: LinkEvent) -> None:
+        """Something for the user of the link."""
+
+
+class Connection:
+    """A connection under one client id; see the module."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        context: ssl.SSLContext | None,
+        owner: Owner,
+        *,
+        client_id: str,
+        will: Will | None,
+        max_bytes: int,
+        bulk: bool,
+    ) -> None:
+        self.outbox = Outbox(max_bytes)
+        self.heard_s = float("-inf")
+        """When the last bytes came, by the monotonic clock."""
+        self.denials = 0
+        """How often in a row the broker refused who we say we are."""
+        self._settings = settings
+        self._context = context
+        self._owner = owner
+        self._client_id = client_id
+        self._will = will
+        self._bulk = bulk
+        self._lock = Lock()
+        self._filters: dict[str, None] = {}
+        self._orders: deque[tuple[bool, str]] = deque()
+        self._woken = False
+        self._alarm, self._bell = socket.socketpair()
+        self._alarm.setblocking(False)
+        self._bell.setblocking(False)
+        self._ending = Event()
+        self._killed = False
+        self._renewing = False
+        self._finish_by = float("inf")
+        self._thread = Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def publish(self, publication: Publication) -> bool:
+        """As `Link.publish`."""
+        if self._ending.is_set() or not self.outbox.offer(publication):
+            return False
+        self._wake()
+        return True
+
+    def subscribe(self, topic_filter: str) -> None:
+        """As `Link.subscribe`."""
+        with self._lock:
+            self._filters = {**self._filters, topic_filter: None}
+            self._orders.append((True, topic_filter))
+        self._wake()
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """As `Link.unsubscribe`."""
+        with self._lock:
+            if topic_filter not in self._filters:
+                return
+            self._filters = {f: None for f in self._filters if f != topic_filter}
+            self._orders.append((False, topic_filter))
+        self._wake()
+
+    def renew(self, will: Will | None) -> None:
+        """As `Link.reconnect`."""
+        with self._lock:
+            self._will = will or self._will
+            self._renewing = True
+        self._wake()
+
+    def finish(self, by: float) -> None:
+        """Send what is queued until then (by the monotonic clock), say goodbye and end."""
+        self._finish_by = by
+        self._ending.set()
+        self._wake()
+
+    def kill(self) -> None:
+        """End at once, without goodbye."""
+        self._killed = True
+        self._ending.set()
+        self._wake()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end; a connection that is just being made may outlive this a little."""
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, timeout_s))
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller is this connection's own thread."""
+        return current_thread() is self._thread
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._woken:
+                return
+            self._woken = True
+        try:
+            self._bell.send(b"\0")
+        except OSError:
+            _log.debug("%s: has ended", self._client_id)
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._ending.is_set():
+            begun = time.monotonic()
+            with self._lock:
+                self._renewing = False
+            try:
+                reason = _Session(self).run()
+            except Exception:
+                # The outermost loop of this thread; paho raises many things on bytes that are not
+                # MQTT, and a link that ended silently would be worse than one that tries again.
+                _log.exception("%s: the connection failed", self._client_id)
+                reason = f"{self._settings.address}: what came is not MQTT; the log has details"
+            self.denials = self.denials + 1 if isinstance(reason, reasons.Denial) else 0
+            if not self._ending.is_set():
+                self._owner.down(self, reason)
+                stable = time.monotonic() - begun >= STABLE_S
+                # The search for a message that ends connections takes a few of them, and ends.
+                harmless = stable or self.outbox.searching or self._renewing
+                failures = 0 if harmless else failures + 1
+                self._ending.wait(pause_s(max(0, failures - 1), _chance()))
+        self._alarm.close()
+        self._bell.close()
+
+
+class _Session:
+    """The life of one paho client, from connecting to the end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._of = connection
+        self._settings = connection._settings
+        self._welcomed = False
+        self._announced = False
+        self._reason: str | None = None
+        self._silent = False
+        self._given_up = False
+        self._moved_s = 0.0
+        self._unsent = 0
+        self._network_said = ""
+        self._asked: dict[int, str] = {}
+        self._first_asked: set[int] = set()
+        self._client = self._make_client()
+
+    def run(self) -> str:
+        """Connect and serve until the end; returns why there is no connection any more."""
+        settings = self._settings
+        try:
+            self._client.connect(settings.host, settings.port, settings.keepalive_s)
+        except (OSError, ValueError) as error:
+            return reasons.connect_failure(settings, error)
+        connected = self._client.socket()
+        if not isinstance(connected, socket.socket):
+            return self._why()
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._serve(connected)
+        finally:
+            connected.close()
+            closed = self._welcomed and not (self._silent or self._given_up)
+            given_up = self._of.outbox.lost(closed=closed)
+        if given_up is not None:
+            self._refused(
+                given_up.topic,
+                f"the broker closed the connection {TRIES} times over this message of "
+                f"{len(given_up.payload)} bytes: it is larger than the broker takes, or "
+                "publishing to this topic is not allowed",
+            )
+        return self._why()
+
+    def _make_client(self) -> paho.Client:
+        of, settings = self._of, self._settings
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=of._client_id,
+            clean_session=True,
+            protocol=paho.MQTTv311,
+            reconnect_on_failure=False,
+        )
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        if of._context is not None:
+            client.tls_set_context(of._context)
+        if settings.username is not None:
+            client.username_pw_set(settings.username, settings.password)
+        if of._will is not None:
+            client.will_set(of._will.topic, of._will.payload, qos=1, retain=of._will.retain)
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = self._on_subscribe
+        client.on_publish = self._on_publish
+        client.on_message = self._on_message
+        client.on_log = self._on_log
+        return client
+
+    def _serve(self, connected: socket.socket) -> None:
+        client, of = self._client, self._of
+        answer_by = time.monotonic() + CONNECT_TIMEOUT_S
+        leave_by: float | None = None
+        # poll where there is one: select cannot watch descriptors above 1023.
+        with getattr(selectors, "PollSelector", selectors.SelectSelector)() as selector:
+            selector.register(of._alarm, selectors.EVENT_READ)
+            selector.register(connected, selectors.EVENT_READ)
+            while not of._killed:
+                if of._renewing:
+                    self._given_up = True
+                    self._reason = f"{self._settings.address}: connecting anew"
+                    return
+                if self._welcomed:
+                    self._send()
+                elif time.monotonic() >= answer_by:
+                    self._silent = True
+                    return
+                if leave_by is None and of._ending.is_set() and self._is_done():
+                    client.disconnect()
+                    leave_by = time.monotonic() + GOODBYE_S
+                gone = leave_by is not None and time.monotonic() >= leave_by
+                if gone or client.socket() is None:
+                    return
+                self._wait_and_handle(selector, connected)
+
+    def _wait_and_handle(self, selector: selectors.BaseSelector, connected: socket.socket) -> None:
+        client, of = self._client, self._of
+        interest = selectors.EVENT_READ | (selectors.EVENT_WRITE * client.want_write())
+        if selector.get_key(connected).events != interest:
+            selector.modify(connected, interest)
+        timeout_s = 0.1 if of._ending.is_set() else min(5.0, self._settings.keepalive_s / 8)
+        # TLS may hold bytes back that the selector cannot see.
+        held = isinstance(connected, ssl.SSLSocket) and connected.pending() > 0
+        ready = {key.fileobj: mask for key, mask in selector.select(0 if held else timeout_s)}
+        if of._alarm in ready:
+            self._hear_alarm()
+        if held or ready.get(connected, 0) & selectors.EVENT_READ:
+            of.heard_s = time.monotonic()
+            result = client.loop_read()
+            if result == paho.MQTT_ERR_PROTOCOL and not self._welcomed:
+                # So paho reports a refusal of the version, and whatever it cannot read.
+                self._reason = reasons.refusal(self._settings, "Unsupported protocol version")
+        if ready.get(connected, 0) & selectors.EVENT_WRITE:
+            self._moved_s = time.monotonic()
+            client.loop_write()
+        if not self._is_sending(connected):
+            client.loop_misc()
+
+    def _is_sending(self, connected: socket.socket) -> bool:
+        """Whether the network takes what we send. A ping would wait behind that, and a slow link
+        be taken for a dead one.
+        """
+        before, self._unsent = self._unsent, unsent_bytes(connected)
+        if self._unsent < before:
+            self._moved_s = time.monotonic()
+        waits = self._unsent > 0 or self._client.want_write()
+        return waits and time.monotonic() - self._moved_s < self._settings.keepalive_s
+
+    def _is_done(self) -> bool:
+        return self._of.outbox.empty or time.monotonic() >= self._of._finish_by
+
+    def _hear_alarm(self) -> None:
+        # In this order: a bell rung in between is answered by what the loop does next.
+        self._of._alarm.recv(64)
+        with self._of._lock:
+            self._of._woken = False
+
+    def _send(self) -> None:
+        """Orders and messages, as far as the window allows."""
+        client, of = self._client, self._of
+        if not self._announced:
+            self._restore()
+        while client.socket() is not None:
+            message = of.outbox.next()
+            # After looking for a message, before sending it: who subscribes and then publishes
+            # must not see the publication overtake.
+            self._obey_orders()
+            if message is None:
+                return
+            sent = client.publish(message.topic, message.payload, qos=1, retain=message.retain)
+            of.outbox.sent(sent.mid)
+
+    def _obey_orders(self) -> None:
+        while self._of._orders:
+            subscribe, topic_filter = self._of._orders.popleft()
+            if subscribe:
+                self._ask(topic_filter)
+            else:
+                self._client.unsubscribe(topic_filter)
+
+    def _restore(self) -> None:
+        """Ask for all subscriptions anew; the session is a clean one."""
+        if self._first_asked:
+            return
+        with self._of._lock:
+            self._of._orders.clear()
+            filters = list(self._of._filters)
+        self._first_asked = {mid for f in filters if (mid := self._ask(f)) is not None}
+        self._announce()
+
+    def _ask(self, topic_filter: str) -> int | None:
+        _, mid = self._client.subscribe(topic_filter, qos=1)
+        if mid is not None:
+            self._asked[mid] = topic_filter
+        return mid
+
+    def _announce(self) -> None:
+        if not self._announced and not self._first_asked and self._client.socket() is not None:
+            self._announced = True
+            self._of._owner.up(self._of)
+
+    def _refused(self, topic: str, reason: str) -> None:
+        self._of._owner.deliver(Refused(topic, reason))
+
+    def _why(self) -> str:
+        return self._reason or reasons.lost(
+            self._settings,
+            welcomed=self._welcomed,
+            silent=self._silent,
+            detail=self._network_said,
+        )
+
+    # paho calls these from inside loop_read, loop_write and loop_misc: on our own thread. They note
+    # what happened; sending and waiting is left to the loop.
+
+    def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
+        if code.is_failure:
+            self._reason = reasons.refusal(self._settings, str(code))
+        else:
+            self._welcomed = True
+
+    def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
+        self._silent = str(code) == "Keep alive timeout"
+
+    def _on_subscribe(self, _client: Any, _data: Any, mid: int, codes: Any, _rest: Any) -> None:
+        topic_filter = self._asked.pop(mid, "")
+        if any(code.is_failure for code in codes):
+            self._refused(topic_filter, "the broker does not let this user subscribe to it")
+        self._first_asked.discard(mid)
+        self._announce()
+
+    def _on_publish(self, _client: Any, _data: Any, mid: int, _code: Any, _rest: Any) -> None:
+        self._of.outbox.acknowledged(mid)
+        if self._of.outbox.take_room():
+            self._of._owner.deliver(Writable(self._of._bulk))
+
+    def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
+        topic, filters = str(message.topic), self._of._filters
+        # Some brokers send what was never asked for, and all send what we no longer want.
+        if topic in filters or any(matches(topic, f) for f in filters):
+            self._of._owner.deliver(Received(topic, bytes(message.payload), bool(message.retain)))
+
+    def _on_log(self, _client: Any, _data: Any, level: int, text: str) -> None:
+        if level == paho.MQTT_LOG_ERR:
+            self._network_said = text

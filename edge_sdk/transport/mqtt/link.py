@@ -1,0 +1,152 @@
+"""The link over MQTT: two connections seen as one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from threading import Lock
+
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages.topics import BULK
+from edge_sdk.transport.filters import check_filter, check_topic
+from edge_sdk.transport.link import Connected, Deliver, Disconnected, LinkEvent, Will
+from edge_sdk.transport.mqtt.connection import GOODBYE_S, Connection
+from edge_sdk.transport.outbox import BULK_BYTES, CONTROL_BYTES, Publication
+from edge_sdk.transport.settings import BrokerSettings, tls_context
+
+FLUSH_S = 5.0
+"""How long `close` tries to send what is queued."""
+
+_log = logging.getLogger(__name__)
+
+
+class MqttLink:
+    """`Link` over MQTT 3.1.1; `open_link` makes and starts it."""
+
+    def __init__(
+        self, settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None
+    ) -> None:
+        bulk_settings = settings.for_bulk()
+        context, bulk_context = tls_context(settings), tls_context(bulk_settings)
+        if will is not None:
+            check_topic(will.topic)
+        self._deliver = deliver
+        self._lock = Lock()
+        self._up: set[Connection] = set()
+        self._ever = False
+        self._closed = False
+        self._last_reason: str | None = None
+        self._denials = 0
+        self._control = Connection(
+            settings,
+            context,
+            self,
+            client_id=name,
+            will=will,
+            max_bytes=CONTROL_BYTES,
+            bulk=False,
+        )
+        self._bulk = Connection(
+            bulk_settings,
+            bulk_context,
+            self,
+            client_id=name + BULK,
+            will=None,
+            max_bytes=BULK_BYTES,
+            bulk=True,
+        )
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._control.start()
+        self._bulk.start()
+
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, bulk: bool = False
+    ) -> bool:
+        """As `Link.publish`."""
+        check_topic(topic)
+        # A copy of what is not bytes: its owner may change it before it is sent.
+        return self._at(bulk).publish(Publication(topic, bytes(payload), retain))
+
+    def subscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
+        """As `Link.subscribe`."""
+        check_filter(topic_filter)
+        self._at(bulk).subscribe(topic_filter)
+
+    def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
+        """As `Link.unsubscribe`."""
+        self._at(bulk).unsubscribe(topic_filter)
+
+    def acknowledged(self, *, bulk: bool = False) -> bool:
+        """As `Link.acknowledged`."""
+        return self._at(bulk).outbox.empty
+
+    def silence_s(self, *, bulk: bool = False) -> float:
+        """As `Link.silence_s`."""
+        return time.monotonic() - self._at(bulk).heard_s
+
+    def reconnect(self, will: Will | None = None) -> None:
+        """As `Link.reconnect`."""
+        self._control.renew(will)
+        self._bulk.renew(None)
+
+    def close(self) -> None:
+        """As `Link.close`."""
+        connections = (self._control, self._bulk)
+        if any(connection.is_current_thread for connection in connections):
+            raise StateError("a link cannot be closed from inside deliver")
+        by = time.monotonic() + FLUSH_S
+        for connection in connections:
+            connection.finish(by)
+        for connection in connections:
+            connection.join(by + GOODBYE_S - time.monotonic())
+        with self._lock:
+            self._closed = True
+
+    def kill(self) -> None:
+        """As `Link.kill`."""
+        with self._lock:
+            self._closed = True
+        for connection in (self._control, self._bulk):
+            connection.kill()
+            if not connection.is_current_thread:
+                connection.join(GOODBYE_S)
+
+    def up(self, connection: Connection) -> None:
+        """A connection works."""
+        with self._lock:
+            self._up.add(connection)
+            if len(self._up) == 2:
+                self._tell(Connected(first=not self._ever))
+                self._ever = True
+                self._last_reason, self._denials = None, 0
+
+    def down(self, connection: Connection, reason: str) -> None:
+        """A connection does not work."""
+        with self._lock:
+            worked = len(self._up) == 2
+            self._up.discard(connection)
+            denials = connection.denials
+            # As a rule both connections are denied, each for its own certificate: a count is told
+            # once.
+            news = denials > self._denials if denials else reason != self._last_reason
+            if worked or news:
+                self._last_reason, self._denials = reason, denials
+                self._tell(Disconnected(reason, denials))
+
+    def deliver(self, event: LinkEvent) -> None:
+        """Hand an event to the user of the link."""
+        self._tell(event)
+
+    def _tell(self, event: LinkEvent) -> None:
+        if self._closed:
+            return
+        try:
+            self._deliver(event)
+        except Exception:
+            # Raised in here it would end the connection, for something that is not its fault.
+            _log.exception("deliver failed; %s is lost", type(event).__name__)
+
+    def _at(self, bulk: bool) -> Connection:
+        return self._bulk if bulk else self._control

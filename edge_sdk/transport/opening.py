@@ -1,0 +1,26 @@
+"""Opening a link to a broker over MQTT."""
+
+from __future__ import annotations
+
+from edge_sdk.transport.link import Deliver, Link, Will, check_name
+from edge_sdk.transport.settings import BrokerSettings
+
+
+def open_link(
+    settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None = None
+) -> Link:
+    """Start a link over MQTT 3.1.1. Returns at once; `Connected` or `Disconnected` follow.
+
+    `name` is the client id of the control connection, `<name>-bulk` of the other. A broker that
+    sees a second connection with one id ends the first.
+    `deliver` is called from the link's own threads, from two at a time: it hands the event to a
+    queue and returns. It must not block, since the connection is not served meanwhile.
+    Raises LinkError for settings that cannot work.
+    """
+    # paho is loaded where a link is opened, not where the SDK is imported.
+    from edge_sdk.transport.mqtt.link import MqttLink
+
+    check_name(name)
+    link = MqttLink(settings, name=name, deliver=deliver, will=will)
+    link.start()
+    return link

@@ -1,0 +1,89 @@
+"""Which rule goes with which mask policy and encoding: a complete table."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from coordinator.aggregate.pairings import check_pairing, rule_name
+from coordinator.aggregate.rules import ASYNC_RULES, RULES, make_rule
+from coordinator.errors import ConfigError
+from coordinator.masks import MASKS, make_masks
+from edge_sdk.protocol.encoding.encoding import Encoding
+
+WHOLE = {"fedavg", "fedvarp"}
+REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
+
+
+def sound(rule: str, mask: str) -> bool:
+    if rule == "fed-raa" or mask == "gre-raa":
+        return (rule, mask) == ("fed-raa", "gre-raa")
+    return mask == "random" or rule not in {*WHOLE, "fedasync"}
+
+
+@pytest.mark.parametrize(("rule", "mask"), list(product([*RULES, *ASYNC_RULES], MASKS)))
+def test_pairing_is_taken_if_and_only_if_it_is_sound(rule: str, mask: str) -> None:
+    pair = make_rule(rule), make_masks(mask)
+    if sound(rule, mask):
+        check_pairing(*pair, Encoding())
+    else:
+        with pytest.raises(ConfigError, match=rule):
+            check_pairing(*pair, Encoding())
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
+def test_top_k_is_refused_with_rules_that_remember(rule: str) -> None:
+    masks = make_masks("gre-raa" if rule == "fed-raa" else "random")
+    if rule in REMEMBERING:
+        with pytest.raises(ConfigError, match="top-k"):
+            check_pairing(make_rule(rule), masks, Encoding.parse("top-k"))
+    else:
+        check_pairing(make_rule(rule), masks, Encoding.parse("top-k"))
+
+
+def test_disjoint_masks_are_refused_with_a_warm_up() -> None:
+    with pytest.raises(ConfigError, match="warmup_rounds"):
+        check_pairing(make_rule("ram-fed", warmup_rounds=1), make_masks("disjoint"), Encoding())
+
+
+@pytest.mark.parametrize("name", [*RULES, *ASYNC_RULES])
+def test_rule_knows_its_name_and_says_what_it_does(name: str) -> None:
+    rule = make_rule(name)
+    assert rule_name(rule) == name
+    first = (type(rule).__doc__ or "").partition("\n")[0]
+    assert first.endswith(".")
+    assert not first.startswith(type(rule).__name__ + "(")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("ram-fed", {"damping": 0}, "damping"),
+        ("ram-fed", {"damping": 1.1}, "damping"),
+        ("ram-fed", {"correction": "none"}, "correction"),
+        ("ram-fed", {"population": "some"}, "population"),
+        ("ram-fed", {"warmup_rounds": -1}, "warmup_rounds"),
+        ("ra-fed", {"server_rate": 0}, "server_rate"),
+        ("ra-fed", {"weighting": "loss"}, "weighting"),
+        ("ccfl-2", {"horizon": 0}, "horizon"),
+        ("fed-raa", {"alpha": 0}, "alpha"),
+        ("fed-raa", {"staleness": "linear"}, "staleness"),
+        ("fed-raa", {"a": -1}, "a must"),
+        ("ra-fed", {"horizon": 3}, "no option 'horizon'"),
+        ("ram-fed", {"damping": "abc"}, "damping is a number"),
+        ("ram-fed", {"warmup_rounds": 1.5}, "warmup_rounds is a whole number"),
+        ("ccfl-2", {"horizon": True}, "horizon is a whole number"),
+        ("ra-fed", {"weighting": 3}, "weighting is one of"),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused(
+    name: str, options: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_rule(name, **options)
+
+
+def test_mask_option_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tied is true or false"):
+        make_masks("random", tied="maybe")

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.errors import ConfigError
+from coordinator.masks import MASKS, fragments_of, make_masks
+from coordinator.masks.groups.bundles import bundles_of
+from coordinator.masks.groups.cells import cells_of
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+from tests.unit.coordinator.masks.fleet import chain, situation_of
+
+TIED = [name for name in MASKS if name != "gre-raa"]
+
+
+def test_bundles_tied_are_one_choice_but_for_axes_short_of_atoms() -> None:
+    plan = chain((2,) * 4, (1, 1), (3,) * 4)
+    assert [bundle.numbers for bundle in bundles_of(plan, tied=True)] == [(0, 2), (1,)]
+    assert [bundle.numbers for bundle in bundles_of(plan, tied=False)] == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_masks_refuse_axes_of_different_group_counts(name: str) -> None:
+    plan = chain((2,) * 4, (3,) * 3)
+    policy = make_masks(name, tied=True)
+    with pytest.raises(ConfigError, match=r"'h1' has 3, axis 'h0' has 4"):
+        policy(situation_of(plan, [0.5]))
+    with pytest.raises(ConfigError, match="as many groups on every axis"):
+        policy.longest_gap(plan, [0.5])
+
+
+def test_gre_raa_refuses_axes_of_different_group_counts() -> None:
+    with pytest.raises(ConfigError, match="as many groups on every axis"):
+        make_masks("gre-raa")(situation_of(chain((2,) * 4, (3,) * 3), [0.5]))
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_masks_refuse_axes_without_a_common_smallest_group(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"smallest on every axis.*'h0', 'h1'"):
+        make_masks(name, tied=True)(situation_of(chain((1, 5), (5, 1)), [0.5]))
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_tied_masks_leave_an_axis_short_of_atoms_to_itself(name: str) -> None:
+    plan = chain((2,) * 4, (1, 1), (3,) * 4)
+    masks = make_masks(name, tied=True)(situation_of(plan, [0.5, 0.25, 1.0]))
+    for (_, groups), wanted in zip(masks.items(), [(2, 1), (1, 1), (4, 2)], strict=True):
+        assert groups["h0"] == groups["h2"]
+        assert (len(groups["h0"]), len(groups["h1"])) == wanted
+
+
+def test_tied_masks_of_equal_and_unequal_axes_stay_within_both() -> None:
+    plan = chain((5, 5, 5), (1, 2, 7))
+    for seed in range(20):
+        (groups,) = make_masks("random", tied=True)(situation_of(plan, [0.67], seed=seed)).values()
+        assert groups["h0"] == groups["h1"]
+        assert groups["h0"] in {(0,), (0, 1), (1,)}  # group 2 alone is 70 % of h1
+
+
+def test_fragments_share_the_groups_of_an_axis_short_of_atoms() -> None:
+    plan = chain((2,) * 4, (1, 1))
+    assert fragments_of(plan) == (
+        {"h0": (0,), "h1": (0,)},
+        {"h0": (1,), "h1": (0,)},
+        {"h0": (2,), "h1": (1,)},
+        {"h0": (3,), "h1": (1,)},
+    )
+
+
+def test_cells_hold_blocks_of_the_same_groups() -> None:
+    axes = (Axis("a", (2, 2, 2)), Axis("b", (1, 1)))
+    dims = {"a": Dim(6, 0), "b": Dim(2, 1), "-": Dim(3)}
+    shapes = ["ab", "ba", "baa", "aba", "a", "-", "-b", "aa"]
+    plan = ModelPlan(
+        axes, tuple(Tensor(shape, "float32", tuple(dims[c] for c in shape)) for shape in shapes)
+    )
+    bundles = bundles_of(plan, tied=False)
+    cells = cells_of(plan, bundles)
+    for block in range(plan.block_count):
+        owners = {(axes[b].name, group) for b, group in cells.groups(int(cells.of_block[block]))}
+        assert owners == set(plan.signature(block))
+    together: dict[tuple[tuple[str, int], ...], set[int]] = {}
+    for block in range(plan.block_count):
+        signature = tuple(sorted(plan.signature(block)))
+        together.setdefault(signature, set()).add(int(cells.of_block[block]))
+    assert all(len(each) == 1 for each in together.values())
+    values = [float(block) for block in range(plan.block_count)]
+    sums = cells.group_sums(cells.sums(np.array(values)), bundles)
+    for number, axis in enumerate(axes):
+        for group in range(len(axis.groups)):
+            owned = [b for b in range(plan.block_count) if (axis.name, group) in plan.signature(b)]
+            assert sums[number][group] == sum(values[block] for block in owned)
+
+
+def test_make_masks_lists_what_is_known() -> None:
+    with pytest.raises(ConfigError) as unknown:
+        make_masks("rnadom")
+    for name in MASKS:
+        assert f"\n  {name}" in str(unknown.value)
+    with pytest.raises(ConfigError, match="did you mean 'overlap'"):
+        make_masks("rolling", overlp=0.5)

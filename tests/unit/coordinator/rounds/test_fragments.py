@@ -1,0 +1,308 @@
+"""The asynchronous machine: its table, versions and ages, and what devices get told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.aggregate.rules import ASYNC_RULES
+from coordinator.errors import ConfigError
+from coordinator.masks import make_masks
+from coordinator.rounds.events import Joined, Keep, Kept, Send, Tick
+from coordinator.rounds.fragments import (
+    Apply,
+    Effect,
+    Event,
+    FragmentsConfig,
+    Release,
+    Reserve,
+    Stage,
+    handle,
+    start,
+)
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Outcome,
+    Receipt,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+
+PLAN = ModelPlan(
+    axes=(Axis("a", (1, 1, 1)),),
+    tensors=(Tensor("w", "float32", (Dim(3, 0), Dim(2))), Tensor("bias", "float32", (Dim(2),))),
+)
+CONFIG = FragmentsConfig(
+    plan=PLAN,
+    rule=ASYNC_RULES["fed-raa"](),
+    masks=make_masks("gre-raa"),
+    local_rule=LocalRule(learning_rate=0.1),
+    updates=100,
+    steps=1,
+    batch_size=1,
+    min_devices=2,
+    seed=5,
+    bid_s=10,
+    train_s=100,
+    rest_s=30,
+)
+
+
+class Coordinator:
+    """The machine with a clock that the test turns."""
+
+    def __init__(self, *devices: str, config: FragmentsConfig = CONFIG) -> None:
+        self.config = config
+        self.state = start(config)
+        self.now = 0.0
+        self.groups: dict[str, Mapping[str, tuple[int, ...]]] = {}
+        for device in devices:
+            self.tell(Joined(device))
+
+    def tell(self, *events: Event) -> list[Effect]:
+        effects: list[Effect] = []
+        for event in events:
+            self.state, effects = handle(self.config, self.state, event, self.now)
+            for effect in effects:
+                if isinstance(effect, Reserve):
+                    self.groups[effect.device] = effect.groups
+        return effects
+
+    def round(self, device: str) -> int:
+        return self.state.work[device].round
+
+    def bid(self, device: str, level: float | None = 1.0) -> list[Effect]:
+        return self.tell(Bid(device=device, round=self.round(device), level=level, reason="so"))
+
+    def movement(self, device: str, **changes: Any) -> Movement:
+        groups = self.groups[device]
+        ids = PLAN.block_ids(PLAN.choose(groups))
+        blocks = Blocks(ids, np.ones(int(PLAN.block_sizes[ids].sum()), dtype=np.float32))
+        whole = Movement(
+            device=device,
+            round=self.round(device),
+            plan_hash=PLAN.hash,
+            payload=encode_blocks(PLAN, groups, blocks, Encoding(), np.random.default_rng(0)),
+            statistics={},
+            learning_rate=0.1,
+            level=1.0,
+            samples=1,
+            loss=1.0,
+            train_s=1.0,
+        )
+        return replace(whole, **changes)
+
+    def update(self, device: str) -> list[Effect]:
+        """The device's movement comes and is stored."""
+        return self.tell(self.movement(device), Kept(device, self.round(device)))
+
+
+def outcome(effect: Effect) -> tuple[Outcome, str]:
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, Receipt)
+    return effect.message.outcome, effect.message.reason
+
+
+def opened(effect: Effect) -> tuple[str, int]:
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, RoundOpen)
+    return effect.device, effect.message.round
+
+
+def test_run_begins_when_enough_devices_are_there_and_newcomers_join_in() -> None:
+    coordinator = Coordinator("b")
+    assert coordinator.state.work == {}
+    assert [opened(effect) for effect in coordinator.tell(Joined("a"))] == [("a", 1), ("b", 2)]
+    assert [opened(effect) for effect in coordinator.tell(Joined("c"))] == [("c", 3)]
+    assert coordinator.tell(Joined("c")) == []
+
+
+def test_offer_gets_a_fragment_that_is_reserved_first() -> None:
+    coordinator = Coordinator("a", "b")
+    reserve, send = coordinator.bid("a", 0.4)
+    assert isinstance(reserve, Reserve)
+    assert isinstance(send, Send)
+    assert send.message == Assignment(device="a", round=1, groups=reserve.groups)
+    assert len(reserve.groups["a"]) == 1
+
+
+def test_age_counts_the_updates_since_the_fragment_was_reserved() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    coordinator.bid("b")
+    ages = []
+    for _ in range(3):
+        apply, receipt, again = coordinator.update("b")
+        assert isinstance(apply, Apply)
+        ages.append(apply.age)
+        assert outcome(receipt)[0] is Outcome.COUNTED
+        assert opened(again)[0] == "b"
+        coordinator.bid("b")
+    apply, *_ = coordinator.update("a")
+    assert isinstance(apply, Apply)
+    assert (ages, apply.age, coordinator.state.version) == ([0, 0, 0], 3, 4)
+
+
+def test_rounds_of_each_device_go_forward() -> None:
+    coordinator = Coordinator("a", "b")
+    seen: dict[str, list[int]] = {"a": [1], "b": [2]}
+    for name in "abbaab":
+        coordinator.bid(name)
+        seen[name].append(opened(coordinator.update(name)[-1])[1])
+    assert all(rounds == sorted(set(rounds)) for rounds in seen.values())
+
+
+def test_fragments_are_dealt_to_the_least_updated() -> None:
+    coordinator = Coordinator("a", "b")
+    for _ in range(9):
+        coordinator.bid("a")
+        coordinator.update("a")
+    # Block 3, the bias, is in every fragment.
+    assert coordinator.state.fleet.times_covered.tolist() == [3, 3, 3, 9]
+
+
+def test_fragments_under_way_count_as_updated_when_the_next_is_dealt() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, min_devices=1))
+    coordinator.tell(Joined("c"))
+    for name in "abc":
+        coordinator.bid(name)
+    assert sorted(groups["a"] for groups in coordinator.groups.values()) == [(0,), (1,), (2,)]
+
+
+def test_skip_rests_and_is_asked_again() -> None:
+    coordinator = Coordinator("a", "b")
+    assert coordinator.bid("a", None) == []
+    coordinator.now = 10.0
+    assert [opened(effect)[0] for effect in coordinator.tell(Tick())] == ["b"]
+    assert coordinator.state.work["a"].stage is Stage.RESTING
+    assert coordinator.state.deadline == 20.0
+    coordinator.now = 30.0
+    assert {opened(effect)[0] for effect in coordinator.tell(Tick())} == {"a", "b"}
+
+
+def test_withdrawn_and_overdue_work_is_released() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    assert coordinator.bid("a", None) == [Release("a", 1)]
+    coordinator.bid("b")
+    late = coordinator.movement("b")
+    coordinator.now = 100.0
+    effects = coordinator.tell(Tick())
+    assert Release("b", 2) in effects
+    assert outcome(coordinator.tell(late)[0])[0] is Outcome.LATE
+
+
+def test_movement_that_does_not_fit_is_rejected_and_its_device_rests() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    release, receipt = coordinator.tell(coordinator.movement("a", payload=b"garbage"))
+    assert release == Release("a", 1)
+    assert outcome(receipt)[0] is Outcome.REJECTED
+    assert coordinator.state.work["a"].stage is Stage.RESTING
+    assert coordinator.state.version == 0
+
+
+def test_second_copy_counts_once() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    movement = coordinator.movement("a")
+    (keep,) = coordinator.tell(movement)
+    assert isinstance(keep, Keep)
+    assert coordinator.tell(movement) == []
+    coordinator.tell(Kept("a", 1))
+    (receipt,) = coordinator.tell(movement)
+    assert outcome(receipt)[0] is Outcome.COUNTED
+    assert coordinator.state.version == 1
+
+
+def test_run_ends_after_its_updates() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, updates=1))
+    coordinator.bid("a")
+    coordinator.bid("b")
+    unfinished = coordinator.movement("b")
+    *_, release, closed = coordinator.update("a")
+    assert release == Release("b", 2)
+    assert closed == Send("b", RoundClosed(round=2))
+    assert coordinator.state.finished
+    assert coordinator.state.deadline is None
+    assert outcome(coordinator.tell(unfinished)[0])[0] is Outcome.LATE
+    assert outcome(coordinator.tell(Kept("b", 2))[0])[0] is Outcome.LATE
+    assert coordinator.tell(Joined("c")) == []
+
+
+@pytest.mark.parametrize(("rule", "whole"), [("fedasync", True), ("fed-raa", False)])
+def test_devices_are_told_whether_only_the_whole_model_is_of_use(rule: str, whole: bool) -> None:
+    masks = make_masks("random") if whole else CONFIG.masks
+    config = replace(CONFIG, rule=ASYNC_RULES[rule](), masks=masks)
+    coordinator = Coordinator("a", config=config)
+    asked = coordinator.tell(Joined("b"))
+    coordinator.bid("b", None)
+    coordinator.now = 1e6  # its rest is over, and so is a's time to bid
+    asked += coordinator.tell(Tick())
+    assert len(asked) == 4
+    for effect in asked:
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, RoundOpen)
+        assert effect.message.whole is whole
+
+
+def test_whole_model_rule_takes_lower_offers_as_skips() -> None:
+    whole = replace(CONFIG, rule=ASYNC_RULES["fedasync"](), masks=make_masks("random"))
+    coordinator = Coordinator("a", "b", config=whole)
+    assert coordinator.bid("a", 0.5) == []
+    assert coordinator.state.work["a"].stage is Stage.RESTING
+    reserve, _ = coordinator.bid("b", 1.0)
+    assert isinstance(reserve, Reserve)
+    assert dict(reserve.groups) == PLAN.all_groups()
+
+
+def test_replay_is_rejected() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    replay = Replay(round=9, movement=coordinator.movement("a"))
+    assert outcome(coordinator.tell(replay)[0])[0] is Outcome.REJECTED
+
+
+@pytest.mark.parametrize("event", [Kept("a", 1), Kept("stranger", 1), Kept("a", 7)])
+def test_kept_at_the_wrong_time_raises_and_changes_nothing(event: Event) -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    before = coordinator.state
+    with pytest.raises(StateError):
+        coordinator.tell(event)
+    assert coordinator.state == before
+
+
+@pytest.mark.parametrize(
+    "bid",
+    [
+        Bid(device="stranger", round=1, level=1.0, reason="so"),
+        Bid(device="a", round=9, level=1.0, reason="so"),
+    ],
+)
+def test_untimely_bid_changes_nothing(bid: Bid) -> None:
+    coordinator = Coordinator("a", "b")
+    before = coordinator.state
+    assert coordinator.tell(bid) == []
+    assert coordinator.state == before
+
+
+@pytest.mark.parametrize("name", ["updates", "rest_s", "min_devices"])
+def test_run_of_nothing_is_refused(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
+    with pytest.raises(ConfigError, match=name):
+        replace(CONFIG, **nothing)

@@ -1,0 +1,193 @@
+"""What devices offer: no room for what is of no use, and a disk that fails costs nobody a round."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.aggregate.rules import RULES
+from coordinator.run.folder import MOVEMENTS, UPLOADS
+from coordinator.service.fragments_course import MAX_EARLIER, FragmentsCourse
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.transfer import Credit
+from edge_sdk.transport.uploads import Outgoing
+from tests.unit.coordinator.service.service_world import (
+    ScriptedDevice,
+    World,
+    fragments_config,
+    rounds_config,
+)
+
+
+def offer_to_a_full_disk(world: World, device: ScriptedDevice, round: int, **options: Any) -> None:
+    """What is kept has nowhere to go, for a moment; then the same is offered once more."""
+    movements, receipts = world.folder / MOVEMENTS, list(device.receipts)
+    movements.rename(world.folder / "elsewhere")
+    device.offer(device.movements[round], **options)
+    world.settle()
+    assert device.receipts == receipts
+    (world.folder / "elsewhere").rename(movements)
+    device.offer(device.movements[round], **options)
+    world.settle()
+
+
+def test_movement_that_could_not_be_stored_counts_when_it_comes_again(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    world.add("one")
+    two = world.add("two", sends=False)
+    world.settle()
+    offer_to_a_full_disk(world, two, 1)
+    assert two.receipts == [(1, "counted")]
+    assert world.service.finished
+    world.stop()
+
+
+def test_late_movement_that_could_not_be_stored_is_remembered_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "run", rounds_config(rule=RULES["ram-fed"](), rounds=3))
+    world.add("fast")
+    slow = world.add("slow", sends=False)
+    world.settle()
+    world.wait(101)
+    offer_to_a_full_disk(world, slow, 1)
+    assert slow.receipts == [(1, "memory")]
+    assert world.state.keeping_late == frozenset()
+    world.stop()
+
+
+def test_asynchronous_movement_that_could_not_be_stored_counts_when_it_comes_again(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "run", fragments_config(updates=1))
+    world.add("idle", level=lambda _: None)
+    one = world.add("one", sends=False)
+    world.settle()
+    offer_to_a_full_disk(world, one, min(one.opened))
+    assert one.receipts == [(min(one.opened), "counted")]
+    assert world.service.finished
+    world.stop()
+
+
+# -- offers of no use ----------------------------------------------------------------------------
+
+
+def credits_of(device: ScriptedDevice, outgoing: Outgoing) -> list[Credit]:
+    upload = outgoing.offer.upload
+    return [each for each in device.heard if isinstance(each, Credit) and each.upload == upload]
+
+
+@pytest.mark.parametrize(("round", "answers"), [(3, None), (2**31, None), (1, 3), (2, 3)])
+def test_offer_for_a_round_that_has_not_begun_gets_no_room(
+    tmp_path: Path, round: int, answers: int | None
+) -> None:
+    config = rounds_config(rule=RULES["ram-fed"](), rounds=9)
+    world = World(tmp_path / "run", config)
+    world.add("fast")
+    slow = world.add("slow", sends=False)
+    world.settle()
+    world.wait(101)
+    assert world.state.round == 2
+    sent = slow.offer_bytes(b"x" * 3000, round, answers=answers)
+    world.settle()
+    assert slow.receipts == [(answers or round, "rejected")]
+    assert credits_of(slow, sent) == []
+    assert os.listdir(tmp_path / "run" / UPLOADS) == []
+    world.stop()
+
+
+@pytest.mark.parametrize(
+    ("rule", "device", "outcome"),
+    [("ram-fed", "skips", "rejected"), ("ra-fed", "slow", "late"), ("ra-fed", "skips", "rejected")],
+)
+def test_offer_for_a_closed_round_that_has_no_use_for_it_gets_no_room(
+    tmp_path: Path, rule: str, device: str, outcome: str
+) -> None:
+    world = World(tmp_path / "run", rounds_config(rule=RULES[rule](), rounds=9, min_devices=3))
+    devices = {
+        "fast": world.add("fast"),
+        "slow": world.add("slow", sends=False),
+        "skips": world.add("skips", level=lambda _: None),
+    }
+    world.settle()
+    world.wait(101)
+    assert world.state.round == 2
+    sent = devices[device].offer_bytes(b"x" * 3000, 1)
+    world.settle()
+    assert devices[device].receipts == [(1, outcome)]
+    assert credits_of(devices[device], sent) == []
+    world.stop()
+
+
+def test_offer_after_the_end_gets_no_room_even_where_movements_are_remembered(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "run", rounds_config(rule=RULES["ram-fed"](), rounds=1))
+    world.add("fast")
+    slow = world.add("slow", sends=False)
+    world.settle()
+    world.wait(101)
+    assert world.service.finished
+    sent = slow.offer(slow.movements[1])
+    world.settle()
+    assert slow.receipts == [(1, "late")]
+    assert credits_of(slow, sent) == []
+    world.stop()
+
+
+# -- versions that asynchronous devices may be evaluating ----------------------------------------
+
+
+def model_chunks(opened: RoundOpen) -> set[bytes]:
+    assert opened.model is not None
+    return set(opened.model.chunks)
+
+
+def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice, RoundOpen]:
+    """A device has trained from version 0, and then skips; another one goes on."""
+    world = World(folder, fragments_config(updates=99, train_s=1e6, rest_s=1e6, bid_s=1e6))
+    first = world.add("first", level=lambda number: 1.0 if number <= 2 else None)
+    other = world.add("other", sends=False)
+    world.settle()
+    assert world.service.model.version == 1
+    assert other.movements
+    return world, first, first.opened[min(first.opened)]
+
+
+def advance(world: World, device: ScriptedDevice, times: int) -> None:
+    """The device's movements come, one after the other, each from the newest version."""
+    for _ in range(times):
+        world.clock.now += 1e3  # time enough to publish
+        device.offer(device.movements[max(device.movements)])
+        world.settle()
+
+
+def test_asynchronous_version_is_held_for_a_device_that_may_evaluate_it(tmp_path: Path) -> None:
+    world, _, opened = asynchronous_world(tmp_path / "run")
+    advance(world, world.devices[1], 4)
+    assert model_chunks(opened) <= world.chunks.keys()
+    world.stop()
+
+
+def test_asynchronous_version_is_not_held_for_a_device_that_left(tmp_path: Path) -> None:
+    world, first, opened = asynchronous_world(tmp_path / "run")
+    first.link.kill()
+    world.devices.remove(first)
+    world.settle()
+    advance(world, world.devices[0], 4)
+    assert not model_chunks(opened) & world.chunks.keys()
+    world.stop()
+
+
+def test_asynchronous_versions_that_are_held_are_few(tmp_path: Path) -> None:
+    world, _, opened = asynchronous_world(tmp_path / "run")
+    course = world.service.course
+    assert isinstance(course, FragmentsCourse)
+    for number in range(MAX_EARLIER):
+        course._hold(f"device-{number}", number + 1)
+    advance(world, world.devices[1], 4)
+    assert not model_chunks(opened) & world.chunks.keys()
+    world.stop()

@@ -1,0 +1,223 @@
+"""The run's folder: what is written is read again, whole, by one process at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.aggregate.arrivals import Expected
+from coordinator.aggregate.memory.disk.segments import sync_folder
+from coordinator.errors import ConfigError
+from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.synchronous import PastRound
+from coordinator.run import folder as runs
+from coordinator.run.folder import (
+    CHECKPOINTS,
+    HISTORY,
+    MEMORY,
+    MOVEMENTS,
+    ROUND,
+    About,
+    Checkpoint,
+    Run,
+    RunError,
+    create_run,
+    read_history,
+)
+from edge_sdk.protocol.messages.round import Outcome
+from tests.unit.coordinator.service.service_world import PLAN, saved_model
+
+ABOUT = About(task="tiny", run="0123456789abcdef", source="t.py:f", batch_size=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    create_run(tmp_path / "run", ABOUT, saved_model())
+    with Run(tmp_path / "run") as made:
+        yield made
+
+
+def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
+    blocks = np.arange(PLAN.block_count, dtype=np.int64)
+    return Checkpoint(
+        round=round,
+        committed=round,
+        version=round,
+        theta=np.full(PLAN.parameters, value, dtype=np.float32),
+        buffers={"mean": np.full(6, value, dtype=np.float32)},
+        fleet=Fleet(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
+        best=(0.75, 3),
+        devices=frozenset({"a", "b"}),
+        past={
+            4: PastRound(
+                {
+                    "a": Expected({"hidden": (0, 2)}, 0.5, 7),
+                    "b": Expected({"hidden": (1,)}, 0.25, 9),
+                },
+                {"a": Outcome.MEMORY},
+            )
+        },
+        counted={"a": 11},
+    )
+
+
+def test_new_run_starts_from_the_task(run: Run) -> None:
+    first = run.latest()
+    assert (first.round, first.committed, first.version, run.opened) == (0, 0, 0, 0)
+    assert np.array_equal(first.theta, PLAN.flatten(saved_model().weights))
+    assert first.best == (-math.inf, 0)
+    assert run.about == ABOUT
+    assert run.task.manifest == saved_model().manifest
+
+
+def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
+    written = checkpoint(5)
+    run.save(written)
+    run.prune(keep_last=3, keep_every=50)
+    read = run.latest()
+    for name in ("round", "committed", "version", "best", "devices", "counted"):
+        assert getattr(read, name) == getattr(written, name)
+    assert read.past == written.past
+    assert np.array_equal(read.theta, written.theta)
+    assert np.array_equal(read.buffers["mean"], written.buffers["mean"])
+    assert np.array_equal(read.fleet.last_covered, written.fleet.last_covered)
+    assert np.array_equal(read.fleet.times_covered, written.fleet.times_covered)
+    assert (read.fleet.trained, read.fleet.samples) == ({"a": 5}, {"a": 7, "b": 9})
+
+
+def test_checkpoint_of_a_large_fleet_does_not_fill_the_files_header(run: Run) -> None:
+    groups = {f"axis-{n}": tuple(range(64)) for n in range(50)}
+    past = {4: PastRound({f"d{n}": Expected(groups, 0.5, 7) for n in range(200)}, {})}
+    written = replace(checkpoint(5), past=past)
+    run.save(written)
+    assert run.latest().past == past
+    path = run.folder / CHECKPOINTS / "00000005.safetensors"
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 10_000
+
+
+def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:
+    for round in range(1, 12):
+        run.save(checkpoint(round))
+        run.prune(keep_last=2, keep_every=4)
+    assert run.rounds() == [0, 4, 8, 10, 11]
+
+
+def test_second_process_is_refused(run: Run) -> None:
+    with pytest.raises(RunError, match="open in another process"):
+        Run(run.folder)
+
+
+def test_opened_rounds_and_sessions_only_go_up(run: Run, tmp_path: Path) -> None:
+    run.note_opened(3)
+    run.note_opened(2)
+    assert run.next_session(10.5) == 10
+    assert run.next_session(10.5) == 11
+    run.close()
+    with Run(tmp_path / "run") as again:
+        assert again.opened == 3
+        assert again.next_session(0.0) == 12
+
+
+def test_rollback_makes_an_earlier_checkpoint_the_newest(run: Run) -> None:
+    for round in range(1, 4):
+        run.save(checkpoint(round, value=round))
+        run.prune(keep_last=5, keep_every=50)
+    run.note_opened(4)
+    (run.folder / MEMORY).mkdir()
+    run.rollback(2)
+    assert run.latest().round == 2
+    assert run.latest().theta[0] == 2
+    assert run.opened == 4
+    assert not (run.folder / MEMORY).exists()
+    assert list(read_history(run.folder)) == [{"rolled_back": {"from": 3, "to": 2}}]
+    with pytest.raises(ConfigError, match="there are 0, 1, 2"):
+        run.rollback(3)
+
+
+class Crash(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_rollback_that_a_crash_cuts_short_leaves_no_open_round_to_an_older_model(
+    run: Run, monkeypatch: pytest.MonkeyPatch, removed: int
+) -> None:
+    for round in range(1, 4):
+        run.save(checkpoint(round))
+    (run.folder / ROUND).write_text("{}")
+    for name in (MEMORY, MOVEMENTS):
+        (run.folder / name).mkdir()
+        (run.folder / name / "file").write_text("here")
+    synced: list[tuple[Path, set[str], list[int]]] = []
+    unlink = Path.unlink
+
+    def sync(folder: Path) -> None:
+        sync_folder(folder)
+        synced.append((folder, {path.name for path in run.folder.iterdir()}, run.rounds()))
+
+    def unlink_some(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == CHECKPOINTS and len(run.rounds()) == 4 - removed:
+            raise Crash
+        unlink(path, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "sync_folder", sync)
+        patch.setattr(Path, "unlink", unlink_some)
+        with pytest.raises(Crash):
+            run.rollback(0)
+    assert run.rounds() == list(range(4 - removed))
+    ((folder, left, rounds),) = synced
+    assert folder == run.folder
+    assert not left & {ROUND, MEMORY, MOVEMENTS}
+    assert rounds == [0, 1, 2, 3]
+    run.rollback(0)
+    assert run.rounds() == [0]
+
+
+def test_damaged_checkpoint_is_named(run: Run) -> None:
+    run.save(checkpoint(1))
+    run.prune(keep_last=5, keep_every=50)
+    path = run.folder / CHECKPOINTS / "00000001.safetensors"
+    whole = path.read_bytes()
+    for cut in (0, 7, 100, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(RunError, match="00000001"):
+            run.latest()
+
+
+def test_history_survives_a_line_that_was_cut_short(run: Run) -> None:
+    run.record({"round": 1})
+    with (run.folder / HISTORY).open("ab") as file:
+        file.write(b'{"round": 2, "dev')
+    run.record({"round": 3})
+    assert [entry["round"] for entry in read_history(run.folder)] == [1, 3]
+
+
+def test_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a run's folder"):
+        Run(tmp_path)
+    with pytest.raises(ConfigError, match="not a run's folder"):
+        list(read_history(tmp_path))
+    (tmp_path / "file").write_text("here")
+    with pytest.raises(ConfigError, match="not empty"):
+        create_run(tmp_path, ABOUT, saved_model())
+
+
+def test_run_of_another_format_is_refused(run: Run) -> None:
+    path = run.folder / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    run.close()
+    with pytest.raises(RunError, match="format 2"):
+        Run(run.folder)
+    path.write_text("{}")
+    with pytest.raises(RunError, match="damaged"):
+        Run(run.folder)
+    path.write_text(json.dumps({"format": 1, "task": "t", "run": "r", "source": "s"}))
+    with pytest.raises(RunError, match="batch_size"):
+        Run(run.folder)

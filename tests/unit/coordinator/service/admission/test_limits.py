@@ -1,0 +1,215 @@
+"""How often and how much: token buckets, and the queue in front of the coordinator's loop."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.service.admission import inbox as inbox_module
+from coordinator.service.admission.inbox import (
+    MAX_MESSAGE_BYTES,
+    MAX_WAITING,
+    OVERHEAD_BYTES,
+    Inbox,
+)
+from coordinator.service.admission.limits import CONTROL, PRESENCE, STRANGERS, Buckets, Rate
+from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
+from tests.unit.coordinator.service.service_world import Clock
+
+TOPICS = Topics("task")
+
+
+# -- buckets -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    steps=st.lists(st.floats(0, 5), max_size=60),
+    per_s=st.sampled_from([0.5, 1.0, 3.0]),
+    burst=st.sampled_from([1.0, 4.0, 10.0]),
+)
+def test_bucket_grants_at_most_burst_and_rate_in_every_window(
+    steps: list[float], per_s: float, burst: float
+) -> None:
+    buckets, now, granted = Buckets(Rate(per_s, burst), 5), 0.0, []
+    for step in steps:
+        now += step
+        if buckets.take("a", now):
+            granted.append(now)
+    for first, start in enumerate(granted):
+        for number, end in enumerate(granted[first:], 1):
+            assert number <= burst + per_s * (end - start) + 1e-9
+
+
+def test_bucket_is_each_devices_own_and_fills_again() -> None:
+    buckets = Buckets(Rate(1.0, 2.0), 5)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", 0.0)
+    assert not buckets.take("a", 0.5)
+    assert buckets.take("a", 1.0)
+    assert not buckets.take("a", 0.0)  # a clock that goes back gives nothing
+
+
+def test_buckets_of_made_up_names_take_no_room() -> None:
+    buckets = Buckets(Rate(1.0, 1.0), 3)
+    for number in range(1000):
+        assert buckets.take(f"name{number}", 0.0)
+    assert len(buckets) == 3
+    assert not buckets.take("name999", 0.0)
+
+
+# -- the queue -----------------------------------------------------------------------------------
+
+
+def make(device_bytes: int = 10_000) -> tuple[Inbox, Clock]:
+    clock = Clock()
+    inbox = Inbox(clock=clock, max_devices=100, device_bytes=device_bytes)
+    inbox.known |= {"a", "b", "good", "evil", *(f"name{number}" for number in range(1000))}
+    return inbox, clock
+
+
+def control(device: str, size: int = 10) -> Received:
+    return Received(TOPICS.up_control(device), bytes(size), False)
+
+
+def chunk(device: str, size: int = 1000) -> Received:
+    return Received(TOPICS.up_chunk(device), bytes(size), False)
+
+
+def drain(inbox: Inbox) -> list[LinkEvent]:
+    events = []
+    while (event := inbox.get()) is not None:
+        events.append(event)
+    return events
+
+
+def test_events_come_out_in_order() -> None:
+    inbox, _ = make()
+    events: list[LinkEvent] = [Connected(first=True), control("a"), chunk("b")]
+    events += [Disconnected("gone"), control("b")]
+    for event in events:
+        inbox.put(event)
+    assert drain(inbox) == events
+    assert inbox.get(0.001) is None
+    assert inbox.take_dropped() == {}
+
+
+def test_flood_of_one_device_leaves_room_for_the_others() -> None:
+    inbox, clock = make()
+    for _ in range(10_000):
+        inbox.put(control("evil"))
+        inbox.put(chunk("evil"))
+    inbox.put(control("good"))
+    inbox.put(chunk("good"))
+    came = drain(inbox)
+    assert came.count(control("evil")) == MAX_WAITING
+    assert came.count(chunk("evil")) == 10_000 // (1000 + OVERHEAD_BYTES)
+    assert came[-2:] == [control("good"), chunk("good")]
+    assert inbox.take_dropped().keys() == {"evil"}
+    assert inbox.take_dropped() == {}
+    # However fast the loop is, only so many come through: the burst, then the rate.
+    number = MAX_WAITING
+    for _ in range(10_000):
+        inbox.put(control("evil"))
+        number += len(drain(inbox))
+    assert number == CONTROL.burst
+    clock.now += 10
+    for _ in range(10_000):
+        inbox.put(control("evil"))
+        number += len(drain(inbox))
+    assert number == CONTROL.burst + 10 * CONTROL.per_s
+
+
+def test_presence_that_flaps_is_heard_now_and_then() -> None:
+    inbox, clock = make()
+    number = 0
+    for _ in range(1000):
+        inbox.put(Received(TOPICS.presence("a"), b"x", False))
+        number += len(drain(inbox))
+    assert number == PRESENCE.burst
+    clock.now += 20
+    inbox.put(Received(TOPICS.presence("a"), b"x", False))
+    assert len(drain(inbox)) == 1
+
+
+def test_message_that_is_too_large_is_not_queued() -> None:
+    inbox, _ = make(device_bytes=2**24)
+    inbox.put(control("a", MAX_MESSAGE_BYTES + 1))
+    inbox.put(chunk("b", MAX_CHUNK_BYTES + 21))
+    inbox.put(Received(f"{TOPICS.up_control('a')[:-9]}X/control", b"x", False))
+    inbox.put(Received("something/else", b"x", False))
+    assert drain(inbox) == []
+    assert set(inbox.take_dropped()) == {"a", "b"}
+    inbox.put(control("a", MAX_MESSAGE_BYTES))
+    inbox.put(chunk("b", MAX_CHUNK_BYTES + 20))
+    assert len(drain(inbox)) == 2
+
+
+def test_single_chunk_always_fits() -> None:
+    inbox, _ = make(device_bytes=100)
+    inbox.put(chunk("a"))
+    inbox.put(chunk("a"))
+    assert len(drain(inbox)) == 1
+
+
+def test_all_devices_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_CHUNKS_BYTES", 50_000)
+    monkeypatch.setattr(inbox_module, "MAX_CONTROLS_BYTES", 50_000)
+    inbox, _ = make()
+    for number in range(1000):
+        inbox.put(chunk(f"name{number}"))
+        inbox.put(control(f"name{number}"))
+    inbox.put(Disconnected("still heard"))
+    came = drain(inbox)
+    assert came[-1] == Disconnected("still heard")
+    assert sum(isinstance(each, Received) and len(each.payload) == 1000 for each in came) <= 33
+    assert len(came) <= 33 + 96 + 1
+    inbox.put(chunk("good"))  # all that was counted is gone again
+    assert drain(inbox) == [chunk("good")]
+
+
+def test_strangers_share_what_there_is_for_them() -> None:
+    inbox, clock = make()
+    number = 0
+    for each in range(10_000):
+        inbox.put(control(f"stranger{each}"))
+        inbox.put(chunk(f"stranger{each}"))
+        number += len(drain(inbox))
+    assert number == STRANGERS.burst + 200
+    inbox.put(control("good"))
+    assert drain(inbox) == [control("good")]
+    clock.now += 1
+    inbox.put(control("stranger"))
+    assert drain(inbox) == [control("stranger")]
+    inbox.full = True
+    inbox.put(control("stranger"))
+    inbox.put(control("good"))
+    assert drain(inbox) == [control("good")]
+    assert inbox.take_dropped() == {}
+
+
+def test_chunks_of_a_muted_device_are_dropped_for_a_while() -> None:
+    inbox, clock = make()
+    inbox.mute("a", 10.0)
+    inbox.put(chunk("a"))
+    inbox.put(control("a"))
+    inbox.put(chunk("b"))
+    assert drain(inbox) == [control("a"), chunk("b")]
+    clock.now += 10
+    inbox.put(chunk("a"))
+    assert drain(inbox) == [chunk("a")]
+
+
+def test_put_wakes_who_waits() -> None:
+    inbox, _ = make()
+    got: list[LinkEvent | None] = []
+    thread = threading.Thread(target=lambda: got.append(inbox.get(60.0)))
+    thread.start()
+    inbox.put(control("a"))
+    thread.join(60.0)
+    assert got == [control("a")]

@@ -1,0 +1,388 @@
+"""A coordinator and scripted devices that speak the wire, over a broker in memory.
+
+Devices do not train: a device's movement is one number for every value. What they are told is kept
+as it came, so that tests can look at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.aggregate.rules import ASYNC_RULES, RULES
+from coordinator.masks import make_masks
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run
+from coordinator.service.courses import Evaluate, Keeping
+from coordinator.service.service import Service, ServiceConfig
+from coordinator.task.saved_model import SavedModel
+from edge_sdk.protocol.chunks import Blob, join_blob
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.movement import encode_movement
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Credit, Presence, TaskNotice
+from edge_sdk.protocol.messages.wire import ControlMessage, decode_message, encode_message
+from edge_sdk.protocol.packs.index import decode_index, needed_chunks, unpack_model
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.codec import decode_plan
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.transport.link import Connected, LinkEvent, Received, Will
+from edge_sdk.transport.memory import MemoryBroker
+from edge_sdk.transport.uploads import Outgoing
+from tests.unit.edge_sdk.train.handmade import Handmade, bundle
+
+TASK = "tiny"
+TOPICS = Topics(TASK)
+CHUNK_BYTES = 1024
+LEARNING_RATE = 0.1
+
+
+@cache
+def saved_model() -> SavedModel:
+    """A small model with a statistic, and graphs that were written by hand."""
+    plan, manifest, files = bundle(Handmade(statistic=True))
+    random = np.random.default_rng(3)
+    weights = {
+        tensor.name: np.asarray(random.normal(size=tensor.shape), dtype=np.float32)
+        for tensor in plan.tensors
+    }
+    return SavedModel(plan, weights, {"mean": np.zeros(6, dtype=np.float32)}, manifest, files)
+
+
+def task_files() -> TaskFiles:
+    model = saved_model()
+    return TaskFiles(model.plan, model.manifest, model.files)
+
+
+PLAN = saved_model().plan
+
+
+def rounds_config(**changes: Any) -> RoundsConfig:
+    values: dict[str, Any] = {
+        "plan": PLAN,
+        "rule": RULES["ra-fed"](),
+        "masks": make_masks("coverage"),
+        "local_rule": LocalRule(learning_rate=LEARNING_RATE),
+        "steps": 1,
+        "batch_size": 4,
+        "min_devices": 2,
+        "seed": 7,
+        "rounds": 2,
+        "min_participants": 1,
+        "bid_s": 10.0,
+        "train_s": 100.0,
+    }
+    return RoundsConfig(**{**values, **changes})
+
+
+def fragments_config(**changes: Any) -> FragmentsConfig:
+    values: dict[str, Any] = {
+        "plan": PLAN,
+        "rule": ASYNC_RULES["fed-raa"](),
+        "masks": make_masks("gre-raa"),
+        "local_rule": LocalRule(learning_rate=LEARNING_RATE),
+        "steps": 1,
+        "batch_size": 4,
+        "min_devices": 2,
+        "seed": 7,
+        "updates": 6,
+        "bid_s": 10.0,
+        "train_s": 100.0,
+    }
+    return FragmentsConfig(**{**values, **changes})
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """A broker, a run's folder, the coordinator's service, and devices."""
+
+    def __init__(
+        self,
+        folder: Path,
+        machine: RoundsConfig | FragmentsConfig,
+        *,
+        evaluate: Evaluate | None = None,
+        **changes: Any,
+    ) -> None:
+        self.broker = MemoryBroker()
+        self.clock = Clock()
+        self.folder = folder
+        self.machine = machine
+        self.devices: list[ScriptedDevice] = []
+        self._evaluate = evaluate
+        self._changes = changes
+        if not is_run(folder):
+            about = About(task=TASK, run="0123456789abcdef", source="t.py:f", batch_size=4)
+            create_run(folder, about, saved_model())
+        self.start()
+
+    def start(self) -> None:
+        """A coordinator, new or again."""
+        config = ServiceConfig(
+            machine=self.machine,
+            down=Encoding(),
+            keeping=Keeping(),
+            chunk_bytes=CHUNK_BYTES,
+        )
+        self.run = Run(self.folder)
+        self.service = Service(
+            self.run,
+            replace(config, **self._changes),
+            open_link=self.broker.open_link,
+            evaluate=self._evaluate,
+            clock=self.clock,
+            wall=self.clock,
+        )
+
+    def crash(self) -> None:
+        """The coordinator is gone, without a goodbye."""
+        self.service.kill()
+        self.run.close()
+        self.settle_broker()
+
+    def stop(self) -> None:
+        self.service.close()
+        self.run.close()
+        self.settle_broker()
+
+    def add(self, name: str, **options: Any) -> ScriptedDevice:
+        device = ScriptedDevice(self, name, **options)
+        self.devices.append(device)
+        return device
+
+    def settle(self) -> None:
+        """Until nobody has anything to say any more."""
+        for _ in range(500):
+            self.broker.run()
+            self.service.pump()
+            for device in self.devices:
+                device.pump()
+            if not self.broker.step():
+                return
+        raise AssertionError("they talk for ever")
+
+    def settle_broker(self) -> None:
+        self.broker.run()
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.settle()
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """As anybody could who may write there."""
+        link = self.broker.open_link(name="anybody", deliver=lambda _: None)
+        link.publish(topic, payload, retain=True)
+        self.settle()
+        link.close()
+
+    @property
+    def state(self) -> RoundsState:
+        """Of a run in rounds."""
+        state = self.service.course.state
+        assert isinstance(state, RoundsState)
+        return state
+
+    @property
+    def present(self) -> set[str]:
+        """The devices that the coordinator believes to be there."""
+        return set(self.state.present)
+
+    @property
+    def chunks(self) -> Mapping[bytes, bytes]:
+        """The chunks that the broker holds."""
+        prefix = TOPICS.chunk(bytes(16))[:-32]
+        return {
+            bytes.fromhex(topic.removeprefix(prefix)): payload
+            for topic, payload in self.broker.retained.items()
+            if topic.startswith(prefix)
+        }
+
+    def retained(self, topic: str) -> ControlMessage | None:
+        data = self.broker.retained.get(topic)
+        return None if data is None else decode_message(data)
+
+
+class ScriptedDevice:
+    """Answers rounds with `level(round)`; its movement is `value` everywhere."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        *,
+        value: float = 0.01,
+        level: Callable[[int], float | None] = lambda _: 1.0,
+        keeps_copy: bool = False,
+        sends: bool = True,
+        session: int = 1,
+    ) -> None:
+        self.world, self.name, self.value, self.level = world, name, value, level
+        self.keeps_copy = keeps_copy
+        self.sends = sends
+        """False: movements are made but not offered."""
+        self.heard: list[ControlMessage] = []
+        self.movements: dict[int, Movement] = {}
+        self.fetched: dict[int, tuple[Blocks, dict[str, Array]]] = {}
+        self.opened: dict[int, RoundOpen] = {}
+        self.outgoing: dict[bytes, Outgoing] = {}
+        self.notice: TaskNotice | None = None
+        self.copy: Movement | None = None
+        self._events: list[LinkEvent] = []
+        self._session = session
+        self.link = world.broker.open_link(
+            name=name, deliver=self._events.append, will=Will(TOPICS.presence(name), self.gone())
+        )
+        for topic in (TOPICS.task, TOPICS.round, TOPICS.down_control(name)):
+            self.link.subscribe(topic)
+
+    def gone(self) -> bytes:
+        return encode_message(Presence(name=self.name, session=self._session, online=False))
+
+    def tell(self, message: ControlMessage) -> None:
+        self.link.publish(TOPICS.up_control(self.name), encode_message(message))
+
+    def pump(self) -> None:
+        events, self._events[:] = list(self._events), []
+        for event in events:
+            if isinstance(event, Connected):
+                here = Presence(name=self.name, session=self._session, online=True)
+                self.link.publish(TOPICS.presence(self.name), encode_message(here), retain=True)
+                for outgoing in self.outgoing.values():
+                    self.tell(outgoing.make_offer(0.0))
+            elif isinstance(event, Received) and event.payload:
+                self._receive(decode_message(event.payload))
+
+    def _receive(self, message: ControlMessage) -> None:
+        self.heard.append(message)
+        match message:
+            case TaskNotice():
+                self.notice = message
+            case RoundOpen() if message.round not in self.opened:
+                self.opened[message.round] = message
+                self._bid(message)
+            case Assignment() if message.round not in self.movements:
+                self._train(self.opened[message.round], message)
+            case Credit() if message.upload in self.outgoing:
+                for chunk in self.outgoing[message.upload].credited(message, 0.0):
+                    self.link.publish(TOPICS.up_chunk(self.name), chunk, bulk=True)
+            case Receipt():
+                self.outgoing = {
+                    name: each
+                    for name, each in self.outgoing.items()
+                    if message.round not in (each.offer.answers, each.offer.round)
+                }
+            case _:
+                pass
+
+    def _bid(self, opened: RoundOpen) -> None:
+        level = self.level(opened.round)
+        age = None if self.copy is None else opened.round - self.copy.round
+        replays = level is None and age is not None and age <= opened.replay_within
+        bid = Bid(
+            device=self.name,
+            round=opened.round,
+            level=level,
+            reason="as scripted",
+            samples=10,
+            replays=replays,
+            run=opened.run,
+        )
+        self.tell(bid)
+        if replays and self.copy is not None:
+            self.offer(self.copy, answers=opened.round)
+
+    def read_model(
+        self, opened: RoundOpen, groups: Mapping[str, tuple[int, ...]]
+    ) -> tuple[Blocks, dict[str, Array]]:
+        """The submodel, out of the chunks that the broker holds."""
+        assert self.notice is not None
+        assert opened.model is not None
+        chunks = self.world.chunks
+        plan = decode_plan(join_blob(self.notice.plan, chunks))
+        index = decode_index(plan, join_blob(opened.model, chunks))
+        assert set(needed_chunks(plan, index, groups)) <= chunks.keys()
+        return unpack_model(plan, index, groups, chunks)
+
+    def _train(self, opened: RoundOpen, assignment: Assignment) -> None:
+        groups = assignment.groups
+        self.fetched[opened.round] = self.read_model(opened, groups)
+        movement = self.make_movement(opened.round, groups)
+        self.movements[opened.round] = movement
+        self.copy = movement if self.keeps_copy else None
+        if self.sends:
+            self.offer(movement)
+
+    def make_movement(self, round: int, groups: Mapping[str, tuple[int, ...]]) -> Movement:
+        ids = PLAN.block_ids(PLAN.choose(groups))
+        values = np.full(int(PLAN.block_sizes[ids].sum()), self.value, dtype=np.float32)
+        width = sum(PLAN.axes[0].groups[group] for group in groups["hidden"])
+        return Movement(
+            device=self.name,
+            round=round,
+            plan_hash=PLAN.hash,
+            payload=encode_blocks(PLAN, groups, Blocks(ids, values), Encoding(), stream(0)),
+            statistics={"mean": np.full(width, self.value, dtype=np.float32)},
+            learning_rate=LEARNING_RATE,
+            level=self.level(round) or 1.0,
+            samples=10,
+            loss=1.0,
+            train_s=0.5,
+            keeps_copy=self.keeps_copy,
+        )
+
+    def offer(self, movement: Movement, *, answers: int | None = None, run: str = "") -> Outgoing:
+        return self.offer_bytes(encode_movement(movement), movement.round, answers=answers, run=run)
+
+    def offer_bytes(
+        self, data: bytes, round: int, *, answers: int | None = None, run: str = ""
+    ) -> Outgoing:
+        outgoing = Outgoing(
+            data,
+            device=self.name,
+            run=run or self.world.run.about.run,
+            round=round,
+            answers=answers,
+            chunk_bytes=CHUNK_BYTES,
+        )
+        self.outgoing[outgoing.offer.upload] = outgoing
+        self.tell(outgoing.make_offer(0.0))
+        return outgoing
+
+    @property
+    def receipts(self) -> list[tuple[int, str]]:
+        """(round, outcome) in the order they came."""
+        found = [message for message in self.heard if isinstance(message, Receipt)]
+        return [(receipt.round, receipt.outcome.value) for receipt in found]
+
+    @property
+    def last_round(self) -> RoundOpen | RoundClosed:
+        found = [each for each in self.heard if isinstance(each, (RoundOpen, RoundClosed))]
+        return found[-1]
+
+
+def blob_hashes(*blobs: Blob) -> set[bytes]:
+    return {hash for blob in blobs for hash in blob.chunks}

@@ -1,0 +1,186 @@
+"""Uploads on disk: limits, what is left behind, and that bytes are what was offered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.service.receiving import Receiving, UploadFile, largest_movement, read_upload
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.movement import encode_movement
+from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
+from edge_sdk.protocol.messages.transfer import Credit
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.streams import stream
+from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
+from tests.unit.coordinator.service.service_world import PLAN
+
+
+def movement(device: str = "a", round: int = 3, encoding: Encoding | None = None) -> Movement:
+    groups = PLAN.all_groups()
+    values = np.arange(PLAN.parameters, dtype=np.float32)
+    blocks = Blocks(np.arange(PLAN.block_count), values)
+    return Movement(
+        device=device,
+        round=round,
+        plan_hash=PLAN.hash,
+        payload=encode_blocks(PLAN, groups, blocks, encoding or Encoding(), stream(1)),
+        statistics={"mean": np.zeros(6, dtype=np.float32)},
+        learning_rate=0.1,
+        level=1.0,
+        samples=1,
+        loss=1.0,
+        train_s=1.0,
+    )
+
+
+class Bench:
+    def __init__(self, folder: Path, limits: UploadLimits | None = None) -> None:
+        self.uploads, self.movements = folder / "uploads", folder / "movements"
+        self.receiving = Receiving(self.uploads, self.movements, limits or UploadLimits())
+
+    def offer(self, data: bytes, **changes: int | None) -> tuple[Outgoing, Credit | Receipt]:
+        values: dict[str, int | None] = {"round": 3, "answers": None, **changes}
+        outgoing = Outgoing(
+            data,
+            device="a",
+            run="0" * 16,
+            round=values["round"] or 0,
+            answers=values["answers"],
+            chunk_bytes=1024,
+        )
+        return outgoing, self.receiving.offered("a", outgoing.make_offer(0.0), 0.0)
+
+    def send(self, data: bytes, **changes: int | None) -> Upload:
+        outgoing, answer = self.offer(data, **changes)
+        assert isinstance(answer, Credit)
+        waiting = outgoing.credited(answer, 0.0)
+        while waiting:
+            progress = self.receiving.received("a", waiting.pop(0), 0.0)
+            if progress.upload is not None:
+                return progress.upload
+            if progress.credit is not None:
+                waiting += outgoing.credited(progress.credit, 0.0)
+        raise AssertionError("it never became complete")
+
+
+def test_upload_becomes_a_movement_or_a_replay(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    sent = movement()
+    read = read_upload(bench.send(encode_movement(sent)))
+    assert isinstance(read, Movement)
+    assert read.payload == sent.payload
+    replay = read_upload(bench.send(encode_movement(sent), answers=5))
+    assert isinstance(replay, Replay)
+    assert (replay.round, replay.movement.round) == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (encode_movement(movement(device="b")), "'b'"),
+        (encode_movement(movement(round=4)), "round 4"),
+        (b"\0" * 3000, "not a movement"),
+    ],
+)
+def test_upload_that_is_not_what_was_offered_is_refused(
+    tmp_path: Path, data: bytes, reason: str
+) -> None:
+    upload = Bench(tmp_path).send(data)
+    with pytest.raises(MessageError, match=reason):
+        read_upload(upload)
+
+
+def test_kept_upload_stays_until_cleared_and_others_go(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    data = encode_movement(movement())
+    upload = bench.send(data)
+    assert len(os.listdir(bench.uploads)) == 1
+    bench.receiving.keep(upload, "a", 3)
+    del upload
+    assert os.listdir(bench.uploads) == []
+    assert (bench.movements / "00000003-a").read_bytes() == data
+    bench.send(encode_movement(movement()), answers=9)  # not kept: gone with its object
+    assert os.listdir(bench.uploads) == []
+    bench.receiving.clear_kept()
+    assert os.listdir(bench.movements) == []
+
+
+def test_idle_upload_is_dropped_with_its_file(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, UploadLimits(idle_s=10))
+    bench.offer(bytes(5000))
+    assert len(os.listdir(bench.uploads)) == 1
+    assert bench.receiving.drop_idle(9.0) == []
+    assert len(bench.receiving.drop_idle(11.0)) == 1
+    assert os.listdir(bench.uploads) == []
+
+
+def test_receipt_is_remembered_for_the_same_bytes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    data = encode_movement(movement())
+    receipt = Receipt(device="a", round=3, outcome=Outcome.REJECTED, reason="no")
+    bench.receiving.settle(bench.send(data), receipt)
+    assert bench.offer(data)[1] == receipt
+    # Without a receipt it may be sent again.
+    other = encode_movement(movement())
+    bench.receiving.settle(bench.send(other, answers=7), None)
+    answer = bench.offer(other, answers=7)[1]
+    assert isinstance(answer, Credit)
+    assert answer.window
+
+
+def test_full_disk_makes_a_device_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    answer = bench.offer(bytes(5000))[1]
+    assert isinstance(answer, Credit)
+    assert (answer.window, answer.refused) == (0, False)
+    assert "No space left" in answer.reason
+    assert os.listdir(bench.uploads) == []
+
+
+def test_half_uploads_of_an_earlier_process_are_deleted_and_what_was_kept_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    (bench.uploads / "9.part").write_bytes(b"old")
+    sent = movement()
+    for name in ("00000004-b", f"{sent.round:08}-a"):
+        (bench.movements / name).write_bytes(encode_movement(sent))
+    (bench.movements / "00000009-c").write_bytes(b"no movement")
+    again = Bench(tmp_path)
+    assert os.listdir(bench.uploads) == []
+    fresh, replay = again.receiving.kept()
+    assert isinstance(fresh, Movement)
+    assert encode_movement(fresh) == encode_movement(sent)
+    assert isinstance(replay, Replay)
+    assert (replay.round, replay.movement.round) == (4, sent.round)
+    assert "00000009-c holds no movement" in caplog.text
+    again.receiving.clear_kept()
+    assert os.listdir(bench.movements) == []
+
+
+@pytest.mark.parametrize("text", ["fp32", "fp16", "int8", "top-k:1.0", "fp32+zstd"])
+def test_no_movement_is_larger_than_the_largest(text: str) -> None:
+    encoding = Encoding.parse(text)
+    size = len(encode_movement(movement(encoding=encoding)))
+    assert size <= largest_movement(PLAN, encoding)
+
+
+def test_upload_file_refuses_a_name_that_is_taken(tmp_path: Path) -> None:
+    first = UploadFile(tmp_path / "x", 10)
+    with pytest.raises(FileExistsError):
+        UploadFile(tmp_path / "x", 10)
+    first[0:4] = b"data"
+    first.keep(tmp_path / "y")
+    del first
+    assert (tmp_path / "y").read_bytes() == b"data" + bytes(6)

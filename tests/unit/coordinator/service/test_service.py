@@ -1,0 +1,665 @@
+"""The coordinator over a broker in memory, with devices that speak the wire."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.aggregate.rules import RULES
+from coordinator.masks import make_masks
+from coordinator.run.folder import HISTORY, MOVEMENTS, UPLOADS, RunError, read_history
+from coordinator.service.fragments_course import SAVE_S, FragmentsCourse
+from edge_sdk.protocol.messages.movement import encode_movement
+from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
+from edge_sdk.protocol.messages.transfer import (
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    TaskNotice,
+    Want,
+)
+from edge_sdk.protocol.messages.wire import encode_message
+from edge_sdk.protocol.packs.index import decode_index
+from edge_sdk.protocol.plan.blocks import select_blocks
+from edge_sdk.transport.link import LinkEvent, Received
+from edge_sdk.transport.uploads import pack_chunk
+from tests.unit.coordinator.service.service_world import (
+    CHUNK_BYTES,
+    PLAN,
+    TASK,
+    TOPICS,
+    ScriptedDevice,
+    World,
+    blob_hashes,
+    fragments_config,
+    rounds_config,
+    saved_model,
+)
+
+START = PLAN.flatten(saved_model().weights)
+
+
+def test_synchronous_run_adds_up_and_ends(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config())
+    one, two = world.add("one", value=0.25), world.add("two", value=0.75)
+    world.settle()
+    assert world.service.finished
+    # Both train everything, so ra-fed moves every value by the mean of the two, twice.
+    assert world.service.model.theta == pytest.approx(START + 2 * 0.5, abs=1e-6)
+    assert world.service.model.buffers["mean"] == pytest.approx(np.full(6, 0.5))
+    assert one.receipts == two.receipts == [(1, "counted"), (2, "counted")]
+    # Only the last round is closed in so many words: to devices that is the end of the run.
+    assert sum(isinstance(message, RoundClosed) for message in one.heard) == 1
+    assert one.last_round == RoundClosed(round=2, run=world.run.about.run)
+    assert [line["round"] for line in read_history(tmp_path / "run")] == [1, 2]
+    # What the devices were given is the model, bit for bit.
+    blocks, buffers = one.fetched[2]
+    now = world.service.model.theta - np.float32(0.5)
+    whole = select_blocks(now, np.arange(PLAN.block_count), PLAN.block_offsets)
+    assert blocks.values == pytest.approx(whole.values, abs=1e-6)
+    assert buffers["mean"] == pytest.approx(np.full(6, 0.5))
+    assert not list((tmp_path / "run" / MOVEMENTS).iterdir())
+    world.stop()
+    assert world.retained(TOPICS.coordinator) == Presence(
+        name="coordinator", session=1000, online=False
+    )
+
+
+def test_broker_holds_the_present_and_the_previous_model_and_no_more(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=4))
+    one = world.add("one")
+    world.add("two")
+    world.settle()
+    assert one.notice is not None
+    notice = one.notice
+    expected = blob_hashes(notice.plan, notice.manifest, *notice.graphs.values())
+    held = dict(world.chunks)
+    opened = one.opened[4]
+    assert opened.model is not None
+    index = decode_index(PLAN, b"".join(held[each] for each in opened.model.chunks))
+    expected |= blob_hashes(opened.model, *index.packs)
+    # Of the model after round 4, which nobody was told of, there is as much again.
+    assert expected <= held.keys()
+    assert len(held) <= len(expected) + len(blob_hashes(opened.model, *index.packs))
+    first = one.opened[1].model
+    assert first is not None
+    assert not set(first.chunks) & held.keys()
+    world.stop()
+
+
+def test_level_and_skip_are_heard(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    half = world.add("half", level=lambda _: 0.5)
+    skips = world.add("skips", level=lambda _: None)
+    world.settle()
+    assert world.service.finished
+    assert half.receipts == [(1, "counted")]
+    assert skips.receipts == []
+    line = next(read_history(tmp_path / "run"))
+    assert [(each["device"], each["level"]) for each in line["devices"]] == [
+        ("half", 0.5),
+        ("skips", None),
+    ]
+    assert line["devices"][0]["bytes_down"] > 0
+    moved = world.service.model.theta != START
+    assert 0 < moved.mean() < 1
+    world.stop()
+
+
+def test_replay_is_counted_and_checked(tmp_path: Path) -> None:
+    config = rounds_config(rule=RULES["ccfl-1"](), masks=make_masks("random"), rounds=3)
+    world = World(tmp_path / "run", config)
+    world.add("fresh", value=0.1)
+    copies = world.add(
+        "copies", value=0.3, keeps_copy=True, level=lambda number: 1.0 if number == 1 else None
+    )
+    world.settle()
+    assert world.service.finished
+    assert copies.receipts == [(1, "counted"), (2, "counted"), (3, "counted")]
+    lines = list(read_history(tmp_path / "run"))
+    assert [device["replayed"] for line in lines for device in line["devices"]] == [
+        *(False, False),
+        *(True, False),
+        *(True, False),
+    ]
+    world.stop()
+
+
+def test_late_movement_enters_memory(tmp_path: Path) -> None:
+    config = rounds_config(rule=RULES["ram-fed"](), rounds=3)
+    world = World(tmp_path / "run", config)
+    world.add("fast")
+    slow = world.add("slow", sends=False)
+    world.settle()
+    assert world.state.round == 1
+    world.wait(101)  # the deadline: round 1 closes without it
+    assert slow.opened.keys() == {1, 2}
+    slow.offer(slow.movements[1])
+    world.settle()
+    assert slow.receipts == [(1, "memory")]
+    world.wait(101)
+    world.stop()
+    lines = list(read_history(tmp_path / "run"))
+    assert [line["oldest_memory"] for line in lines] == [0, 1]
+
+
+def test_late_movement_without_memory_is_late(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=3))
+    world.add("fast")
+    slow = world.add("slow", sends=False)
+    world.settle()
+    world.wait(101)
+    slow.offer(slow.movements[1])
+    world.settle()
+    assert slow.receipts == [(1, "late")]
+    world.stop()
+
+
+def test_lost_receipt_is_said_again_without_a_second_upload(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=3))
+    one = world.add("one")
+    waits = world.add("waits", sends=False)
+    world.settle()
+    assert one.receipts == [(1, "counted")]
+    one.offer(one.movements[1])
+    world.settle()
+    assert one.receipts == [(1, "counted"), (1, "counted")]
+    waits.offer(waits.movements[1])
+    world.settle()
+    one.offer(one.movements[1])  # its round is closed now
+    world.settle()
+    assert one.receipts[-1] == (1, "counted")
+    credits = [each for each in one.heard if isinstance(each, Credit)]
+    uploads = {each.upload for each in credits}
+    assert len(uploads) == len([each for each in credits if each.complete])
+    world.stop()
+
+
+def test_asynchronous_run_mixes_every_arrival(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", fragments_config())
+    one, two = world.add("one", level=lambda _: 0.5), world.add("two")
+    world.settle()
+    assert world.service.finished
+    counted = [outcome for device in (one, two) for _, outcome in device.receipts]
+    assert counted.count("counted") == 6
+    assert world.service.model.version == 6
+    assert (world.service.model.theta != START).any()
+    assert isinstance(world.retained(TOPICS.round), RoundClosed)
+    lines = list(read_history(tmp_path / "run"))
+    assert [line["round"] for line in lines] == [2, 4, 6]
+    assert world.run.rounds() == [0, 2, 4, 6]
+    world.stop()
+
+
+def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", fragments_config(updates=20, train_s=1e6))
+    slow = world.add("slow", sends=False)
+    world.add("quick", level=lambda number: 1.0 if number < 8 else None)
+    world.settle()
+    assert world.service.model.version > 1
+    blocks, _ = slow.fetched[min(slow.opened)]
+    first = select_blocks(START, blocks.ids, PLAN.block_offsets)
+    assert np.array_equal(blocks.values, first.values)
+    # Its chunks are still there, however many versions went by.
+    opened = slow.opened[min(slow.opened)]
+    assert opened.model is not None
+    assert set(opened.model.chunks) <= world.chunks.keys()
+    version = world.service.model.version
+    slow.offer(slow.movements[min(slow.opened)])
+    world.settle()
+    assert world.service.model.version > version
+    world.wait(SAVE_S)
+    assert slow.receipts[0] == (min(slow.opened), "counted")
+    world.stop()
+
+
+def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice]:
+    """One movement is in the model, and in no checkpoint."""
+    world = World(folder, fragments_config(updates=20, train_s=1e6))
+    world.add("idle", level=lambda _: None)
+    one = world.add("one", sends=False, level=lambda number: 1.0 if number < 3 else None)
+    world.settle()
+    one.offer(one.movements[min(one.opened)])
+    world.settle()
+    assert world.service.model.version == 1
+    return world, one
+
+
+def test_asynchronous_receipt_waits_for_the_checkpoint(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    round = min(one.opened)
+    assert (one.receipts, world.run.rounds()) == ([], [0])
+    chunks = len([each for each in one.heard if isinstance(each, Credit) and not each.complete])
+    one.offer(one.movements[round])  # it has heard nothing, and asks again
+    world.settle()
+    credits = [each for each in one.heard if isinstance(each, Credit)]
+    assert credits[-1].complete
+    assert len([each for each in credits if not each.complete]) == chunks
+    assert one.receipts == []
+    world.wait(SAVE_S)
+    assert (one.receipts, world.run.rounds()) == ([(round, "counted")], [0, 1])
+    one.offer(one.movements[round])
+    world.settle()
+    assert one.receipts == [(round, "counted")] * 2
+    world.stop()
+
+
+def test_asynchronous_movement_without_a_receipt_is_late_after_a_crash(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    world.crash()
+    world.start()
+    world.settle()
+    assert world.service.model.version == 0
+    one.offer(one.movements[min(one.opened)])
+    world.settle()
+    assert one.receipts == [(min(one.opened), "late")]
+    world.stop()
+
+
+def test_asynchronous_receipt_is_given_at_a_stop(tmp_path: Path) -> None:
+    world, one = asynchronous_world(tmp_path / "run")
+    world.stop()
+    one.pump()
+    assert one.receipts == [(min(one.opened), "counted")]
+    world.start()
+    assert world.service.model.version == 1
+    world.stop()
+
+
+def test_asynchronous_versions_are_published_as_time_allows(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", fragments_config(updates=12, train_s=1e6))
+    devices = [world.add("one"), world.add("two")]
+    course = world.service.course
+    assert isinstance(course, FragmentsCourse)
+    course._publish_after = world.clock.now + 1.0  # the last one took long
+    world.settle()
+    assert world.service.finished
+    opened = [each for device in devices for each in device.opened.values()]
+    assert len({each.model for each in opened}) == 1
+    # All were trained from version 0, and count as that old.
+    assert world.service.model.version == 12
+    blocks, _ = devices[0].fetched[max(devices[0].fetched)]
+    assert np.array_equal(
+        blocks.values, select_blocks(START, blocks.ids, PLAN.block_offsets).values
+    )
+    world.stop()
+
+
+def test_report_counts_what_became_of_movements_and_says_why(tmp_path: Path) -> None:
+    config = rounds_config(rule=RULES["ram-fed"](), rounds=2, min_devices=3)
+    world = World(tmp_path / "run", config)
+    world.add("one")
+    late, evil = world.add("late", sends=False), world.add("evil", sends=False)
+    world.settle()
+    evil.offer_bytes(b"\xff" * 3000, 1)
+    world.settle()
+    world.wait(101)
+    late.offer(late.movements[1])
+    late.offer(late.movements[1], run="f" * 16)
+    world.settle()
+    evil.offer(evil.movements[2], answers=5)
+    world.settle()
+    world.wait(101)
+    first, second = read_history(tmp_path / "run")
+    assert first["movements"] == {"counted": 1, "memory": 0, "late": 0, "rejected": 1}
+    (refusal,) = first["refusals"]
+    assert (refusal["device"], refusal["round"], refusal["outcome"]) == ("evil", 1, "rejected")
+    assert "not a movement" in refusal["reason"]
+    assert second["movements"] == {"counted": 1, "memory": 1, "late": 0, "rejected": 1}
+    assert [each["device"] for each in second["refusals"]] == ["late", "evil"]
+    world.stop()
+
+
+def test_asynchronous_device_that_starts_anew_gets_its_groups_again(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", fragments_config(train_s=1e6))
+    first = world.add("one", sends=False)
+    world.add("two", sends=False)
+    world.settle()
+    first.link.kill()
+    world.devices.remove(first)
+    again = world.add("one", session=2)
+    world.settle()
+    assert min(again.movements) == min(first.movements)
+    assert again.receipts[0] == (min(first.movements), "counted")
+    world.stop()
+
+
+def test_synchronous_device_that_starts_anew_gets_its_groups_again(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    first = world.add("one", sends=False)
+    world.add("two")
+    world.settle()
+    first.link.kill()
+    world.devices.remove(first)
+    again = world.add("one", session=2)
+    world.settle()
+    assert again.receipts == [(1, "counted")]
+    assert world.service.finished
+    world.stop()
+
+
+@pytest.mark.parametrize("copies", [(0, 0), (0, 7), (3, 40)])
+def test_messages_that_come_twice_and_late_change_nothing(
+    tmp_path: Path, copies: tuple[int, int]
+) -> None:
+    digests = []
+    for number, tamper in enumerate([None, lambda _name, _event: copies]):
+        world = World(tmp_path / f"{number}", rounds_config(rule=RULES["ram-fed"](), rounds=3))
+        world.broker.tamper = tamper
+        world.add("one", value=0.25)
+        world.add("two", value=0.5, level=lambda _: 0.5)
+        world.settle()
+        assert world.service.finished
+        digests.append(world.service.model.digest)
+        world.stop()
+    assert digests[0] == digests[1]
+
+
+def test_loop_serves_to_the_end_and_lets_devices_leave(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=2))
+    devices = [world.add("one"), world.add("two")]
+    stop = threading.Event()
+    thread = threading.Thread(target=world.service.serve, args=(stop,))
+    thread.start()
+    for _ in range(10_000):
+        world.broker.run()
+        for device in world.devices:
+            device.pump()
+        if world.service.finished and world.devices:
+            for device in devices:
+                device.link.kill()  # the broker tells by their wills
+            world.devices.clear()
+        thread.join(0.001)
+        if not thread.is_alive():
+            break
+    stop.set()
+    thread.join(10)
+    assert world.service.finished
+    assert world.state.present == frozenset()
+    world.stop()
+
+
+def test_loop_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config())
+    world.settle()
+    stop = threading.Event()
+    stop.set()
+    world.service.serve(stop)
+    assert not world.service.finished
+    world.stop()
+    gone = world.retained(TOPICS.coordinator)
+    assert isinstance(gone, Presence)
+    assert not gone.online
+
+
+def test_commit_that_fails_ends_the_process_and_the_next_goes_on(
+    tmp_path: Path,
+) -> None:
+    def fails(_: object) -> float:
+        raise OSError("the disk is full")
+
+    world = World(tmp_path / "run", rounds_config(rounds=1), evaluate=fails)
+    one = world.add("one")
+    world.add("two")
+    with pytest.raises(RunError, match="round 1 could not be committed"):
+        world.settle()
+    assert one.receipts == []
+    world.crash()
+    again = World(tmp_path / "run", rounds_config(rounds=1))
+    again.add("one"), again.add("two")
+    again.settle()
+    assert again.service.finished
+    assert again.service.model.version == 1
+    again.stop()
+
+
+def test_finished_run_that_is_started_again_is_finished(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    world.add("one"), world.add("two")
+    world.settle()
+    world.stop()
+    world.start()
+    world.settle()
+    assert world.service.finished
+    assert world.run.opened == 1
+    assert isinstance(world.retained(TOPICS.round), RoundClosed)
+    world.stop()
+
+
+def test_broker_that_comes_back_empty_is_filled_again(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=2, train_s=1e6))
+    one, two = world.add("one"), world.add("two", sends=False)
+    world.settle()
+    before = dict(world.broker.retained)
+    world.broker.stop()
+    world.settle()
+    world.clock.now += 1e7  # time without a broker does not count
+    world.broker.start(keep_retained=False)
+    world.settle()
+    assert dict(world.broker.retained) == before
+    two.offer(two.movements[1])
+    world.settle()
+    assert one.receipts[0] == two.receipts[0] == (1, "counted")
+    assert one.opened.keys() == {1, 2}
+    world.stop()
+
+
+def test_devices_may_come_before_the_coordinator(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    world.crash()
+    world.add("one"), world.add("two")
+    for _ in range(3):
+        world.broker.run()
+        for device in world.devices:
+            device.pump()
+    world.start()
+    world.settle()
+    assert world.service.finished
+    world.stop()
+
+
+def test_will_of_an_older_session_is_ignored(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(min_devices=1))
+    one = world.add("one", session=7, sends=False)
+    world.settle()
+    stale = Presence(name="one", session=6, online=False)
+    world.publish(TOPICS.presence("one"), encode_message(stale))
+    assert world.present == {"one"}
+    world.publish(TOPICS.presence("one"), one.gone())
+    assert world.present == set()
+    world.stop()
+
+
+def test_want_is_answered_directly_and_only_with_what_is_there(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(), retained_chunks=False)
+    got: dict[str, bytes] = {}
+    link = world.broker.open_link(name="asks", deliver=lambda e: _note(e, got))
+    link.subscribe(TOPICS.down_chunks("asks"), bulk=True)
+    world.settle()
+    assert not world.chunks
+    notice = world.retained(TOPICS.task)
+    assert isinstance(notice, TaskNotice)
+    hashes = notice.plan.chunks
+    want = Want(device="asks", chunks=(*hashes, b"?" * 16))
+    link.publish(TOPICS.up_control("asks"), encode_message(want))
+    world.settle()
+    assert got.keys() == {TOPICS.down_chunk("asks", hash) for hash in hashes}
+    assert b"".join(got[TOPICS.down_chunk("asks", each)] for each in hashes) == PLAN.encoded
+    world.stop()
+
+
+def test_accuracy_stops_the_run_and_is_in_the_history(tmp_path: Path) -> None:
+    said = iter([0.2, 0.6, 0.9])
+    config = rounds_config(rounds=50, target_accuracy=0.85)
+    world = World(tmp_path / "run", config, evaluate=lambda _: next(said))
+    world.add("one"), world.add("two")
+    world.settle()
+    assert world.service.finished
+    assert [line["accuracy"] for line in read_history(tmp_path / "run")] == [0.2, 0.6, 0.9]
+    world.stop()
+
+
+def test_void_rounds_try_nobodys_patience_across_a_restart(tmp_path: Path) -> None:
+    said = iter([0.5, 0.4, 0.4])
+    skips = {1, 3, 4, 5}
+    config = rounds_config(rounds=50, patience=2)
+    world = World(tmp_path / "run", config, evaluate=lambda _: next(said))
+    for name in ("one", "two"):
+        world.add(name, level=lambda n: None if n in skips or n > 6 else 1.0)
+    world.settle()
+    for _ in range(4):
+        world.wait(11)
+    assert [line["round"] for line in read_history(tmp_path / "run")] == [2, 6]
+    world.stop()
+    world.start()
+    for device in world.devices:
+        device.level = lambda _: 1.0
+    world.settle()
+    world.wait(11)
+    assert world.service.finished
+    assert len(list(read_history(tmp_path / "run"))) == 3
+    world.stop()
+
+
+def test_evaluations_of_devices_are_averaged_by_samples(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    one, two = world.add("one"), world.add("two", sends=False)
+    world.settle()
+    run = world.run.about.run
+    for device, samples, loss, accuracy in ((one, 30, 1.0, 0.5), (two, 10, 2.0, 0.9)):
+        device.tell(
+            Evaluation(
+                device=device.name, run=run, round=1, samples=samples, loss=loss, accuracy=accuracy
+            )
+        )
+    world.settle()
+    two.offer(two.movements[1])
+    world.settle()
+    line = next(read_history(tmp_path / "run"))
+    assert line["evaluations"] == {
+        "devices": 2,
+        "samples": 40,
+        "loss": pytest.approx(1.25),
+        "accuracy": pytest.approx(0.6),
+    }
+    world.stop()
+
+
+# -- hostile devices -----------------------------------------------------------------------------
+
+
+def test_hostile_messages_cost_nobody_anything(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    one, two = world.add("one"), world.add("two", sends=False)
+    evil = world.broker.open_link(name="evil", deliver=lambda _: None)
+    world.settle()
+    random = np.random.default_rng(5)
+    run = world.run.about.run
+    bid = Bid(device="two", round=1, level=None, reason="not mine", run=run)
+    topics = [TOPICS.up_control("evil"), TOPICS.up_chunk("evil"), TOPICS.presence("evil")]
+    for number in range(60):
+        evil.publish(topics[number % 3], random.bytes(int(random.integers(1, 200))))
+    evil.publish(TOPICS.up_control("evil"), encode_message(bid))
+    evil.publish(f"tessera/v1/{TASK}/up/EVIL/control", encode_message(bid))
+    presence = Presence(name="two", session=99, online=False)
+    evil.publish(TOPICS.presence("evil"), encode_message(presence))
+    world.settle()
+    assert world.present >= {"one", "two"}
+    two.offer(two.movements[1])
+    world.settle()
+    assert world.service.finished
+    assert one.receipts == two.receipts == [(1, "counted")]
+    world.stop()
+
+
+def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=2))
+    good, evil = world.add("good", sends=False), world.add("evil", sends=False)
+    world.settle()
+    mine, others = evil.movements[1], good.movements[1]
+    # Another's movement, one of another round, garbage: rejected, with the reason.
+    evil.offer_bytes(encode_movement(others), 1)
+    world.settle()
+    assert evil.receipts == [(1, "rejected")]
+    evil.offer_bytes(b"\xff" * 5000, 1)
+    world.settle()
+    assert evil.receipts[1:] == [(1, "rejected")]
+    # More than any movement has: refused before a byte of it is sent.
+    huge = Offer(
+        device="evil",
+        run=world.run.about.run,
+        upload=b"u" * 16,
+        round=1,
+        answers=None,
+        size=2**39,
+        chunk_bytes=CHUNK_BYTES,
+        sha256=bytes(32),
+    )
+    evil.tell(huge)
+    world.settle()
+    assert [each.refused for each in evil.heard if isinstance(each, Credit)][-1]
+    assert evil.receipts[2:] == [(1, "rejected")]
+    # Chunks of an upload that was never offered, and more of them than there are.
+    evil.link.publish(TOPICS.up_chunk("evil"), pack_chunk(b"x" * 16, 0, b"data"), bulk=True)
+    evil.link.publish(TOPICS.up_chunk("evil"), pack_chunk(b"u" * 16, 2**31, b"data"), bulk=True)
+    world.settle()
+    assert os.listdir(tmp_path / "run" / UPLOADS) == []
+    assert os.listdir(tmp_path / "run" / MOVEMENTS) == []
+    # None of it kept anybody from counting.
+    good.offer(others)
+    evil.offer(mine)
+    world.settle()
+    assert good.receipts == [(1, "counted")]
+    assert evil.receipts[-1] == (1, "counted")
+    world.stop()
+
+
+def test_movement_of_another_run_is_late(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config())
+    one = world.add("one")
+    world.add("two", sends=False)
+    world.settle()
+    one.offer(one.movements[1], run="f" * 16)
+    world.settle()
+    receipts = [each for each in one.heard if isinstance(each, Receipt)]
+    assert [(each.outcome.value, each.run) for each in receipts] == [
+        ("counted", world.run.about.run),
+        ("late", "f" * 16),
+    ]
+    world.stop()
+
+
+def test_bids_of_another_run_are_ignored(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config())
+    one, two = world.add("one"), world.add("two", sends=False)
+    world.settle()
+    withdrawal = Bid(device="two", round=1, level=None, reason="old", run="f" * 16)
+    two.tell(withdrawal)
+    world.settle()
+    assert world.state.round == 1
+    two.offer(two.movements[1])
+    world.settle()
+    assert one.opened.keys() == {1, 2}
+    world.stop()
+
+
+def test_history_is_json_a_line(tmp_path: Path) -> None:
+    world = World(tmp_path / "run", rounds_config(rounds=1))
+    world.add("one"), world.add("two")
+    world.settle()
+    world.stop()
+    text = (tmp_path / "run" / HISTORY).read_text()
+    assert [json.loads(line)["digest"] for line in text.splitlines()] == [
+        world.service.model.digest
+    ]
+
+
+def _note(event: LinkEvent, got: dict[str, bytes]) -> None:
+    if isinstance(event, Received):
+        got[event.topic] = event.payload

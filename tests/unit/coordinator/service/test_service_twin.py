@@ -1,0 +1,126 @@
+"""Devices that really train: over the wire the model becomes what it does in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules import RULES
+from coordinator.masks import make_masks
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.simulate.federation import Federation, Member
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Policy
+from edge_sdk.device.app import DeviceApp
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.wire import ControlMessage
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.onnx import OnnxBackend
+from tests.unit.coordinator.service.service_world import (
+    PLAN,
+    ScriptedDevice,
+    World,
+    rounds_config,
+    saved_model,
+)
+
+SEED = 7
+POLICIES = {
+    "a": Policy(level=1.0),
+    "b": Policy(level=0.5, participation=0.6, schedule="ad-hoc"),
+    "c": Policy(level=0.75, participation=0.5),
+}
+
+
+class TrainingDevice(ScriptedDevice):
+    """The device's own app behind a scripted device's link."""
+
+    def start(self, data: ArrayData, policy: Policy) -> TrainingDevice:
+        self.app = DeviceApp(
+            self.name,
+            backend=_backend(),
+            data=data,
+            policy=policy,
+            source=self,
+            send=self._send,
+            seed=SEED,
+        )
+        return self
+
+    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+        return self.read_model(self.opened[assignment.round], assignment.groups)
+
+    def _receive(self, message: ControlMessage) -> None:
+        if isinstance(message, RoundOpen):
+            self.opened.setdefault(message.round, message)
+        if isinstance(message, (RoundOpen, Assignment, Receipt, RoundClosed)):
+            self.app.receive(message)
+        if not isinstance(message, (RoundOpen, Assignment)):
+            super()._receive(message)
+
+    def _send(self, message: Bid | Movement | Replay) -> None:
+        if isinstance(message, Bid):
+            self.tell(replace(message, run=self.world.run.about.run))
+        elif isinstance(message, Movement):
+            self.offer(message)
+        else:
+            self.offer(message.movement, answers=message.round)
+
+
+def _backend() -> OnnxBackend:
+    model = saved_model()
+    return OnnxBackend(model.plan, model.manifest, model.files)
+
+
+def _data(name: str) -> ArrayData:
+    random = stream(SEED, "data", name)
+    inputs = np.asarray(random.normal(size=(20, 4)), dtype=np.float32)
+    return ArrayData((inputs,), random.integers(0, 3, size=20))
+
+
+@pytest.mark.parametrize(
+    ("rule", "masks", "down"),
+    [
+        ("ram-fed", "coverage", Encoding()),
+        ("ra-fed", "rolling", Encoding(kind="int8")),
+        ("ccfl-2", "random", Encoding()),
+    ],
+)
+def test_synchronous_run_is_that_of_one_process_bit_for_bit(
+    tmp_path: Path, rule: str, masks: str, down: Encoding
+) -> None:
+    config = rounds_config(
+        rule=RULES[rule](), masks=make_masks(masks), rounds=6, steps=3, min_devices=3
+    )
+    world = World(tmp_path / "run", config, down=down)
+    for name, policy in POLICIES.items():
+        device = TrainingDevice(world, name).start(_data(name), policy)
+        world.devices.append(device)
+    world.settle()
+    assert world.service.finished
+    assert world.service.model.digest == _in_process(config, down)
+    world.stop()
+
+
+def _in_process(config: RoundsConfig, down: Encoding) -> str:
+    saved = saved_model()
+    model = GlobalModel(PLAN, saved.weights, saved.buffers, encoding=down, seed=SEED)
+    members = [Member(name, policy, _data(name)) for name, policy in POLICIES.items()]
+    federation = Federation(config, model, _backend, members)
+    assert len(list(federation.run())) == config.rounds
+    return model.digest

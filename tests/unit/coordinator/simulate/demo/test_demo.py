@@ -1,0 +1,225 @@
+"""How the demo deals out its data and its devices, and what it shows of them."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from coordinator.errors import ConfigError
+from coordinator.rounds.report import DeviceRound, RoundReport
+from coordinator.simulate.demo.digits import deal, dirichlet_shares, load_digits, make_members
+from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
+from coordinator.simulate.demo.run import Demo, DemoConfig, make_demo, run_full
+from coordinator.simulate.demo.view import _screen, summarise, watch
+from edge_sdk.decide.emulation.emulation import Moment
+from edge_sdk.decide.emulation.fleet import find_fleet
+
+CONFIG = DemoConfig(rounds=3, devices=4)
+WATTS = {"galaxy-s23": 5.72, "jetson-nano": 10, "pixel-4": 5.72, "redmi-7a": 1.7}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Demo:
+    made = make_demo(CONFIG)
+    watch(made, Console(file=io.StringIO()))
+    return made
+
+
+@pytest.fixture(scope="module")
+def full() -> Demo:
+    ran = run_full(CONFIG)
+    assert ran is not None
+    return ran
+
+
+def shown(width: int = 160, height: int = 40) -> Console:
+    return Console(file=io.StringIO(), width=width, height=height, force_terminal=True)
+
+
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return Text.from_ansi(console.file.getvalue()).plain
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8, 60])
+def test_shares_give_every_row_to_exactly_one_device(devices: int) -> None:
+    labels = np.random.default_rng(1).integers(0, 4, size=90)
+    shares = dirichlet_shares(labels, devices, np.random.default_rng(2))
+    assert len(shares) == devices
+    assert all(len(share) for share in shares)
+    assert sorted(np.concatenate(shares)) == list(range(90))
+
+
+def test_shares_are_uneven_in_classes() -> None:
+    labels = np.repeat(np.arange(10), 100)
+    shares = dirichlet_shares(labels, 8, np.random.default_rng(0))
+    counts = np.array([[np.sum(labels[share] == c) for c in range(10)] for share in shares])
+    assert counts.max() > 3 * counts.mean()
+
+
+def test_members_are_the_same_for_the_same_seed() -> None:
+    one, two, other = (make_members(load_digits(seed).train, 8, seed) for seed in (1, 1, 2))
+    assert [m.name for m in one] == [f"device-{n}" for n in range(1, 9)]
+    for a, b in zip(one, two, strict=True):
+        assert np.array_equal(a.data.inputs[0], b.data.inputs[0])
+        assert np.array_equal(a.data.targets, b.data.targets)
+    assert any(len(a.data) != len(b.data) for a, b in zip(one, other, strict=True))
+
+
+def test_digits_test_set_is_not_trained_on() -> None:
+    digits = load_digits(0)
+    assert len(digits.train) + len(digits.test) == 1797
+    images = np.concatenate([digits.train.inputs[0], digits.test.inputs[0]])
+    assert images.shape[1:] == (1, 8, 8)
+    assert 0 <= images.min() < images.max() <= 1
+
+
+def test_data_is_dealt_out_by_name() -> None:
+    digits = load_digits(0).train
+    shares = deal(digits, ("a", "b", "c"), 0)
+    assert list(shares) == ["a", "b", "c"]
+    assert sum(len(share) for share in shares.values()) == len(digits)
+
+
+# -- devices -------------------------------------------------------------------------------------
+
+
+def test_members_are_spread_over_the_fleet_or_begin_anew() -> None:
+    fleet = find_fleet("mixed")
+    names = [member.name for member in fleet]
+    assert list(choose_members(fleet, 8)) == names
+    assert list(choose_members(fleet, 2)) == ["redmi-7a", "galaxy-s23"]
+    assert list(choose_members(fleet, 1)) == ["redmi-7a"]
+    many = choose_members(fleet, 18)
+    assert list(many) == [*names, *(f"{name}-2" for name in names), "redmi-7a-3", "redmi-note-8-3"]
+    assert many["redmi-7a-3"] is many["redmi-7a"] is fleet[0]
+    clash = replace(fleet, members=(replace(fleet[0], name="a"), replace(fleet[1], name="a-2")))
+    with pytest.raises(ConfigError, match="--devices 3: two would be called 'a-2'"):
+        choose_members(clash, 3)
+
+
+def moment(round: int, **values: float) -> Moment:
+    zeros = {"opened_s": 0.0, "now_s": 0.0, "battery_j": 0.0, "train_s": 0.0, "train_j": 0.0}
+    return Moment(round=round, **{**zeros, **values})
+
+
+def test_moment_of_a_round_is_its_last_one() -> None:
+    story = [moment(1), moment(1, train_s=5), moment(2, train_s=5), moment(4, train_s=9)]
+    assert moment_of(story, 1) == story[1]
+    assert moment_of(story, 3) == story[2]
+    assert moment_of(story, None) == story[3]
+    assert moment_of(story, 0) is moment_of([], None) is None
+
+
+def test_chronicle_tells_what_each_round_took() -> None:
+    fleet = find_fleet("mixed")
+    emulations = emulate_all(fleet, choose_members(fleet, 8))
+    chronicle = Chronicle({"pixel-4": emulations["pixel-4"]})
+    device = DeviceRound("pixel-4", 0.5, "", bytes_down=34_500_000, bytes_up=26_300_000)
+    report = RoundReport(
+        round=1, devices=(device,), coverage_min=0, coverage_mean=0, trained_coverage_min=0,
+        trained_blocks=0, oldest_uncovered=0, gap_bound=None, oldest_memory=None,
+        compression_noise=0, skip_share=0, longest_skip=0, seconds=0,
+    )  # fmt: skip
+    half_j = 0.5 * 10.8 * 3600
+    first, second = (
+        moment(1, battery_j=half_j, train_s=5, train_j=7),
+        moment(2, train_s=6, train_j=9),
+    )
+    (lived,) = chronicle.close(report, {"pixel-4": first})
+    assert (lived.train_s, lived.joules) == (5, 7)
+    assert lived.transfer_s == pytest.approx(16)
+    assert lived.percent == pytest.approx(50)
+    (lived,) = chronicle.close(report, {"pixel-4": second})
+    assert (lived.train_s, lived.joules, lived.percent) == (1, 2, 0)
+    (lived,) = chronicle.close(report, {})
+    assert (lived.train_s, lived.joules) == (0, 0)
+
+
+def test_rounds_say_what_the_devices_lived_through(demo: Demo, full: Demo) -> None:
+    names = [device.device for device in demo.rounds[0].report.devices]
+    assert names == ["galaxy-s23", "jetson-nano", "pixel-4", "redmi-7a"]
+    for done in demo.rounds:
+        for device, lived in zip(done.report.devices, done.lived, strict=True):
+            assert lived.train_s >= 0.999 * device.train_s  # more where a round was given up
+            assert (lived.percent is None) == (device.device == "jetson-nano")
+            assert lived.joules == pytest.approx(lived.train_s * WATTS[device.device])
+        assert done.joules < done.full_joules
+        assert done.train_s < done.full_train_s
+
+
+def test_full_training_is_what_it_was_said_to_be(demo: Demo, full: Demo) -> None:
+    assert all(device.level == 1 for done in full.rounds for device in done.report.devices)
+    for done, every in zip(demo.rounds, full.rounds, strict=True):
+        assert every.joules == pytest.approx(done.full_joules)
+        assert every.train_s == pytest.approx(done.full_train_s)
+        assert every.bytes_moved == pytest.approx(done.full_bytes, rel=1e-3)  # headers
+
+
+def test_asynchronous_rule_has_no_full_training_to_compare_with() -> None:
+    assert run_full(DemoConfig(rule="fed-raa")) is None
+
+
+def test_asynchronous_devices_are_told_once_each() -> None:
+    console = shown()
+    ran = make_demo(DemoConfig(rounds=1, rule="fed-raa"))
+    watch(ran, Console(file=io.StringIO()))
+    names = [device.device for device in ran.rounds[0].report.devices]
+    assert len(names) > len(set(names)) == 8  # while others skip, some are there twice
+    summarise(ran, console, plot=None)
+    rows = text_of(console).split("\n")
+    assert sorted(row.split()[0] for row in rows if row.startswith(tuple(names))) == sorted(
+        set(names)
+    )
+
+
+# -- what a person sees --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (100, 12)])
+def test_live_view_fits_the_terminal_and_says_why(demo: Demo, width: int, height: int) -> None:
+    console = shown(width, height)
+    console.print(_screen(demo, width, height))
+    text = text_of(console)
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert "Round 3 of 3" in text
+    assert re.search(r"galaxy-s23 +\d+ % +100% +\d+ +\d+ +full model: all of it", text)
+
+
+def test_lines_tell_every_change_with_its_reason(demo: Demo) -> None:
+    console = Console(file=io.StringIO())
+    again = make_demo(CONFIG)
+    watch(again, console)
+    text = text_of(console)
+    assert "A step stands for 900 of theirs" in text
+    assert len(re.findall(r"^round", text, re.MULTILINE)) == 3
+    assert len(re.findall(r"^ +jetson-nano +mains +level 75 %", text, re.MULTILINE)) == 1
+    assert [done.lived for done in again.rounds] == [done.lived for done in demo.rounds]
+
+
+def test_summary_compares_with_everybody_training_everything(demo: Demo, full: Demo) -> None:
+    console = shown()
+    summarise(demo, console, plot=None, full=full)
+    text = text_of(console)
+    kj = sum(done.joules for done in full.rounds) / 1e3
+    assert re.search(rf"energy of training +[\d.]+ kJ +{kj:.1f} kJ +\d+%", text)
+    assert re.search(rf"accuracy +[\d.]+% +{full.rounds[-1].accuracy:.1%}", text)
+    assert re.search(r"galaxy-s23 +100% +3 +0 .* 18 % → \d+ %", text)
+
+
+def test_summary_without_a_second_run_says_that_it_is_modelled(demo: Demo) -> None:
+    console = shown()
+    summarise(demo, console, plot=None)
+    text = text_of(console)
+    kj = sum(done.full_joules for done in demo.rounds) / 1e3
+    assert "all train everything (modelled)" in text
+    assert re.search(rf"energy of training +[\d.]+ kJ +{kj:.1f} kJ", text)
+    assert re.search(r"accuracy +[\d.]+% +not run", text)

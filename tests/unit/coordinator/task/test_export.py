@@ -1,0 +1,408 @@
+"""Saved models and exports: what comes back is what went in, and computes what torch does."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("safetensors")
+
+import onnxruntime
+import safetensors.numpy
+import safetensors.torch
+import torch
+from torch import nn
+
+from coordinator.cli import main
+from coordinator.errors import ConfigError
+from coordinator.task.export import FORMATS, export_model
+from coordinator.task.graphs import compile_graphs
+from coordinator.task.saved_model import SavedModel, load_weights, read_model, save_model
+from coordinator.task.task import Task, make_task
+from edge_sdk.protocol.errors import GraphError, PlanError, ProtocolError, TensorError
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.graphs import Port, SizeTerm
+
+
+class TwoInputs(nn.Module):
+    """Numbers and tokens, each with a size of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.dense = nn.Linear(5, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, numbers: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.dense(numbers) + self.table(tokens).mean(1))
+        out: torch.Tensor = self.out(hidden)
+        return out
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Dropout(0.5), nn.Linear(72, 4),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with weights and statistics that no fresh one has, and how to make inputs for it."""
+
+    module: nn.Module
+    task: Task
+    saved: SavedModel
+    inputs: Callable[[int], tuple[Array, ...]]
+
+    def expected(self, samples: int) -> Array:
+        """What the torch module itself says."""
+        with torch.no_grad():
+            outputs = self.module.eval()(*(torch.from_numpy(a) for a in self.inputs(samples)))
+        return np.asarray(outputs.numpy())
+
+
+def images(samples: int) -> tuple[Array, ...]:
+    return (np.random.default_rng(5).normal(size=(samples, 1, 8, 8)).astype(np.float32),)
+
+
+def numbers_and_tokens(samples: int) -> tuple[Array, ...]:
+    random = np.random.default_rng(6)
+    numbers = random.normal(size=(samples, 5)).astype(np.float32)
+    return numbers, random.integers(0, 11, size=(samples, 7))
+
+
+CASES = {"batch-norm": (batch_norm, images), "two-inputs": (TwoInputs, numbers_and_tokens)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    make, inputs = CASES[request.param]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = make()
+    task = make_task(module, tuple(torch.from_numpy(a) for a in inputs(2)), groups=4)
+    graphs = compile_graphs(task)
+    random = np.random.default_rng(7)
+    state = {
+        name: torch.from_numpy(random.uniform(0.1, 0.9, size=t.shape).astype(np.float32))
+        if t.is_floating_point()
+        else t + 3
+        for name, t in module.state_dict().items()
+    }
+    module.load_state_dict(state)
+    weights, buffers = task.traced.weights_of(module), task.traced.buffers_of(module)
+    saved = SavedModel(task.plan, weights, buffers, graphs.manifest, graphs.files)
+    return Case(module, task, saved, inputs)
+
+
+@pytest.fixture
+def folder(case: Case, tmp_path: Path) -> Path:
+    save_model(case.saved, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def same(one: dict[str, Array], two: dict[str, Array]) -> bool:
+    return set(one) == set(two) and all(
+        one[name].dtype == two[name].dtype and np.array_equal(one[name], two[name]) for name in one
+    )
+
+
+def test_saved_model_is_read_as_it_was(case: Case, folder: Path) -> None:
+    read = read_model(folder)
+    assert read.plan == case.saved.plan
+    assert read.manifest == case.saved.manifest
+    assert read.files == case.saved.files
+    assert same(dict(read.weights), dict(case.saved.weights))
+    assert same(dict(read.buffers), dict(case.saved.buffers))
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("samples", [1, 2, 7])
+def test_onnx_export_computes_what_torch_does(case: Case, tmp_path: Path, samples: int) -> None:
+    export_model(case.saved, "onnx", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    inputs = case.inputs(samples)
+    names = [f"x{number}" for number in range(len(inputs))]
+    assert [node.name for node in session.get_inputs()] == names
+    assert [tuple(node.shape) for node in session.get_inputs()] == [
+        ("batch", *array.shape[1:]) for array in inputs
+    ]
+    (output,) = session.get_outputs()
+    (got,) = session.run(None, dict(zip(names, inputs, strict=True)))
+    wanted = case.expected(samples)
+    assert output.name == "outputs"
+    assert tuple(output.shape) == ("batch", wanted.shape[1])
+    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    traced = case.task.traced.predict(case.saved.weights, case.saved.buffers, inputs)
+    np.testing.assert_allclose(got, traced, rtol=1e-5, atol=1e-5)
+
+
+def static(saved: SavedModel, batch: int) -> SavedModel:
+    """The same model, had its evaluation graph been compiled for one batch size."""
+
+    def fixed(port: Port) -> Port:
+        dims = (
+            SizeTerm(dim.coefficient * batch, dim.axes) if dim.batch else dim for dim in port.dims
+        )
+        return replace(port, dims=tuple(dims))
+
+    entries = tuple(
+        entry
+        if entry.kind == "gradient"
+        else replace(
+            entry,
+            batch=batch,
+            activations=(),
+            products=(),
+            inputs=tuple(fixed(port) for port in entry.inputs),
+            outputs=tuple(fixed(port) for port in entry.outputs),
+        )
+        for entry in saved.manifest.graphs
+    )
+    return replace(saved, manifest=replace(saved.manifest, graphs=entries))
+
+
+def test_onnx_export_of_a_static_graph_keeps_its_batch(case: Case, tmp_path: Path) -> None:
+    export_model(static(case.saved, 4), "onnx", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    assert {node.shape[0] for node in (*session.get_inputs(), *session.get_outputs())} == {4}
+    feeds = {f"x{number}": array for number, array in enumerate(case.inputs(4))}
+    np.testing.assert_allclose(session.run(None, feeds)[0], case.expected(4), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_state_export_loads_into_the_torch_module(case: Case, tmp_path: Path, format: str) -> None:
+    path = tmp_path / "file"
+    export_model(case.saved, format, path)
+    if format == "torch":
+        state = torch.load(path, weights_only=True)
+    else:
+        state = safetensors.torch.load_file(path)
+    wanted = case.module.state_dict()
+    assert set(state) == set(wanted)
+    for name, tensor in wanted.items():
+        assert state[name].dtype == tensor.dtype
+        assert torch.equal(state[name], tensor)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_export_is_the_same_bytes_each_time(case: Case, tmp_path: Path, format: str) -> None:
+    for name in ("a", "b"):
+        export_model(case.saved, format, tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("format", "suffix"), [("safetensors", ".safetensors"), ("torch", ".pt"), ("torch", ".pth")]
+)
+def test_weights_exported_can_be_loaded_again(
+    case: Case, tmp_path: Path, format: str, suffix: str
+) -> None:
+    path = tmp_path / f"file{suffix}"
+    export_model(case.saved, format, path)
+    weights, buffers = load_weights(path, case.saved.plan)
+    assert same(weights, dict(case.saved.weights))
+    assert same(buffers, dict(case.saved.buffers))
+
+
+def test_buffers_the_file_lacks_are_those_given(case: Case, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    safetensors.numpy.save_file(dict(case.saved.weights), path)
+    weights, buffers = load_weights(path, case.saved.plan, buffers=case.saved.buffers)
+    assert same(weights, dict(case.saved.weights))
+    assert same(buffers, dict(case.saved.buffers))
+
+
+Change = Callable[[dict[str, torch.Tensor], str], object]
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda state, name: state.pop(name), "'{name}' is missing"),
+        (lambda state, name: state.update(extra=torch.ones(1)), "unknown tensor 'extra'"),
+        (
+            lambda state, name: state.update({name: torch.ones(2, 2, 2)}),
+            r"'{name}' has shape \(2, 2, 2\), not \(",
+        ),
+        (
+            lambda state, name: state.update({name: state[name].double()}),
+            "'{name}' is float64; the plan says float32",
+        ),
+        (lambda state, name: state.update({name: state[name].bfloat16()}), "(?i)bf"),
+    ],
+    ids=["missing", "unknown", "shape", "dtype", "bfloat16"],
+)
+def test_weights_that_do_not_fit_are_refused(
+    case: Case, tmp_path: Path, suffix: str, change: Change, says: str
+) -> None:
+    state = {name: tensor.clone() for name, tensor in case.module.state_dict().items()}
+    name = case.saved.plan.tensors[0].name
+    change(state, name)
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".pt":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    with pytest.raises(TensorError, match=says.replace("{name}", name)) as raised:
+        load_weights(path, case.saved.plan)
+    assert str(path) in str(raised.value)
+
+
+class Trap:
+    """Leaves a file behind if it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_weights_in_a_file_that_holds_none_are_refused(case: Case, tmp_path: Path) -> None:
+    plan = case.saved.plan
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    torch.save({"model": {"w": torch.ones(1)}}, tmp_path / "nested.pt")
+    (tmp_path / "trap.pt").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
+    for name in ("junk.pt", "junk.safetensors", "junk.txt"):
+        (tmp_path / name).write_bytes(b"\xffjunk" * 9)
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "empty.safetensors").touch()
+    for name, says in {
+        "list.pt": "holds list, not a state_dict",
+        "nested.pt": "entry 'model' is dict, not a tensor",
+        "trap.pt": "loads safely",
+        "junk.pt": "loads safely",
+        "empty.pt": "loads safely",
+        "junk.safetensors": "not a safetensors file",
+        "empty.safetensors": "not a safetensors file",
+    }.items():
+        with pytest.raises(TensorError, match=says):
+            load_weights(tmp_path / name, plan)
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads((tmp_path / "trap.pt").read_bytes())
+    assert (tmp_path / "sprung").exists(), "the trap does not work"
+    for name, says in {"junk.txt": "must end in one of", "none.pt": "not a file"}.items():
+        with pytest.raises(ConfigError, match=says):
+            load_weights(tmp_path / name, plan)
+
+
+def test_model_is_not_saved_over_anything(case: Case, folder: Path) -> None:
+    before = (folder / "plan.bin").read_bytes()
+    with pytest.raises(ConfigError, match="not empty"):
+        save_model(case.saved, folder)
+    with pytest.raises(ConfigError, match="is a file"):
+        save_model(case.saved, folder / "plan.bin")
+    with pytest.raises(ConfigError, match="parent"):
+        save_model(case.saved, folder / "a" / "b")
+    assert (folder / "plan.bin").read_bytes() == before
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "error", "says"),
+    [
+        ("plan.bin", Path.unlink, ConfigError, r"not a saved model: it has no plan\.bin"),
+        ("weights.safetensors", Path.unlink, ConfigError, "it has no weights"),
+        ("manifest.bin", Path.unlink, ConfigError, "it has no manifest"),
+        ("plan.bin", flip, PlanError, r"plan\.bin: "),
+        ("manifest.bin", flip, GraphError, r"manifest\.bin: .*damaged"),
+        ("graphs/*.onnx", Path.unlink, GraphError, "is missing"),
+        ("graphs/*.onnx", flip, GraphError, "damaged or altered"),
+    ],
+)
+def test_damaged_folder_is_refused(
+    folder: Path,
+    pattern: str,
+    damage: Callable[[Path], None],
+    error: type[Exception],
+    says: str,
+) -> None:
+    damage(sorted(folder.glob(pattern))[0])
+    with pytest.raises(error, match=says):
+        read_model(folder)
+
+
+def test_folder_put_together_from_two_models_is_refused(case: Case, folder: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        other = make_task(
+            nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), torch.ones(2, 3), groups=2
+        )
+    (folder / "plan.bin").write_bytes(other.plan.encoded)
+    with pytest.raises(ProtocolError, match=r"weights\.safetensors: unknown tensor"):
+        read_model(folder)
+    safetensors.numpy.save_file(other.weights, folder / "weights.safetensors")
+    with pytest.raises(GraphError, match="made for plan"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_export_command_replaces_only_if_told(
+    folder: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder.parent / "out"
+    out.write_text("dear to somebody")
+    command = ["export", str(folder), "--format", format, "--out", str(out)]
+    assert main(command) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "dear to somebody"
+    assert main([*command, "--force"]) == 0
+    assert f"{out.stat().st_size:,} B" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model", "out"]
+
+
+@pytest.mark.parametrize(
+    ("model", "out", "says"),
+    [
+        ("none", "out", "not there"),
+        ("model/plan.bin", "out", "a file"),
+        ("model/graphs", "out", "not a saved model"),
+        ("model", "model", "name a file"),
+        ("model", "none/out", "name a file"),
+    ],
+)
+def test_export_command_refuses_in_words(
+    folder: Path, capsys: pytest.CaptureFixture[str], model: str, out: str, says: str
+) -> None:
+    at = folder.parent
+    assert main(["export", str(at / model), "--format", "onnx", "--out", str(at / out)]) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in at.iterdir()] == ["model"]
+
+
+def test_export_of_unknown_format_is_refused(case: Case, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown format 'gguf'; known are onnx"):
+        export_model(case.saved, "gguf", tmp_path / "out")
+
+
+def test_export_needs_no_torch(folder: Path) -> None:
+    """But for the format that is torch's own."""
+    code = "import sys; sys.modules['torch'] = None; from coordinator.cli import main; "
+    for format, returns in {"onnx": 0, "safetensors": 0, "torch": 2}.items():
+        out = folder.parent / format
+        command = ["export", str(folder), "--format", format, "--out", str(out)]
+        result = subprocess.run(
+            [sys.executable, "-c", code + f"sys.exit(main({command!r}))"],
+            capture_output=True,
+            text=True,
+        )
+        assert result.returncode == returns, result.stderr
+        assert out.exists() == (returns == 0)
+    assert "torch is not installed" in result.stderr

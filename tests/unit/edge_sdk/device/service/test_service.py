@@ -1,0 +1,766 @@
+"""The device as a program, against a coordinator that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.data.folder import DataError
+from edge_sdk.decide.decision import Policy
+from edge_sdk.device.config import ConfigError
+from edge_sdk.device.service.service import (
+    BrokerError,
+    Device,
+    DeviceService,
+    ReplacedError,
+    run_device,
+)
+from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.messages.round import Bid, Movement, Outcome
+from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.transfer import Evaluation, Offer, Presence, Want
+from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Job
+from edge_sdk.train.onnx import OnnxBackend
+from edge_sdk.transport.link import Deliver, Link, Refused, Will
+from edge_sdk.transport.settings import BrokerSettings
+from tests.unit.edge_sdk.scripted import (
+    DEVICE,
+    RULE,
+    TASK,
+    Coordinator,
+    Running,
+    Stage,
+    make_config,
+    make_data,
+)
+from tests.unit.edge_sdk.train.handmade import Reference
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+def coordinator(stage: Stage) -> Coordinator:
+    return Coordinator(stage)
+
+
+@pytest.fixture
+def started(stage: Stage, coordinator: Coordinator, tmp_path: Path) -> Iterator[Running]:
+    """A device, and a coordinator that has announced the task."""
+    coordinator.present()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    yield running
+    running.service.stop()
+    running.wait()
+
+
+def session_of(coordinator: Coordinator) -> int:
+    """The newest session of the device."""
+    return max(each.session for each in coordinator.all(Presence))
+
+
+def say_presence(stage: Stage, session: int, *, online: bool = True) -> None:
+    """Say something under the device's name, as another program would."""
+    link = stage.broker.open_link(name="somebody", deliver=lambda _: None)
+    presence = Presence(name=DEVICE, session=session, online=online)
+    link.publish(Topics(TASK).presence(DEVICE), encode_message(presence), retain=True)
+
+
+def bid_of(coordinator: Coordinator, round: int) -> Bid:
+    return coordinator.stage.until(lambda: coordinator.last(Bid, lambda bid: bid.round == round))
+
+
+def movement_of(coordinator: Coordinator, round: int) -> Movement:
+    def found() -> Movement | None:
+        return next((m for offer, m in coordinator.movements if m.round == round), None)
+
+    return coordinator.stage.until(found)
+
+
+def replay_for(coordinator: Coordinator, round: int) -> Movement:
+    def found() -> Movement | None:
+        return next((m for offer, m in coordinator.movements if offer.answers == round), None)
+
+    return coordinator.stage.until(found)
+
+
+def play(coordinator: Coordinator, round: int, outcome: Outcome = Outcome.COUNTED) -> Movement:
+    """A whole round: open, bid, assignment, movement, receipt."""
+    coordinator.open(round)
+    bid_of(coordinator, round)
+    coordinator.assign(round)
+    movement = movement_of(coordinator, round)
+    coordinator.receipt(round, outcome)
+    return movement
+
+
+def trained_here(coordinator: Coordinator, round: int) -> Array:
+    """The movement's values, made by the backend without any of the device program."""
+    groups = {"hidden": (0, 2)}
+    plan, weights = coordinator.plan, coordinator.plan.unflatten(coordinator.theta)
+    backend = OnnxBackend(plan, coordinator.manifest, coordinator.files)
+    job = Job(
+        groups=groups,
+        weights=plan.cut(weights, groups),
+        buffers={},
+        rule=RULE,
+        mask_stream=stream(7, DEVICE, round, "dropout"),
+    )
+    batches = make_data().batches(3, 4, stream(7, DEVICE, round, "batches"))
+    return plan.scatter(backend.train(job, batches).movement, groups).values
+
+
+def test_device_takes_part_until_the_run_is_finished(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    for round in (1, 2):
+        movement = play(coordinator, round)
+        groups, blocks = decode_blocks(coordinator.plan, movement.payload)
+        assert groups == {"hidden": (0, 2)}
+        np.testing.assert_array_equal(blocks.values, trained_here(coordinator, round))
+        coordinator.theta = coordinator.theta + np.float32(0.25)
+    bid = coordinator.last(Bid)
+    assert bid is not None
+    assert (bid.run, bid.samples) == (coordinator.run, 20)
+    coordinator.finish(2)
+    assert started.wait() is None
+    presence = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
+    assert presence == Presence(name=DEVICE, session=session_of(coordinator), online=False)
+
+
+def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, tmp_path: Path) -> None:
+    running = Running(stage, make_config(tmp_path))
+    for _ in range(50):
+        with stage.lock:
+            stage.broker.step()
+    coordinator = Coordinator(stage)
+    # The round may be heard of before the task it belongs to.
+    coordinator.open(4)
+    coordinator.announce()
+    bid_of(coordinator, 4)
+    running.stop()
+
+
+def test_movement_without_receipt_is_offered_again_after_a_restart(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    first = stage.until(lambda: coordinator.last(Offer))
+    started.stop()
+    assert coordinator.movements == []
+    coordinator.answers_offers = True
+    again = Running(stage, make_config(tmp_path))
+    movement = movement_of(coordinator, 1)
+    assert coordinator.movements[0][0] == first
+    values = decode_blocks(coordinator.plan, movement.payload)[1].values
+    np.testing.assert_array_equal(values, trained_here(coordinator, 1))
+    coordinator.receipt(1)
+    coordinator.finish(1)
+    assert again.wait() is None
+    assert not list(tmp_path.rglob("*.movement"))
+    sessions = {each.session for each in coordinator.all(Presence) if each.name == DEVICE}
+    assert [session >> 16 for session in sorted(sessions)] == [1, 2]
+
+
+def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    lost: list[object] = []
+
+    def lose_the_first(name: str, event: object) -> list[int]:
+        chunk = name == "coordinator" and getattr(event, "topic", "").endswith("/up/pi-bulk/chunk")
+        if chunk and not lost:
+            lost.append(event)
+            return []
+        return [0]
+
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    stage.broker.tamper = lose_the_first
+    coordinator.assign(1)
+    stage.until(lambda: bool(lost))
+    link = stage.device_links[-1]
+    with stage.lock:
+        stage.broker.cut(link)
+        stage.broker.restore(link)
+    movement_of(coordinator, 1)
+    assert len(coordinator.all(Offer)) == 2
+    running.stop()
+
+
+def test_broker_that_comes_back_empty_is_no_end(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    with stage.lock:
+        stage.broker.stop()
+        stage.broker.start(keep_retained=False)
+    coordinator.announce()
+    # A bid that nobody answered is said again.
+    stage.until(lambda: len([b for b in coordinator.all(Bid) if b.round == 2]) > 1)
+    coordinator.open(2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    retained = stage.broker.retained[coordinator.topics.presence(DEVICE)]
+    session = session_of(coordinator)
+    assert decode_message(retained) == Presence(name=DEVICE, session=session, online=True)
+
+
+def test_new_run_starts_the_device_anew(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(3)
+    bid_of(coordinator, 3)
+    coordinator.assign(3)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.answers_offers = True
+    old, coordinator.run = coordinator.run, "00000000000000ff"
+    coordinator.announce()
+    play(coordinator, 1)
+    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
+    assert not list(tmp_path.rglob(f"runs/{old}"))
+    assert coordinator.last(Bid, lambda bid: bid.run == old and bid.round == 1) is None
+
+
+def test_messages_of_another_run_are_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.tell(replace(coordinator.opening(2), run="00000000000000ff"))
+    coordinator.open(3)
+    bid_of(coordinator, 3)
+    assert coordinator.last(Bid, lambda bid: bid.round == 2) is None
+
+
+def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    first = movement_of(coordinator, 2)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    coordinator.present(session=2)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    coordinator.receipt(2)
+    coordinator.finish(2)
+    assert started.wait() is None
+    assert first.round == 2
+
+
+@pytest.mark.parametrize("presence_first", [True, False])
+def test_coordinator_that_goes_back_is_followed(
+    stage: Stage, coordinator: Coordinator, started: Running, presence_first: bool
+) -> None:
+    for round in (1, 2, 3):
+        play(coordinator, round)
+    coordinator.open(4)
+    bid_of(coordinator, 4)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    if presence_first:
+        coordinator.present(session=2)
+        bid_of(coordinator, 4)
+        coordinator.open(2)
+    else:
+        coordinator.open(2)
+        coordinator.present(session=2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    coordinator.receipt(2)
+    play(coordinator, 3)
+
+
+def test_device_that_stays_takes_part_in_the_next_run(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    play(coordinator, 1)
+    coordinator.finish(1)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    coordinator.run = "00000000000000ff"
+    coordinator.announce()
+    play(coordinator, 1)
+    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
+    running.stop()
+
+
+def test_run_that_goes_on_after_its_end_is_taken_up_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    play(coordinator, 1)
+    coordinator.finish(1)
+    play(coordinator, 2)
+    running.stop()
+
+
+@pytest.mark.parametrize("presence_first", [True, False])
+def test_finished_run_that_goes_back_is_taken_up_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, presence_first: bool
+) -> None:
+    coordinator.present()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, stay=True))
+    for round in (1, 2, 3):
+        play(coordinator, round)
+    coordinator.finish(3)
+    coordinator.heard.clear()
+    coordinator.movements.clear()
+    if presence_first:
+        coordinator.present(session=2)
+        coordinator.open(2)
+    else:
+        coordinator.open(2)
+        coordinator.present(session=2)
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    running.stop()
+
+
+def test_opening_that_comes_after_the_end_of_its_run_changes_nothing(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    play(coordinator, 2)
+    coordinator.finish(2)
+    for round in (1, 2):
+        coordinator.tell(coordinator.opening(round))
+    assert started.wait() is None
+
+
+def test_finished_device_does_not_wait_for_ever_for_a_receipt(
+    stage: Stage,
+    coordinator: Coordinator,
+    started: Running,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edge_sdk.device.service.service.LINGER_S", 0.05)
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert list(tmp_path.rglob("1.movement"))
+
+
+def test_end_of_the_run_stops_a_training(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.open(1, steps=10**7)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert coordinator.movements == []
+
+
+def test_broker_that_does_not_give_us_the_task_ends_the_device(
+    stage: Stage, tmp_path: Path
+) -> None:
+    def strict(*, name: str, deliver: Deliver, will: Will | None = None) -> Link:
+        link = stage.open_link(name=name, deliver=deliver, will=will)
+        deliver(Refused("tessera/v1/toy/up/pi-bulk/chunk", "too large"))
+        deliver(Refused("tessera/v1/toy/pub/task", "not allowed"))
+        return link
+
+    with pytest.raises(BrokerError, match="pub/task: not allowed"):
+        DeviceService(make_config(tmp_path), make_data(), open_link=strict).run()
+
+
+def test_nonsense_from_the_broker_is_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    topics = coordinator.topics
+    for topic in (topics.task, topics.round, topics.down_control(DEVICE)):
+        for payload in (b"", b"\xff" * 40, b"\x81\xa1v\x07"):
+            stage.broker.open_link(name="mischief", deliver=lambda _: None).publish(topic, payload)
+    play(coordinator, 1)
+
+
+def test_chunks_that_the_broker_does_not_keep_are_asked_for_directly(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.device.transfer.fetching.RETRY_S", 0.05)
+    coordinator = Coordinator(stage)
+    coordinator.retains_chunks = False
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    movement = play(coordinator, 1)
+    assert coordinator.all(Want)
+    values = decode_blocks(coordinator.plan, movement.payload)[1].values
+    np.testing.assert_array_equal(values, trained_here(coordinator, 1))
+    running.stop()
+
+
+def test_device_that_cannot_get_the_weights_withdraws_its_bid(
+    stage: Stage,
+    coordinator: Coordinator,
+    started: Running,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play(coordinator, 1)
+    monkeypatch.setattr(
+        "edge_sdk.device.transfer.fetching.Fetcher.fetch.__kwdefaults__", {"idle_s": 0.05}
+    )
+    coordinator.retains_chunks = False
+    coordinator.theta = coordinator.theta * 2
+    coordinator.open(2)
+    coordinator.chunks.clear()
+    bid_of(coordinator, 2)
+    coordinator.assign(2)
+    skip = stage.until(
+        lambda: coordinator.last(Bid, lambda bid: bid.round == 2 and bid.level is None)
+    )
+    assert "chunks did not come" in skip.reason
+
+
+def test_refused_upload_is_not_offered_for_ever(
+    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+) -> None:
+    coordinator.refuses = "too large"
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.finish(1)
+    assert started.wait() is None
+    assert not list(tmp_path.rglob("*.movement"))
+
+
+def test_skip_is_spoken_for_by_the_last_movement(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    policy = Policy(participation=0.5)
+    running = Running(stage, make_config(tmp_path, policy=policy))
+    for round in range(1, 5):
+        coordinator.open(round, replay_within=5)
+        bid = bid_of(coordinator, round)
+        if bid.level is not None:
+            coordinator.assign(round)
+            movement_of(coordinator, round)
+            coordinator.receipt(round)
+        elif bid.replays:
+            replay_for(coordinator, round)
+            coordinator.receipt(round)
+    answers = [offer.answers for offer, _ in coordinator.movements]
+    assert any(answers)
+    assert None in answers
+    running.stop()
+
+
+def test_evaluation_is_the_whole_models_on_the_devices_data(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, evaluate_every=2))
+    play(coordinator, 1)
+    play(coordinator, 2)
+    said = stage.until(lambda: coordinator.last(Evaluation))
+    data, weights = make_data(), coordinator.plan.unflatten(coordinator.theta)
+    exact = {name: array.astype(np.float64) for name, array in weights.items()}
+    x, reference = data.inputs[0].astype(np.float64), Reference()
+    assert said.loss == pytest.approx(reference.loss(exact, x, data.targets), rel=1e-5)
+    right = np.mean(reference.logits(exact, x).argmax(1) == data.targets)
+    assert said.accuracy == pytest.approx(right)
+    assert (said.round, said.samples, said.run) == (2, 20, coordinator.run)
+    running.stop()
+    assert len(coordinator.all(Evaluation)) == 1
+
+
+def test_data_of_another_kind_ends_the_device(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
+    running = Running(stage, make_config(tmp_path), wrong)
+    error = running.wait()
+    assert isinstance(error, DataError)
+    assert "float32 4" in str(error)
+    assert "float32 9" in str(error)
+
+
+def test_device_that_stays_says_in_every_round_why_its_data_does_not_fit(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    coordinator.open(1)
+    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
+    running = Running(stage, make_config(tmp_path, stay=True), wrong)
+    bid = bid_of(coordinator, 1)
+    assert bid.level is None
+    assert "float32 9" in bid.reason
+    running.stop()
+
+
+def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, tmp_path: Path) -> None:
+    coordinator = Coordinator(stage)
+    coordinator.manifest = replace(coordinator.manifest, min_onnxruntime="99.0.0")
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    assert isinstance(running.wait(), GraphError)
+
+
+def test_device_in_an_asyncio_program_stops_with_its_block(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+
+    async def program() -> None:
+        config = make_config(tmp_path)
+        async with Device(config, make_data(), open_link=stage.open_link) as device:
+            task = asyncio.ensure_future(device.run())
+            while coordinator.last(Presence, lambda each: each.online) is None:
+                with stage.lock:
+                    stage.broker.step()
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(program())
+    with stage.lock:
+        stage.broker.run()
+    last = coordinator.last(Presence)
+    assert last == Presence(name=DEVICE, session=session_of(coordinator), online=False)
+
+
+def test_package_has_what_it_lists() -> None:
+    import edge_sdk
+
+    assert edge_sdk.Device is Device
+    for name in edge_sdk.__all__:
+        assert getattr(edge_sdk, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Devise'"):
+        _ = edge_sdk.Devise
+
+
+def test_device_without_data_is_told_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="data is missing"):
+        run_device(make_config(tmp_path))
+
+
+# -- who we are ----------------------------------------------------------------------------------
+
+
+def test_newer_program_with_the_same_name_ends_the_device(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    ours = session_of(coordinator)
+    say_presence(stage, ours + 2**16)
+    error = started.wait()
+    assert isinstance(error, ReplacedError)
+    assert "another program was started as 'pi'" in str(error)
+    # What is said under the name is now the other's to say.
+    last = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
+    assert last == Presence(name=DEVICE, session=ours + 2**16, online=True)
+
+
+def test_older_program_with_the_same_name_is_told_that_it_is_not_the_newest(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    ours = session_of(coordinator)
+    say_presence(stage, ours - 2**16, online=False)
+    topic = coordinator.topics.presence(DEVICE)
+    truth = Presence(name=DEVICE, session=ours, online=True)
+    stage.until(lambda: len([p for p in coordinator.all(Presence) if p == truth]) > 1)
+    stage.until(lambda: decode_message(stage.broker.retained[topic]) == truth)
+    play(coordinator, 2)
+
+
+def test_device_without_its_folder_counts_on_from_what_the_broker_has(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    say_presence(stage, 41 << 16, online=False)
+    for _ in range(20):
+        with stage.lock:
+            stage.broker.step()
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    play(coordinator, 1)
+    assert session_of(coordinator) >> 16 == 42
+    link = stage.device_links[-1]
+    with stage.lock:
+        stage.broker.cut(link)
+    # Its will is of the session that it has now.
+    gone = Presence(name=DEVICE, session=session_of(coordinator), online=False)
+    stage.until(lambda: gone in coordinator.all(Presence))
+    with stage.lock:
+        stage.broker.restore(link)
+    running.stop()
+
+
+def test_session_that_nobody_can_have_is_ignored(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    say_presence(stage, 2**53)
+    play(coordinator, 2)
+
+
+def test_link_on_which_nothing_comes_back_after_a_reconnect_is_renewed(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.present()
+    coordinator.announce()
+    settings = BrokerSettings(keepalive_s=1)
+    running = Running(stage, make_config(tmp_path, broker=settings))
+    play(coordinator, 1)
+    link = stage.device_links[-1]
+    topic = coordinator.topics.presence(DEVICE)
+    connections = link.connection
+
+    def lose_presence(name: str, event: object) -> list[int]:
+        ours = name == DEVICE and getattr(event, "topic", "") == topic
+        return [] if ours and link.connection == connections + 1 else [0]
+
+    stage.broker.tamper = lose_presence
+    with stage.lock:
+        stage.broker.cut(link)
+        stage.broker.restore(link)
+    stage.until(lambda: link.connection == connections + 2)
+    play(coordinator, 2)
+    running.stop()
+
+
+def test_broker_that_keeps_our_presence_from_us_is_lived_with(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = coordinator.topics.presence(DEVICE)
+    stage.broker.tamper = lambda name, event: [] if (name, event.topic) == (DEVICE, topic) else [0]
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, broker=BrokerSettings(keepalive_s=1)))
+    stage.until(lambda: "does not let us read" in caplog.text)
+    play(coordinator, 1)
+    assert stage.device_links[-1].connection == 1
+    running.stop()
+
+
+# -- what waits, and what is given up ------------------------------------------------------------
+
+
+def test_new_run_ends_the_training_of_the_old_one(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.open(1, steps=2_000_000_000)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Bid))
+    coordinator.run = "f" * 16
+    coordinator.announce()
+    play(coordinator, 1)
+    assert [movement.round for _, movement in coordinator.movements] == [1]
+
+
+def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(
+    stage: Stage, coordinator: Coordinator, started: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(coordinator, 1)
+    coordinator.tell(replace(coordinator.opening(99), plan_hash="ab" * 32))
+    skipped = bid_of(coordinator, 99)
+    assert skipped.level is None
+    assert "ab" * 6 in skipped.reason
+    assert coordinator.plan.hash[:12] in skipped.reason
+    play(coordinator, 2)
+
+
+def test_bid_that_nobody_answers_is_said_again(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.device.service.training_thread.RETRY_S", 0.05)
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1)
+    stage.until(lambda: len([b for b in coordinator.all(Bid) if b.round == 1]) >= 3)
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    coordinator.receipt(1)
+    running.stop()
+
+
+def test_coordinator_that_was_not_listening_is_told_again(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    coordinator.answers_offers = False
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: coordinator.last(Offer))
+    coordinator.answers_offers = True
+    coordinator.present()
+    movement_of(coordinator, 1)
+
+
+def test_evaluation_is_given_up_when_a_round_opens(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path, evaluate_every=1))
+    coordinator.open(1)
+    bid_of(coordinator, 1)
+    # Nobody has the rest of the model.
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    held = {hash for hash in coordinator.chunks if hash not in cached(tmp_path)}
+    coordinator.chunks = {h: c for h, c in coordinator.chunks.items() if h not in held}
+    for hash in held:
+        coordinator._link.publish(coordinator.topics.chunk(hash), b"", retain=True, bulk=True)
+    coordinator.receipt(1)
+    coordinator.theta = coordinator.theta + np.float32(1)
+    play(coordinator, 2)
+    running.stop()
+
+
+def cached(folder: Path) -> set[bytes]:
+    return {bytes.fromhex(path.name) for path in folder.rglob("chunks/*") if len(path.name) == 32}
+
+
+def test_taking_part_does_not_depend_on_what_time_it_is() -> None:
+    """Certificates have an end, and owners have nights; nothing else knows the hour."""
+    clocks = ("time.time(", "time_ns(", "datetime.now", "datetime.utcnow", "localtime", "gmtime")
+    parts = ["service", "training_thread", "taking_part", "app", "device", "fetching", "sending"]
+    parts += ["stores", "residuals", "protocol/*", "transport/*", "train/*"]
+    found = [
+        f"{path.name}: {line.strip()}"
+        for part in parts
+        for path in sorted((ROOT / "edge_sdk").glob(f"{part}.py"))
+        for line in path.read_text().splitlines()
+        if any(clock in line for clock in clocks)
+    ]
+    assert [line for line in found if "certificate" not in line and "own.until" not in line] == []

@@ -1,0 +1,206 @@
+"""What a device must not lose survives whatever ends the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_sdk.device.stores.movements import (
+    DeviceFolder,
+    FolderMovements,
+    MemoryMovements,
+    MovementStore,
+)
+from edge_sdk.program.files import write_whole
+from edge_sdk.protocol.messages.movement import encode_movement
+from edge_sdk.protocol.messages.round import Movement
+
+
+def movement(round: int, *, keeps_copy: bool = False) -> Movement:
+    return Movement(
+        device="pi",
+        round=round,
+        plan_hash="a" * 64,
+        payload=bytes([round % 256]) * 50,
+        statistics={"mean": np.full(2, round, dtype=np.float32)},
+        learning_rate=0.1,
+        level=0.5,
+        samples=4,
+        loss=1.5,
+        train_s=2.0,
+        keeps_copy=keeps_copy,
+    )
+
+
+@pytest.fixture(params=["memory", "folder"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> MovementStore:
+    return MemoryMovements() if request.param == "memory" else FolderMovements(tmp_path)
+
+
+def test_movement_is_there_until_its_receipt(store: MovementStore) -> None:
+    for round in (3, 5):
+        store.keep(movement(round))
+    assert store.waiting == {3, 5}
+    assert store.copy is None
+    assert encode_movement(store.read(3)) == encode_movement(movement(3))
+    store.forget(3)
+    store.forget(3)
+    assert store.waiting == {5}
+    with pytest.raises(KeyError):
+        store.read(3)
+
+
+def test_copy_outlives_its_receipt_until_the_next_movement(store: MovementStore) -> None:
+    store.keep(movement(3, keeps_copy=True))
+    store.forget(3)
+    assert (store.waiting, store.copy) == (frozenset(), 3)
+    assert store.read(3).payload == movement(3).payload
+    store.keep(movement(4))
+    assert store.copy is None
+    with pytest.raises(KeyError):
+        store.read(3)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.booleans(),
+    st.lists(
+        st.tuples(st.sampled_from(["keep", "forget", "restart"]), st.integers(0, 5)), max_size=14
+    ),
+)
+def test_folder_remembers_what_memory_does_whenever_it_is_opened_again(
+    tmp_path_factory: pytest.TempPathFactory, keeps_copy: bool, steps: list[tuple[str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("movements")
+    on_disk, oracle, round = FolderMovements(folder), MemoryMovements(), 0
+    for action, back in steps:
+        if action == "keep":
+            round += 1
+            on_disk.keep(movement(round, keeps_copy=keeps_copy))
+            oracle.keep(movement(round, keeps_copy=keeps_copy))
+        elif action == "forget":
+            on_disk.forget(round - back)
+            oracle.forget(round - back)
+        else:
+            on_disk = FolderMovements(folder)
+        assert (on_disk.waiting, on_disk.copy) == (oracle.waiting, oracle.copy)
+        for each in oracle.waiting | ({oracle.copy} - {None}):
+            assert each is not None
+            assert bytes(on_disk.read_bytes(each)) == encode_movement(oracle.read(each))
+
+
+def test_rejected_movement_is_no_copy(store: MovementStore) -> None:
+    store.keep(movement(3, keeps_copy=True))
+    store.forget(3, rejected=True)
+    assert (store.waiting, store.copy) == (frozenset(), None)
+    with pytest.raises(KeyError):
+        store.read(3)
+
+
+def test_restart_finds_the_copy_again(tmp_path: Path) -> None:
+    store = FolderMovements(tmp_path)
+    store.keep(movement(2))
+    store.keep(movement(3, keeps_copy=True))
+    assert FolderMovements(tmp_path).copy == 3
+    store.forget(3)
+    again = FolderMovements(tmp_path)
+    assert (again.copy, again.waiting) == (3, frozenset({2}))
+
+
+def test_mapped_bytes_outlive_the_file(tmp_path: Path) -> None:
+    store = FolderMovements(tmp_path)
+    store.keep(movement(2))
+    data = store.read_bytes(2)
+    store.forget(2)
+    assert bytes(data) == encode_movement(movement(2))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:20],
+        lambda data: b"",
+        lambda data: b"\xff" * len(data),
+        lambda _: encode_movement(movement(9)),
+    ],
+)
+def test_damaged_movement_is_left_aside(
+    tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FolderMovements(tmp_path)
+    store.keep(movement(2))
+    store.keep(movement(3))
+    path = tmp_path / "2.movement"
+    path.write_bytes(damage(path.read_bytes()))
+    assert FolderMovements(tmp_path).waiting == {3}
+    assert "2.movement" in caplog.text
+
+
+def test_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_sessions_count_up_at_every_start(tmp_path: Path) -> None:
+    sessions = [DeviceFolder(tmp_path, "digits", "pi").next_session() for _ in range(3)]
+    assert [session >> 16 for session in sessions] == [1, 2, 3]
+    assert DeviceFolder(tmp_path, "digits", "other").next_session() >> 16 == 1
+
+
+def test_sessions_of_programs_that_share_no_folder_differ(tmp_path: Path) -> None:
+    folders = [DeviceFolder(tmp_path / str(number), "digits", "pi") for number in range(8)]
+    assert len({folder.next_session() for folder in folders}) > 1
+
+
+def test_session_is_above_what_was_heard_of(tmp_path: Path) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    heard = (70 << 16) + 0xFFFF
+    assert folder.next_session(above=heard) > heard
+    assert folder.next_session() >> 16 == 72
+
+
+@pytest.mark.parametrize("content", [b"\0\0", b"", b"many"])
+def test_damaged_session_begins_anew(tmp_path: Path, content: bytes) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    folder.next_session()
+    (folder.path / "session").write_bytes(content)
+    assert folder.next_session() >> 16 == 1
+
+
+def test_session_goes_on_though_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    folder.next_session()
+
+    def full(_: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert folder.next_session() >> 16 == 2
+    assert "no space left" in caplog.text
+
+
+def test_new_run_removes_what_was_kept_of_others(tmp_path: Path) -> None:
+    folder = DeviceFolder(tmp_path, "digits", "pi")
+    FolderMovements(folder.start_run("a" * 16) / "movements").keep(movement(1))
+    assert FolderMovements(folder.start_run("a" * 16) / "movements").waiting == {1}
+    folder.start_run("b" * 16)
+    assert FolderMovements(folder.start_run("a" * 16) / "movements").waiting == frozenset()

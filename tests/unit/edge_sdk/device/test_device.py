@@ -1,0 +1,324 @@
+"""The device's state machine: every cell of its table, and all that is not in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from edge_sdk.decide.decision import Decision
+from edge_sdk.device.machine import (
+    Connected,
+    Decide,
+    Decided,
+    DeviceState,
+    Effect,
+    Event,
+    Facts,
+    Failed,
+    Fetch,
+    Fetched,
+    Finished,
+    Forget,
+    Found,
+    Keep,
+    Phase,
+    Resend,
+    Send,
+    SendReplay,
+    Train,
+    handle,
+)
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.plan.blocks import Blocks
+
+BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
+
+
+def opening(round: int, replay_within: int = 0) -> RoundOpen:
+    return RoundOpen(
+        round=round,
+        plan_hash="p",
+        rule=LocalRule(learning_rate=0.1),
+        steps=1,
+        batch_size=1,
+        bid_s=1,
+        train_s=1,
+        replay_within=replay_within,
+    )
+
+
+def assignment(round: int = 1, device: str = "pi") -> Assignment:
+    return Assignment(device=device, round=round, groups={"a": (0,)})
+
+
+def movement(round: int = 1, *, keeps_copy: bool = False) -> Movement:
+    return Movement(
+        device="pi",
+        round=round,
+        plan_hash="p",
+        payload=b"blocks",
+        statistics={},
+        learning_rate=0.1,
+        level=0.5,
+        samples=1,
+        loss=0.5,
+        train_s=0.1,
+        keeps_copy=keeps_copy,
+    )
+
+
+def receipt(round: int = 1, device: str = "pi") -> Receipt:
+    return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
+
+
+LEVEL = Decided(1, Decision(0.5, "half", "memory"), Facts(7, 1e6, 2e5))
+SKIP = Decided(1, Decision(None, "skip: tired", "schedule"), Facts(7))
+FETCHED = Fetched(BLOCKS, {})
+
+
+def run(*events: Event) -> tuple[DeviceState, list[Effect]]:
+    """The state after these events, and the effects of the last one."""
+    state = DeviceState("pi")
+    effects: list[Effect] = []
+    for event in events:
+        state, effects = handle(state, event)
+    return state, effects
+
+
+PATHS: dict[Phase, tuple[Event, ...]] = {
+    Phase.IDLE: (),
+    Phase.DECIDING: (opening(1),),
+    Phase.BIDDING: (opening(1), LEVEL),
+    Phase.FETCHING: (opening(1), LEVEL, assignment()),
+    Phase.TRAINING: (opening(1), LEVEL, assignment(), FETCHED),
+}
+"""The shortest way to each phase."""
+
+LOCAL: dict[str, Event] = {
+    "decided": LEVEL,
+    "fetched": FETCHED,
+    "found": Found(),
+    "finished": Finished(movement()),
+    "failed": Failed("hot"),
+}
+LEGAL_LOCAL = {
+    (Phase.DECIDING, "decided"),
+    (Phase.FETCHING, "fetched"),
+    (Phase.FETCHING, "found"),
+    (Phase.TRAINING, "finished"),
+    (Phase.FETCHING, "failed"),
+    (Phase.TRAINING, "failed"),
+}
+
+
+def test_round_goes_from_opening_to_receipt() -> None:
+    _, effects = run(opening(1))
+    assert effects == [Decide(opening(1))]
+    state, effects = run(opening(1), LEVEL)
+    bid = Bid(
+        device="pi",
+        round=1,
+        level=0.5,
+        reason="half",
+        samples=7,
+        compute=1e6,
+        bytes_per_s=2e5,
+        code="memory",
+    )
+    assert (state.phase, effects) == (Phase.BIDDING, [Send(bid)])
+    _, effects = run(*PATHS[Phase.FETCHING])
+    assert effects == [Fetch(opening(1), assignment())]
+    _, effects = run(*PATHS[Phase.TRAINING])
+    (train,) = effects
+    assert isinstance(train, Train)
+    assert train.blocks is BLOCKS
+    assert train.level == 0.5
+    result = movement()
+    state, effects = run(*PATHS[Phase.TRAINING], Finished(result))
+    keep, send = effects
+    assert isinstance(keep, Keep)
+    assert isinstance(send, Send)
+    assert keep.movement is send.message is result
+    assert (state.phase, state.unreceipted) == (Phase.IDLE, frozenset({1}))
+    state, effects = handle(state, receipt())
+    assert (state.unreceipted, effects) == (frozenset(), [Forget(1, Outcome.COUNTED)])
+
+
+def test_skip_is_sent_and_the_device_rests() -> None:
+    state, effects = run(opening(1), SKIP)
+    assert state.phase is Phase.IDLE
+    bid = Bid(device="pi", round=1, level=None, reason="skip: tired", samples=7, code="schedule")
+    assert effects == [Send(bid)]
+
+
+def test_movement_that_was_made_before_is_sent_again_instead_of_trained() -> None:
+    state, effects = run(*PATHS[Phase.FETCHING], opening(2), Found())
+    assert effects == [Resend(1), Decide(opening(2))]
+    assert state.phase is Phase.DECIDING
+
+
+@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
+def test_failure_withdraws_the_offer(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], Failed("skip: too hot", "heat"))
+    assert state.phase is Phase.IDLE
+    bid = Bid(device="pi", round=1, level=None, reason="skip: too hot", code="heat")
+    assert effects == [Send(bid)]
+
+
+@pytest.mark.parametrize(("phase", "name"), list(product(Phase, LOCAL)))
+def test_local_event_outside_the_table_raises_and_changes_nothing(phase: Phase, name: str) -> None:
+    state, _ = run(*PATHS[phase])
+    before = replace(state)
+    if (phase, name) in LEGAL_LOCAL:
+        handle(state, LOCAL[name])
+    else:
+        with pytest.raises(StateError, match=phase.value):
+            handle(state, LOCAL[name])
+    assert state == before
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize(
+    "message",
+    [
+        opening(1),
+        assignment(9),
+        assignment(device="tv"),
+        receipt(9),
+        receipt(1),
+        RoundClosed(round=9),
+    ],
+    ids=lambda message: f"{type(message).__name__}-{message.round}",
+)
+def test_stale_or_foreign_message_is_ignored(phase: Phase, message: Event) -> None:
+    rest = () if phase is not Phase.IDLE else (opening(1), SKIP)
+    state, _ = run(*PATHS[phase], *rest)
+    assert state.phase is phase
+    assert handle(state, message) == (state, [])
+
+
+@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.DECIDING, Phase.BIDDING])
+def test_newer_round_is_taken_up_at_once(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], opening(4))
+    assert (state.phase, effects) == (Phase.DECIDING, [Decide(opening(4))])
+
+
+@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
+def test_newer_round_waits_for_the_present_work(phase: Phase) -> None:
+    state, effects = run(*PATHS[phase], opening(2), opening(3))
+    assert (state.phase, effects) == (phase, [])
+    state, effects = handle(state, Failed("cancelled"))
+    assert (state.phase, effects[-1]) == (Phase.DECIDING, Decide(opening(3)))
+
+
+def test_closed_round_ends_the_wait_for_an_assignment() -> None:
+    state, _ = run(*PATHS[Phase.BIDDING], RoundClosed(round=1))
+    assert state.phase is Phase.IDLE
+    assert handle(state, assignment()) == (state, [])
+
+
+def test_closed_round_does_not_stop_training() -> None:
+    state, effects = run(*PATHS[Phase.TRAINING], RoundClosed(round=1))
+    assert (state.phase, effects) == (Phase.TRAINING, [])
+
+
+def test_movements_are_kept_over_many_rounds() -> None:
+    state = DeviceState("pi")
+    for round in (1, 2):
+        level = replace(LEVEL, round=round)
+        work = (opening(round), level, assignment(round), FETCHED, Finished(movement(round)))
+        for event in work:
+            state, _ = handle(state, event)
+    assert state.unreceipted == {1, 2}
+    state, effects = handle(state, receipt(2))
+    assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2, Outcome.COUNTED)])
+    assert handle(state, Connected()) == (state, [Resend(1)])
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_connection_sends_again_what_has_no_receipt(phase: Phase) -> None:
+    state, _ = run(*PATHS[phase])
+    state = replace(state, unreceipted=frozenset({7, 3}))
+    assert handle(state, Connected()) == (state, [Resend(3), Resend(7)])
+
+
+def test_decision_overtaken_by_a_newer_round_is_ignored() -> None:
+    state, _ = run(opening(1), opening(2))
+    assert handle(state, LEVEL) == (state, [])
+    state, effects = handle(state, replace(LEVEL, round=2))
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert send.message.round == 2
+    assert handle(state, LEVEL) == (state, [])
+
+
+def test_decision_for_a_round_never_opened_raises() -> None:
+    state, _ = run(opening(1))
+    with pytest.raises(StateError):
+        handle(state, replace(LEVEL, round=5))
+
+
+@pytest.mark.parametrize("reason", ["", "x" * 10_000])
+def test_failure_with_any_reason_becomes_a_sound_bid(reason: str) -> None:
+    state, effects = run(*PATHS[Phase.TRAINING], Failed(reason))
+    (send,) = effects
+    assert isinstance(send, Send)
+    assert isinstance(send.message, Bid)
+    assert send.message.level is None
+    assert state.phase is Phase.IDLE
+
+
+def after_training(*, keeps_copy: bool) -> DeviceState:
+    state, _ = run(*PATHS[Phase.TRAINING], Finished(movement(keeps_copy=keeps_copy)))
+    return state
+
+
+def skip_in(state: DeviceState, opened: RoundOpen) -> list[Effect]:
+    state, _ = handle(state, opened)
+    _, effects = handle(state, replace(SKIP, round=opened.round))
+    return effects
+
+
+def test_copy_of_a_rejected_movement_is_not_replayed() -> None:
+    state = after_training(keeps_copy=True)
+    state, _ = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
+    (bid,) = skip_in(state, opening(2, replay_within=9))
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert not bid.message.replays
+
+
+def test_skip_is_spoken_for_by_the_copy_of_the_last_movement() -> None:
+    bid, replay = skip_in(after_training(keeps_copy=True), opening(4, replay_within=3))
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert (bid.message.level, bid.message.replays) == (None, True)
+    assert replay == SendReplay(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("keeps_copy", "opened"),
+    [
+        (True, opening(4, replay_within=2)),  # too old
+        (True, opening(2)),  # not wanted
+        (False, opening(2, replay_within=9)),  # no copy
+    ],
+)
+def test_skip_is_silent_without_a_copy_that_is_wanted(keeps_copy: bool, opened: RoundOpen) -> None:
+    (bid,) = skip_in(after_training(keeps_copy=keeps_copy), opened)
+    assert isinstance(bid, Send)
+    assert isinstance(bid.message, Bid)
+    assert not bid.message.replays

@@ -1,0 +1,164 @@
+"""`tessera-device explain`: everything a decision is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx", reason="graphs are made by hand")
+
+from edge_sdk.decide.decision import Policy
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.explanation import Explanation, explain
+from edge_sdk.device.service.participation import NOTICE, OPENED
+from edge_sdk.machine.probe import StaticProbe
+from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
+from edge_sdk.protocol.chunks import Blob, split_blob
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.transfer import TaskNotice
+from edge_sdk.protocol.messages.wire import encode_message
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
+
+BOARD = Snapshot(
+    battery=Battery(present=False),
+    memory=MemoryState(available_bytes=4e9, pressure=0.0),
+    heat=Heat(zones=(Zone(name="cpu", celsius=51, trips=(Trip(kind="passive", celsius=85),)),)),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DeviceConfig:
+    """A device that has taken part in a task."""
+    plan, manifest, files = bundle(Handmade())
+    folder = tmp_path / "state" / "toy" / "pi"
+    (folder / "chunks").mkdir(parents=True)
+
+    def kept(data: bytes) -> Blob:
+        blob, chunks = split_blob(data, 1024)
+        for name, chunk in chunks.items():
+            (folder / "chunks" / name.hex()).write_bytes(chunk)
+        return blob
+
+    notice = TaskNotice(
+        task="toy",
+        run="0123456789abcdef",
+        plan=kept(plan.encoded),
+        manifest=kept(manifest.encoded),
+        graphs={name: kept(data) for name, data in files.items()},
+        chunk_bytes=1024,
+    )
+    opened = RoundOpen(
+        round=1,
+        plan_hash=plan.hash,
+        rule=LocalRule(learning_rate=0.1),
+        steps=5,
+        batch_size=4,
+        bid_s=5,
+        train_s=60,
+    )
+    (folder / NOTICE).write_bytes(encode_message(notice))
+    (folder / OPENED).write_bytes(encode_message(opened))
+    data = tmp_path / "data"
+    data.mkdir()
+    np.savez(
+        data / "own.npz",
+        x=np.zeros((8, INPUTS), dtype=np.float32),
+        y=np.arange(8, dtype=np.int64) % CLASSES,
+    )
+    return DeviceConfig(task="toy", name="pi", state_dir=tmp_path / "state", data=str(data))
+
+
+def lines(explanation: Explanation) -> dict[str, list[str]]:
+    """What is printed, by heading."""
+    said: dict[str, list[str]] = {}
+    for line in explanation.lines():
+        if not line.startswith(" "):
+            said[line] = []
+        else:
+            said[list(said)[-1]].append(line.strip())
+    return said
+
+
+def test_board_on_mains_trains_all_and_says_what_it_costs(config: DeviceConfig) -> None:
+    explanation = explain(config, StaticProbe(BOARD))
+    assert explanation.missing is None
+    assert [cost.level for cost in explanation.costs] == [1.0, 0.75, 0.5, 0.25]
+    assert all(0 < cost.seconds < 60 and cost.peak_bytes > 0 for cost in explanation.costs)
+    said = lines(explanation)
+    assert said["decision"] == ["full model: all of it fits"]
+    assert said["for the next level up"] == ["there is none: this is the whole model"]
+    assert len(said["levels"]) == 5
+    assert "heat     open    cpu 51 °C < 75 °C" in said["gates"]
+    assert any(line.startswith("memory.available_bytes") for line in said["seen"])
+    json.dumps(explanation.to_dict(), allow_nan=False)
+
+
+def test_lack_of_memory_is_what_the_next_level_is_short_of(config: DeviceConfig) -> None:
+    explain(config, StaticProbe(BOARD))  # measures
+    less = replace(BOARD, memory=MemoryState(available_bytes=1.25e6))
+    explanation = explain(config, StaticProbe(less))
+    assert explanation.decision.level is None
+    assert explanation.decision.code == "memory"
+    least = explanation.costs[-1].peak_bytes
+    assert explanation.short_of() == f"level 25% needs {least / 1e6:.0f} MB, 1 MB free"
+
+
+def test_closed_gate_comes_before_everything(config: DeviceConfig) -> None:
+    low = replace(BOARD, battery=Battery(present=True, percent=24, charging=False))
+    explanation = explain(config, StaticProbe(low))
+    assert explanation.decision.reason == "skip: battery 24 % < 30 % and not charging"
+    assert explanation.short_of() == (
+        "the gate battery has to open: battery 24 % < 30 % and not charging"
+    )
+
+
+def test_device_without_a_task_says_what_is_missing(config: DeviceConfig, tmp_path: Path) -> None:
+    new = replace(config, state_dir=tmp_path / "new")
+    explanation = explain(new, StaticProbe(BOARD))
+    assert explanation.missing == (
+        "what levels cost is known once this device has taken part in toy"
+    )
+    assert not (tmp_path / "new").exists()
+    unweighed = explain(replace(config, weigh=False, policy=Policy(level=0.5)), StaticProbe(BOARD))
+    assert unweighed.missing == "weigh is false"
+    assert unweighed.decision.level == 0.5
+
+
+def test_chunk_that_is_gone_is_told(config: DeviceConfig) -> None:
+    for path in (config.state_dir / "toy" / "pi" / "chunks").iterdir():
+        path.unlink()
+    explanation = explain(config, StaticProbe(BOARD))
+    assert explanation.missing is not None
+    assert explanation.missing.startswith("what levels cost is not known: ")
+
+
+def test_command_explains_this_machine(config: DeviceConfig, tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    path.write_text(f'task = "toy"\nname = "pi"\ndata = "data"\nstate_dir = "{config.state_dir}"\n')
+    kept = {key: text for key, text in os.environ.items() if not key.startswith("TESSERA_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "edge_sdk.cli", "explain", "--config", str(path), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=kept,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["not_weighed"] is None
+    assert [each["name"] for each in told["gates"]] == [
+        "battery",
+        "heat",
+        "network",
+        "memory",
+        "hours",
+    ]
+    assert told["level"] is None or told["level"] in (1.0, 0.75, 0.5, 0.25)

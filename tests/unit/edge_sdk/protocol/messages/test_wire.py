@@ -1,0 +1,469 @@
+"""Control messages on the wire: version 1, to the byte; and what is not a message."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from edge_sdk.protocol.chunks import Blob
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.fields import BLOB_FORMS, MAX_COUNT, RULE_FORMS
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.movement import MOVEMENT_FORMS
+from edge_sdk.protocol.messages.round import (
+    MAX_REASON_CHARACTERS,
+    Assignment,
+    Bid,
+    Outcome,
+    Receipt,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
+from edge_sdk.protocol.messages.transfer import (
+    MAX_RANGES,
+    MAX_WANTED,
+    Complaint,
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    TaskNotice,
+    Want,
+)
+from edge_sdk.protocol.messages.wire import (
+    FORMS,
+    MAX_CONTROL_BYTES,
+    ON_TOPIC,
+    TYPES,
+    ControlMessage,
+    decode_message,
+    decode_received,
+    encode_message,
+)
+
+DATA = Path(__file__).parents[1] / "golden"
+DOCUMENT = Path(__file__).resolve().parents[5] / "docs" / "protocol.md"
+
+RUN = "0123456789abcdef"
+A, B, C = (bytes([first]) + bytes(range(15)) for first in (0xA0, 0xB0, 0xC0))
+SHA = bytes(range(32))
+
+EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
+    "task_notice": (
+        TaskNotice(
+            task="digits",
+            run=RUN,
+            plan=Blob(5000, (A, B)),
+            manifest=Blob(300, (C,)),
+            graphs={SHA.hex(): Blob(4096, (B,))},
+            chunk_bytes=4096,
+        ),
+        {
+            "task": "digits",
+            "run": RUN,
+            "plan": {"size": 5000, "chunks": A + B},
+            "manifest": {"size": 300, "chunks": C},
+            "graphs": {SHA.hex(): {"size": 4096, "chunks": B}},
+            "chunk_bytes": 4096,
+        },
+    ),
+    "round_open": (
+        RoundOpen(
+            round=7,
+            plan_hash=SHA.hex(),
+            rule=LocalRule(learning_rate=0.05, momentum=0.5, clip_norm=2.0),
+            steps=20,
+            batch_size=32,
+            bid_s=5.0,
+            train_s=600.0,
+            whole=True,
+            replay_within=3,
+            encoding=Encoding(kind="top-k", keep=0.25, zstd=True),
+            run=RUN,
+            model=Blob(900, (A,)),
+            rounds_left=13,
+            warmup=True,
+        ),
+        {
+            "round": 7,
+            "plan_hash": SHA.hex(),
+            "rule": {
+                "learning_rate": 0.05,
+                "momentum": 0.5,
+                "weight_decay": 0.0,
+                "clip_norm": 2.0,
+                "sam_radius": 0.0,
+                "proximal": 0.0,
+                "rescale": 0.5,
+            },
+            "steps": 20,
+            "batch_size": 32,
+            "bid_s": 5.0,
+            "train_s": 600.0,
+            "whole": True,
+            "replay_within": 3,
+            "encoding": "top-k:0.25+zstd",
+            "run": RUN,
+            "model": {"size": 900, "chunks": A},
+            "rounds_left": 13,
+            "warmup": True,
+        },
+    ),
+    "round_closed": (RoundClosed(round=7, run=RUN), {"round": 7, "run": RUN}),
+    "presence": (
+        Presence(name="pi-4", session=12, online=True),
+        {"name": "pi-4", "session": 12, "online": True},
+    ),
+    "bid": (
+        Bid(
+            device="pi-4",
+            round=7,
+            level=0.5,
+            reason="half: memory for 50 % is free",
+            samples=120,
+            compute=2e6,
+            run=RUN,
+            code="memory",
+        ),
+        {
+            "device": "pi-4",
+            "round": 7,
+            "level": 0.5,
+            "reason": "half: memory for 50 % is free",
+            "samples": 120,
+            "replays": False,
+            "compute": 2e6,
+            "bytes_per_s": None,
+            "run": RUN,
+            "code": "memory",
+        },
+    ),
+    "assignment": (
+        Assignment(device="pi-4", round=7, groups={"hidden": (0, 2), "heads": (1,)}, run=RUN),
+        {"device": "pi-4", "round": 7, "groups": {"hidden": [0, 2], "heads": [1]}, "run": RUN},
+    ),
+    "receipt": (
+        Receipt(device="pi-4", round=7, outcome=Outcome.MEMORY, reason="late", run=RUN),
+        {"device": "pi-4", "round": 7, "outcome": "memory", "reason": "late", "run": RUN},
+    ),
+    "offer": (
+        Offer(
+            device="pi-4",
+            run=RUN,
+            upload=A,
+            round=7,
+            answers=9,
+            size=100_000,
+            chunk_bytes=4096,
+            sha256=SHA,
+        ),
+        {
+            "device": "pi-4",
+            "run": RUN,
+            "upload": A,
+            "round": 7,
+            "answers": 9,
+            "size": 100_000,
+            "chunk_bytes": 4096,
+            "sha256": SHA,
+        },
+    ),
+    "credit": (
+        Credit(device="pi-4", upload=A, missing=((0, 3), (5, 25)), window=8),
+        {
+            "device": "pi-4",
+            "upload": A,
+            "missing": [[0, 3], [5, 25]],
+            "window": 8,
+            "refused": False,
+            "reason": "",
+        },
+    ),
+    "want": (Want(device="pi-4", chunks=(A, C)), {"device": "pi-4", "chunks": A + C}),
+    "evaluation": (
+        Evaluation(device="pi-4", run=RUN, round=7, samples=90, loss=0.25, accuracy=None),
+        {
+            "device": "pi-4",
+            "run": RUN,
+            "round": 7,
+            "samples": 90,
+            "loss": 0.25,
+            "accuracy": None,
+        },
+    ),
+    "complaint": (
+        Complaint(device="pi-4", reason="too many messages"),
+        {"device": "pi-4", "reason": "too many messages"},
+    ),
+}
+EVERY = pytest.mark.parametrize("kind", TYPES)
+
+
+def golden(kind: str) -> bytes:
+    return (DATA / f"message_{kind}_v1.bin").read_bytes()
+
+
+def content(kind: str, **changes: Any) -> bytes:
+    """An example's map, with some entries changed; `...` takes one away."""
+    entries = {"v": 1, "type": kind, **EXAMPLES[kind][1], **changes}
+    data: bytes = msgpack.packb({name: each for name, each in entries.items() if each is not ...})
+    return data
+
+
+# -- version 1 -----------------------------------------------------------------------------------
+
+
+@EVERY
+def test_message_is_the_golden_file(kind: str) -> None:
+    message = EXAMPLES[kind][0]
+    assert type(message) is TYPES[kind]
+    assert encode_message(message) == golden(kind)
+    assert decode_message(golden(kind)) == message
+
+
+@EVERY
+def test_golden_file_is_as_the_format_is_described(kind: str) -> None:
+    assert golden(kind) == content(kind)
+
+
+@EVERY
+def test_every_field_of_a_message_travels(kind: str) -> None:
+    assert list(FORMS[TYPES[kind]]) == [each.name for each in fields(TYPES[kind])]
+
+
+def test_every_field_of_values_in_messages_travels() -> None:
+    assert list(BLOB_FORMS) == [each.name for each in fields(Blob)]
+    assert list(RULE_FORMS) == [each.name for each in fields(LocalRule)]
+
+
+def test_document_names_every_message_and_field() -> None:
+    """Each section has a table with a row for every field, and for nothing else."""
+    text = DOCUMENT.read_text()
+    described = {
+        **{kind: list(FORMS[cls]) for kind, cls in TYPES.items()},
+        "blob": list(BLOB_FORMS),
+        "rule": list(RULE_FORMS),
+        "movement": [*MOVEMENT_FORMS, "statistics"],
+    }
+    for kind, names in described.items():
+        section = re.search(rf"^#+ `{kind}`\n(.*?)(?=^#|\Z)", text, flags=re.DOTALL | re.MULTILINE)
+        assert section is not None, f"docs/protocol.md has no section on {kind}"
+        rows = re.findall(r"^\| `(\w+)` \|", section[1], flags=re.MULTILINE)
+        assert rows == names, kind
+
+
+def test_document_names_every_topic() -> None:
+    text = DOCUMENT.read_text()
+    for kind in TopicKind:
+        assert f"| `{kind.value}` |" in text
+
+
+# -- what may differ -----------------------------------------------------------------------------
+
+
+@EVERY
+def test_unknown_fields_are_ignored(kind: str) -> None:
+    assert decode_message(content(kind, later={"x": [1, None]})) == EXAMPLES[kind][0]
+
+
+@EVERY
+def test_missing_fields_take_their_default_or_are_named(kind: str) -> None:
+    message = EXAMPLES[kind][0]
+    for entry in fields(message):
+        data = content(kind, **{entry.name: ...})
+        try:
+            default = replace(message, **{entry.name: _default(entry)})
+        except LookupError:
+            with pytest.raises(MessageError, match=f"{entry.name!r} is missing"):
+                decode_message(data)
+        else:
+            assert decode_message(data) == default
+
+
+def _default(entry: Any) -> Any:
+    if callable(entry.default_factory):
+        return entry.default_factory()
+    if entry.default is entry.default_factory:  # both are MISSING
+        raise LookupError
+    return entry.default
+
+
+def test_whole_numbers_stand_for_floats() -> None:
+    assert decode_message(content("bid", level=1)) == replace(_bid(), level=1.0)
+
+
+def _bid() -> Bid:
+    message = EXAMPLES["bid"][0]
+    assert isinstance(message, Bid)
+    return message
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, [1]])
+def test_other_versions_are_refused_naming_both(version: Any) -> None:
+    with pytest.raises(MessageError, match=rf"version {re.escape(repr(version))} .* has 1"):
+        decode_message(content("bid", v=version))
+
+
+@pytest.mark.parametrize("kind", ["", "bids", "movement", None, 3, ["bid"], {}])
+def test_unknown_types_are_refused(kind: Any) -> None:
+    with pytest.raises(MessageError, match="unknown type"):
+        decode_message(content("bid", type=kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "values"),
+    [
+        ("bid", "device", [None, 3, "", "a/b", "+", "#", "Pi", "-a", "a" * 65, "pi\n", b"pi"]),
+        ("bid", "round", [None, -1, 1.0, "1", True, MAX_COUNT + 1, 2**64 - 1]),
+        ("bid", "level", ["1", True, 0, -0.5, 1.01, float("nan"), float("inf"), [0.5]]),
+        ("bid", "reason", [None, "", "x" * (MAX_REASON_CHARACTERS + 1), b"x"]),
+        ("bid", "replays", [None, 0, "yes", True]),
+        ("bid", "compute", [0, -1.0, float("inf")]),
+        ("bid", "run", [None, "0123", RUN.upper(), RUN + "0", 7]),
+        ("round_open", "plan_hash", [None, "", "0" * 63, "G" * 64, SHA]),
+        ("round_open", "rule", [None, [], {}, {"learning_rate": 0}, {"learning_rate": "1"}]),
+        ("round_open", "encoding", [None, "fp8", "top-k:2", "top-k:" + "1" * 100, 32]),
+        ("round_open", "steps", [0, -1]),
+        ("round_open", "bid_s", [0, float("inf"), float("nan"), None]),
+        ("round_open", "model", [5, [], {}, {"size": 1}, {"size": 1, "chunks": b""}]),
+        ("round_open", "model", [{"size": 0, "chunks": A}, {"size": 9, "chunks": A[:15]}]),
+        ("round_open", "model", [{"size": 1, "chunks": A + B}, {"size": -1, "chunks": A}]),
+        ("round_open", "model", [{"size": 2**41, "chunks": A}, {"size": 9, "chunks": [A]}]),
+        ("assignment", "groups", [None, [], [["a", [1]]], {"a": 1}, {"a": []}, {"a": [64]}]),
+        ("assignment", "groups", [{"a": [1, 1]}, {"a": [-1]}, {"a": [True]}, {"a": [0.0]}]),
+        ("assignment", "groups", [{"a": list(range(65))}, {b"a": [1]}]),
+        ("receipt", "outcome", [None, "lost", "COUNTED", 1, [], {}]),
+        ("task_notice", "run", ["", "x"]),
+        ("task_notice", "chunk_bytes", [0, 1023, 2**20 + 1]),
+        ("task_notice", "graphs", [None, [], {"x": {"size": 0, "chunks": b""}}, {SHA.hex(): 1}]),
+        ("presence", "session", [-1, 1.5]),
+        ("presence", "online", [1, None]),
+        ("offer", "upload", [b"", A[:15], A + b"x", "x" * 16, None]),
+        ("offer", "sha256", [b"", SHA[:31], SHA.hex()]),
+        ("offer", "size", [0, 2**40 + 1]),
+        ("offer", "answers", [7, 6, 0, "9"]),
+        ("offer", "round", [0]),
+        ("offer", "chunk_bytes", [0, 1, 2**21]),
+        ("credit", "missing", [None, {}, [1], [[1]], [[1, 2, 3]], [[2, 2]], [[3, 2]], [["a", 2]]]),
+        ("credit", "missing", [[[0, 2], [2, 3]], [[5, 6], [0, 1]], [[-1, 2]], []]),
+        ("credit", "missing", [[[2 * n, 2 * n + 1] for n in range(MAX_RANGES + 1)]]),
+        ("credit", "window", [-1, 1025, None]),
+        ("credit", "refused", [True]),
+        ("want", "chunks", [b"", A[:15], [A], None, A * (MAX_WANTED + 1)]),
+        ("evaluation", "loss", [float("nan"), float("inf"), None, 1e308, -1e308]),
+        ("evaluation", "accuracy", [-0.1, 1.1]),
+        ("evaluation", "samples", [0, 2**41]),
+        ("evaluation", "run", [""]),
+    ],
+)
+def test_wrong_values_are_refused(kind: str, name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(MessageError, match=f"^{kind}: "):
+            decode_message(content(kind, **{name: value}))
+
+
+def test_too_many_bytes_are_refused_before_they_are_looked_at() -> None:
+    filler = MAX_CONTROL_BYTES - len(content("bid", later=b""))
+    most = content("bid", later=bytes(filler - 4))
+    assert len(most) <= MAX_CONTROL_BYTES < len(most) + 5
+    assert decode_message(most) == _bid()
+    with pytest.raises(MessageError, match="too many for a message"):
+        decode_message(b"\xc1" * (MAX_CONTROL_BYTES + 1))
+
+
+def test_message_that_is_too_large_is_not_sent() -> None:
+    blob = Blob(2**30, (A,) * (MAX_CONTROL_BYTES // 16))
+    opened = EXAMPLES["round_open"][0]
+    assert isinstance(opened, RoundOpen)
+    with pytest.raises(MessageError, match="too large to send"):
+        encode_message(replace(opened, model=blob))
+
+
+def test_message_that_would_be_refused_is_not_sent() -> None:
+    for wrong in (
+        replace(_bid(), device="a/b"),
+        replace(_bid(), run="x"),
+        replace(_bid(), round=2**53 + 1),
+    ):
+        with pytest.raises(MessageError, match="is wrong"):
+            encode_message(wrong)
+
+
+def test_long_or_broken_reason_is_sent_as_far_as_possible() -> None:
+    receipt = Receipt(device="pi", round=1, outcome=Outcome.REJECTED, reason="\udcff" + "x" * 900)
+    read = decode_message(encode_message(receipt))
+    assert isinstance(read, Receipt)
+    assert read.reason == "?" + "x" * (MAX_REASON_CHARACTERS - 1)
+
+
+def test_field_that_is_there_twice_is_refused() -> None:
+    data = content("round_closed")
+    twice = bytes([data[0] + 1]) + data[1:] + msgpack.packb("round") + msgpack.packb(8)
+    with pytest.raises(MessageError, match="twice"):
+        decode_message(twice)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        b"\x01",
+        b"\x90",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xdd\xff\xff\xff\xff" + bytes(100),
+        b"\x91" * 100_000,
+        b"\x81\xa1k" * 80_000,
+        b"\xdc\xff\xff" + b"\x80" * 0xFFFF,
+    ],
+)
+def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
+    with pytest.raises(MessageError, match="not a message"):
+        decode_message(data)
+
+
+# -- topics --------------------------------------------------------------------------------------
+
+
+def topic_for(kind: TopicKind) -> Topic:
+    device = "pi-4" if "<device>" in kind.value else None
+    return Topic("digits", kind, device)
+
+
+@pytest.mark.parametrize("topic", TopicKind)
+@EVERY
+def test_message_is_accepted_on_its_topics_only(kind: str, topic: TopicKind) -> None:
+    if TYPES[kind] in ON_TOPIC.get(topic, ()):
+        assert decode_received(topic_for(topic), golden(kind)) == EXAMPLES[kind][0]
+    else:
+        with pytest.raises(MessageError, match="does not belong"):
+            decode_received(topic_for(topic), golden(kind))
+
+
+def test_every_message_has_a_topic() -> None:
+    assert {cls for allowed in ON_TOPIC.values() for cls in allowed} == set(TYPES.values())
+
+
+@EVERY
+def test_message_that_names_another_device_is_refused(kind: str) -> None:
+    own = [topic for topic, allowed in ON_TOPIC.items() if TYPES[kind] in allowed]
+    for topic in own:
+        if "<device>" in topic.value and {"device", "name"} & set(FORMS[TYPES[kind]]):
+            with pytest.raises(MessageError, match="'pi-4' on the topic of 'thief'"):
+                decode_received(Topic("digits", topic, "thief"), golden(kind))
+
+
+def test_notice_of_another_task_is_refused() -> None:
+    with pytest.raises(MessageError, match="'digits' on the topic of 'other'"):
+        decode_received(parse_topic(Topics("other").task), golden("task_notice"))

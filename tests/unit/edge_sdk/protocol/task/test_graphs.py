@@ -1,0 +1,586 @@
+"""Manifests of graphs: which one fits, what they refuse, and their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_sdk.protocol.errors import GraphError, GroupError, ProtocolError
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.protocol.task.codec import decode_manifest, encode_manifest, graph_opsets
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import (
+    CostTerm,
+    GraphEntry,
+    Kind,
+    Manifest,
+    MaskSpec,
+    Port,
+    RunCost,
+    SizeTerm,
+)
+
+PLAN = ModelPlan(
+    axes=(Axis("hidden", (2, 1, 1)), Axis("heads", (1, 1))),
+    tensors=(
+        Tensor("fc", "float32", (Dim(4, 0), Dim(3))),
+        Tensor("qkv", "float32", (Dim(12, 1, 3, 2), Dim(4, 0))),
+        Tensor("temperature", "float32", ()),
+    ),
+    buffers=(
+        Buffer("mean", "float32", (Dim(4, 0),), statistic=True),
+        Buffer("table", "int64", (Dim(5),)),
+    ),
+)
+BATCH = SizeTerm(1, (), True)
+HIDDEN = SizeTerm(1, (0,))
+DATA = DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", (), 6))
+GOLDEN = Path(__file__).parents[1] / "golden" / "manifest_v1.bin"
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def entry_of(
+    kind: Kind = "gradient",
+    kept: tuple[int, ...] | None = None,
+    batch: int | None = None,
+    *,
+    statistic: bool = True,
+    weighted: bool = True,
+) -> GraphEntry:
+    """A graph of PLAN; `statistic` and `weighted` decide whether it pads."""
+
+    def ports(*named: tuple[str, str, tuple[SizeTerm, ...]]) -> tuple[Port, ...]:
+        """Sizes become constants where the graph has them fixed."""
+        out = []
+        for name, dtype, dims in named:
+            fixed = []
+            for dim in dims:
+                if dim.axes and kept is not None:
+                    dim = SizeTerm(dim.value(kept, 1))
+                if dim.batch and batch is not None:
+                    dim = SizeTerm(dim.value((), batch))
+                fixed.append(dim)
+            out.append(Port(name, dtype, tuple(fixed)))
+        return tuple(out)
+
+    tensors = {
+        "fc": (HIDDEN, SizeTerm(3)),
+        "qkv": (SizeTerm(6, (1,)), HIDDEN),
+        "temperature": (),
+    }
+    inputs = ports(
+        ("x0", "float32", (BATCH, SizeTerm(3))),
+        ("s:heads", "float32", ()),
+        ("b:table", "int64", (SizeTerm(5),)),
+        *((f"w:{name}", "float32", dims) for name, dims in tensors.items()),
+        *([("targets", "int64", (BATCH,))] if kind == "gradient" else []),
+        *([("sample_weights", "float32", (BATCH,))] if weighted else []),
+        *([("m0", "float32", (BATCH, HIDDEN))] if kind == "gradient" else []),
+    )
+    outputs = (
+        ports(
+            ("loss", "float32", ()),
+            *((f"g:{name}", "float32", dims) for name, dims in tensors.items()),
+            *([("n:mean", "float32", (HIDDEN,))] if statistic else []),
+        )
+        if kind == "gradient"
+        else ports(("outputs", "float32", (BATCH, SizeTerm(7))))
+    )
+    masks = (MaskSpec("m0", 0.25),) if kind == "gradient" else ()
+    costs = [CostTerm(20)]
+    if batch is None:
+        costs += [CostTerm(12, (), 1), CostTerm(4, (), 2)]
+    if kept is None:
+        costs += [CostTerm(8, (0, 1), 0 if batch else 1)]
+    products = [CostTerm(5 if kind == "gradient" else 2)]
+    if kept is None and batch is None:
+        products += [CostTerm(7, (0, 0), 1)]
+    digested = digest(kind, kept, batch, statistic)
+    return GraphEntry(
+        kind, digested, 100, kept, batch, inputs, outputs, masks, tuple(costs), tuple(products)
+    )
+
+
+def manifest_of(*graphs: GraphEntry, plan: ModelPlan = PLAN) -> Manifest:
+    return Manifest(plan.hash, 18, 9, "1.23.0", "cross-entropy", 1e-6, DATA, graphs)
+
+
+MANIFEST = manifest_of(
+    entry_of(), entry_of(kept=(2, 1), batch=8), entry_of("evaluate"), entry_of("evaluate", batch=4)
+)
+
+# -- sizes --------------------------------------------------------------------------------------
+
+
+@given(
+    coefficient=st.integers(0, 100),
+    axes=st.lists(st.integers(0, 2), max_size=3),
+    batch=st.booleans(),
+    kept=st.tuples(*[st.integers(1, 50)] * 3),
+    size=st.integers(1, 64),
+)
+def test_size_is_the_product(
+    coefficient: int, axes: list[int], batch: bool, kept: tuple[int, ...], size: int
+) -> None:
+    wanted = coefficient
+    for axis in axes:
+        wanted *= kept[axis]
+    if batch:
+        wanted *= size
+    assert SizeTerm(coefficient, tuple(sorted(axes)), batch).value(kept, size) == wanted
+
+
+def test_port_shape_follows_widths_and_batch() -> None:
+    port = Port("a", "float32", (BATCH, SizeTerm(6, (1,)), SizeTerm(5), SizeTerm(2, (0, 1), True)))
+    assert port.shape((3, 2), 7) == (7, 12, 5, 2 * 3 * 2 * 7)
+
+
+@given(kept=st.tuples(*[st.integers(1, 50)] * 2), size=st.integers(1, 64))
+def test_activation_bytes_add_up(kept: tuple[int, int], size: int) -> None:
+    any_size = entry_of().activation_bytes(kept, size)
+    assert any_size == 20 + 12 * size + 4 * size * size + 8 * kept[0] * kept[1] * size
+    assert entry_of(batch=8).activation_bytes(kept, size) == 20 + 8 * kept[0] * kept[1]
+    assert entry_of(kept=(2, 1), batch=8).activation_bytes(kept, size) == 20
+
+
+@given(kept=st.tuples(*[st.integers(1, 50)] * 2), size=st.integers(1, 64))
+def test_macs_add_up(kept: tuple[int, int], size: int) -> None:
+    assert entry_of().macs(kept, size) == 5 + 7 * kept[0] ** 2 * size
+    assert entry_of(kept=(2, 1), batch=8).macs(kept, size) == 5
+
+
+def test_weight_bytes_are_those_of_the_submodel() -> None:
+    groups = {"hidden": (1, 2), "heads": (0,)}
+    kept = PLAN.kept_atoms(PLAN.choose(groups))
+    assert entry_of().weight_bytes(kept) == 4 * PLAN.submodel_parameters(groups)
+
+
+def test_cost_at_is_that_of_the_graphs_that_fit() -> None:
+    """Level 1/3 on axes of 2+1+1 and 1+1 atoms is at most (2, 1): there batch 8 has its graph."""
+    cost = MANIFEST.cost_at(PLAN, 1 / 3, 8)
+    assert cost == RunCost(2 + 7 * 2 * 2 * 8, 5, 20, 4 * PLAN.cost_at(1 / 3).parameters)
+    whole = MANIFEST.cost_at(PLAN, 1.0, 3)
+    assert whole.forward_macs == 2 + 7 * 16 * 3
+    assert whole.step_macs == 5 + 7 * 16 * 3
+    assert whole.activation_bytes == 20 + 12 * 3 + 4 * 9 + 8 * 4 * 2 * 3
+    assert whole.weight_bytes == 4 * PLAN.parameters
+
+
+def test_cost_at_without_a_graph() -> None:
+    assert manifest_of(entry_of()).cost_at(PLAN, 1.0, 3).forward_macs is None
+    with pytest.raises(GraphError, match="no gradient graph"):
+        manifest_of(entry_of("evaluate")).cost_at(PLAN, 1.0, 3)
+    with pytest.raises(GroupError, match=r"not 1\.5"):
+        MANIFEST.cost_at(PLAN, 1.5, 3)
+
+
+# -- picking ------------------------------------------------------------------------------------
+
+
+def picked(
+    wanted: tuple[tuple[int, ...], int], *graphs: GraphEntry, kind: Kind = "gradient"
+) -> tuple[tuple[int, ...] | None, int | None]:
+    entry = manifest_of(*graphs).pick(kind, *wanted)
+    assert entry in graphs
+    assert entry.kind == kind
+    return entry.kept, entry.batch
+
+
+def static(*pairs: tuple[tuple[int, ...] | None, int | None]) -> list[GraphEntry]:
+    return [entry_of(kept=kept, batch=batch, statistic=False) for kept, batch in pairs]
+
+
+SMALL, LARGE = (2, 1), (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "wanted", "found"),
+    [
+        ([(None, None)], (SMALL, 5), (None, None)),
+        ([(None, None), (SMALL, 5)], (SMALL, 5), (SMALL, 5)),
+        ([(None, None), (SMALL, 8)], (SMALL, 5), (None, None)),
+        ([(None, 5), (SMALL, 5)], (SMALL, 5), (SMALL, 5)),
+        ([(LARGE, 5), (None, 5)], (SMALL, 5), (None, 5)),
+        ([(SMALL, 32), (SMALL, 8), (SMALL, 16), (SMALL, 4)], (SMALL, 5), (SMALL, 8)),
+        ([(SMALL, 32), (SMALL, 8), (SMALL, 5)], (SMALL, 5), (SMALL, 5)),
+        ([(LARGE, 8), (SMALL, 16)], (SMALL, 5), (SMALL, 16)),
+        ([(SMALL, None)], (SMALL, 5), (SMALL, None)),
+    ],
+)
+def test_pick_finds_the_closest(graphs: Any, wanted: Any, found: Any) -> None:
+    for order in (graphs, graphs[::-1]):
+        assert picked(wanted, *static(*order)) == found
+
+
+@pytest.mark.parametrize(
+    ("graphs", "wanted", "words"),
+    [
+        ([], (SMALL, 5), "has: none"),
+        ([(LARGE, None)], (SMALL, 5), r"widths \[2, 1\] with batch 5.*widths \[4, 2\], any batch"),
+        ([(SMALL, 4)], (SMALL, 5), "batch 5.*batch 4"),
+        ([(None, None)], (SMALL, 0), "at least one sample"),
+    ],
+)
+def test_pick_names_both_sides_when_nothing_fits(graphs: Any, wanted: Any, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        picked(wanted, *static(*graphs))
+
+
+@pytest.mark.parametrize(
+    ("statistic", "weighted", "pads"),
+    [(False, True, True), (True, True, False), (False, False, False)],
+)
+def test_pick_pads_only_where_it_changes_nothing(
+    statistic: bool, weighted: bool, pads: bool
+) -> None:
+    entry = entry_of(batch=8, statistic=statistic, weighted=weighted)
+    assert entry.pads == pads
+    assert picked((SMALL, 8), entry) == (None, 8)
+    if pads:
+        assert picked((SMALL, 7), entry) == (None, 8)
+    else:
+        with pytest.raises(GraphError):
+            picked((SMALL, 7), entry)
+
+
+def test_pick_keeps_kinds_apart() -> None:
+    assert picked((SMALL, 3), *MANIFEST.graphs, kind="evaluate") == (None, None)
+    with pytest.raises(GraphError, match="no evaluate graph"):
+        picked((SMALL, 3), entry_of(), kind="evaluate")
+
+
+sizes = st.tuples(
+    st.sampled_from([None, (1, 1), (2, 1), (2, 2)]), st.one_of(st.none(), st.integers(1, 6))
+)
+
+
+@given(pairs=st.lists(sizes, unique=True, max_size=8), kept=st.sampled_from([(1, 1), (2, 1)]))
+def test_pick_agrees_with_trying_everything(
+    pairs: list[tuple[tuple[int, ...] | None, int | None]], kept: tuple[int, ...]
+) -> None:
+    """Exact, else symbolic, else the least padding; `largest_batch` is the last that works."""
+    manifest = manifest_of(*static(*pairs))
+    for size in range(1, 8):
+        tries: Sequence[int | None] = [size, None, *range(size + 1, 8)]
+        order = [pair for pair in product(tries, (kept, None)) if pair[::-1] in pairs]
+        if order:
+            entry = manifest.pick("gradient", kept, size)
+            assert (entry.batch, entry.kept) == order[0]
+        else:
+            with pytest.raises(GraphError):
+                manifest.pick("gradient", kept, size)
+        limit = manifest.largest_batch("gradient", kept)
+        assert bool(order) == (limit is None or size <= limit)
+
+
+# -- refusing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SizeTerm(-1),
+        lambda: SizeTerm(2**60),
+        lambda: SizeTerm(1, (1, 0)),
+        lambda: SizeTerm(1, (-1,)),
+        lambda: CostTerm(0),
+        lambda: CostTerm(2**60),
+        lambda: CostTerm(1, (1, 0)),
+        lambda: CostTerm(1, (-1,)),
+        lambda: CostTerm(1, (), -1),
+        lambda: CostTerm(1, (), 2**40),
+        lambda: replace(entry_of(), activations=(CostTerm(1), CostTerm(2))),
+        lambda: replace(entry_of(), activations=(CostTerm(1, (0,)), CostTerm(1))),
+        lambda: replace(entry_of(), products=(CostTerm(1), CostTerm(2))),
+        lambda: replace(entry_of(kept=(2, 1)), products=(CostTerm(1, (0,)),)),
+        lambda: replace(entry_of(batch=8), activations=(CostTerm(1, (), 1),)),
+        lambda: replace(entry_of(kept=(2, 1)), activations=(CostTerm(1, (0,)),)),
+        lambda: Port("", "float32"),
+        lambda: Port("a", "complex64"),
+        lambda: Port("a", "float32", (BATCH,) * 33),
+        lambda: MaskSpec("m0", 1.0),
+        lambda: MaskSpec("m0", float("nan")),
+        lambda: replace(entry_of(), kind="train"),  # type: ignore[arg-type]
+        lambda: replace(entry_of(), sha256="AB" * 32),
+        lambda: replace(entry_of(), size_bytes=0),
+        lambda: replace(entry_of(), batch=0),
+        lambda: replace(entry_of(), kept=(0, 1)),
+        lambda: replace(entry_of(), kept=(2, 1)),
+        lambda: replace(entry_of(), batch=8),
+        lambda: replace(entry_of(), inputs=(Port("x0", "float32"),) * 2, masks=()),
+        lambda: replace(entry_of(), outputs=(Port("loss", "float32"), Port("x0", "float32"))),
+        lambda: replace(entry_of(), masks=(MaskSpec("m1", 0.5),)),
+        lambda: replace(entry_of(), masks=(MaskSpec("m0", 0.5),) * 2),
+        lambda: replace(entry_of(), outputs=()),
+        lambda: replace(entry_of("evaluate"), outputs=(Port("loss", "float32"),)),
+        lambda: ArraySpec("complex64"),
+        lambda: ArraySpec("float32", (1,) * 32),
+        lambda: ArraySpec("float32", (-1,)),
+        lambda: ArraySpec("float32", (2**60,)),
+        lambda: ArraySpec("int64", (), -1),
+        lambda: ArraySpec("int64", (), 2**60),
+        lambda: DataSpec((), ArraySpec("int64")),
+        lambda: replace(MANIFEST, plan_hash="abc"),
+        lambda: replace(MANIFEST, opset=0),
+        lambda: replace(MANIFEST, ir_version=0),
+        lambda: replace(MANIFEST, min_onnxruntime="new"),
+        lambda: replace(MANIFEST, tolerance=float("inf")),
+        lambda: replace(MANIFEST, tolerance=-1.0),
+        lambda: replace(MANIFEST, graphs=(entry_of(), replace(entry_of(), sha256="0" * 64))),
+        lambda: manifest_of(entry_of(), replace(entry_of(batch=8), sha256=entry_of().sha256)),
+    ],
+)
+def test_nonsense_is_refused(make: Any) -> None:
+    with pytest.raises(GraphError):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataSpec((ArraySpec("float64", (3,)),), DATA.targets), "'x0' is not float64 3,"),
+        (DataSpec((ArraySpec("float32", (4,)),), DATA.targets), "'x0' is not float32 4,"),
+        (DataSpec(DATA.inputs, ArraySpec("int64", (1,))), "'targets' is not int64 1,"),
+    ],
+)
+def test_graph_of_other_data_is_refused(data: DataSpec, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        replace(MANIFEST, data=data)
+
+
+@pytest.mark.parametrize("dims", [(SizeTerm(8), SizeTerm(3)), (HIDDEN, SizeTerm(3)), (BATCH,)])
+def test_graph_whose_samples_are_not_the_batch_is_refused(dims: tuple[SizeTerm, ...]) -> None:
+    with pytest.raises(GraphError, match="'x0' is not float32 3,"):
+        manifest_of(exchanged(entry_of(), Port("x0", "float32", dims)))
+
+
+def test_graph_of_more_inputs_than_the_data_is_refused() -> None:
+    with pytest.raises(GraphError, match="takes 'x1'; the task's data has 1 inputs"):
+        manifest_of(exchanged(entry_of(), Port("x1", "float32", (BATCH,))))
+
+
+def test_manifest_of_the_plan_fits_it() -> None:
+    MANIFEST.check(PLAN)
+
+
+def without(entry: GraphEntry, name: str) -> GraphEntry:
+    return replace(entry, outputs=tuple(port for port in entry.outputs if port.name != name))
+
+
+def exchanged(entry: GraphEntry, port: Port) -> GraphEntry:
+    """The graph with its port of this name replaced, or with one more input."""
+    if any(each.name == port.name for each in entry.outputs):
+        ports = tuple(port if each.name == port.name else each for each in entry.outputs)
+        return replace(entry, outputs=ports)
+    rest = tuple(each for each in entry.inputs if each.name != port.name)
+    return replace(entry, inputs=(*rest, port))
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (entry_of(kept=(5, 1)), r"widths \[4, 2\]"),
+        (
+            GraphEntry("evaluate", "0" * 64, 1, (1,), None, (), (Port("outputs", "float32"),)),
+            r"widths \[4, 2\]",
+        ),
+        (exchanged(entry_of(), Port("m0", "float32", (SizeTerm(1, (2,)),))), "names an axis"),
+        (replace(entry_of(), activations=(CostTerm(1, (2,)),)), "names an axis"),
+        (replace(entry_of(), products=(CostTerm(1, (2,)),)), "names an axis"),
+        (exchanged(entry_of(), Port("w:other", "float32")), "'w:other' is neither"),
+        (exchanged(entry_of(), Port("momentum", "float32")), "'momentum' is neither"),
+        (
+            exchanged(entry_of(), Port("w:fc", "float32", (HIDDEN, SizeTerm(2)))),
+            r"\(4, 2\).*the plan says float32 of shape \(4, 3\)",
+        ),
+        (exchanged(entry_of(), Port("b:table", "int32", (SizeTerm(5),))), "int32.*int64"),
+        (exchanged(entry_of(), Port("s:heads", "float32", (SizeTerm(1),))), "'s:heads'"),
+        (exchanged(entry_of(), Port("g:fc", "float32", (SizeTerm(3), HIDDEN))), "'g:fc'"),
+        (without(entry_of(), "g:qkv"), "no output 'g:qkv'"),
+        (entry_of(statistic=False), "no output 'n:mean'"),
+    ],
+)
+def test_manifest_that_does_not_fit_the_plan_is_refused(entry: GraphEntry, words: str) -> None:
+    with pytest.raises(GraphError, match=words):
+        manifest_of(entry).check(PLAN)
+
+
+def test_manifest_of_another_plan_is_refused() -> None:
+    other = ModelPlan(axes=(), tensors=PLAN.tensors[2:])
+    with pytest.raises(GraphError, match=f"{PLAN.hash[:12]}….*{other.hash[:12]}…"):
+        MANIFEST.check(other)
+
+
+# -- bytes --------------------------------------------------------------------------------------
+
+
+def sealed(body: bytes) -> bytes:
+    """An envelope whose hash is right, so that only the body can be at fault."""
+    packed: bytes = msgpack.packb(["tessera-graphs", 1, hashlib.sha256(body).digest(), body])
+    return packed
+
+
+BODY: bytes = msgpack.unpackb(MANIFEST.encoded)[3]
+
+
+def test_golden_file_is_the_manifest() -> None:
+    assert decode_manifest(GOLDEN.read_bytes()) == MANIFEST
+    assert encode_manifest(MANIFEST) == GOLDEN.read_bytes()
+
+
+def test_golden_file_is_as_the_format_is_described() -> None:
+    body = msgpack.unpackb(BODY)
+    assert len(body) == 8
+    assert body[:6] == [bytes.fromhex(PLAN.hash), 18, 9, "1.23.0", "cross-entropy", 1e-6]
+    assert body[6] == [[["float32", [3], None]], ["int64", [], 6]]
+    kind, sha, size, kept, batch, inputs, outputs, masks, activations, products = body[7][0]
+    assert (kind, len(sha), size, kept, batch) == ("gradient", 32, 100, None, None)
+    assert inputs[0] == ["x0", "float32", [[1, [], True], [3, [], False]]]
+    assert outputs[0] == ["loss", "float32", []]
+    assert masks == [["m0", 0.25]]
+    assert activations == [[20, [], 0], [12, [], 1], [4, [], 2], [8, [0, 1], 1]]
+    assert products == [[5, [], 0], [7, [0, 0], 1]]
+
+
+def test_decode_of_encode_is_the_manifest() -> None:
+    decoded = decode_manifest(encode_manifest(MANIFEST), expected_hash=MANIFEST.hash)
+    assert decoded == MANIFEST
+    assert decoded.encoded == MANIFEST.encoded
+    assert MANIFEST.hash == hashlib.sha256(BODY).hexdigest()
+    assert issubclass(GraphError, ProtocolError)
+
+
+def test_decode_refuses_another_hash_and_version() -> None:
+    with pytest.raises(GraphError, match=f"{MANIFEST.hash[:12]}…, not 000000000000…"):
+        decode_manifest(MANIFEST.encoded, expected_hash="0" * 64)
+    envelope = msgpack.unpackb(MANIFEST.encoded)
+    with pytest.raises(GraphError, match=r"version 2 .* speaks 1"):
+        decode_manifest(msgpack.packb([envelope[0], 2, *envelope[2:]]))
+
+
+def test_decode_refuses_other_forms_of_the_same_manifest() -> None:
+    """A float written as float32 or integer, an integer written long: equal, but not the bytes."""
+    tree = msgpack.unpackb(BODY)
+    assert sealed(msgpack.packb(tree)) == MANIFEST.encoded
+    single = msgpack.packb(tree, use_single_float=True)
+    long_opset = BODY.replace(bytes([0x12, 0x09, 0xA6]), bytes([0xCC, 0x12, 0x09, 0xA6]), 1)
+    assert msgpack.unpackb(long_opset) == tree
+    for body in (single, long_opset, msgpack.packb([*tree[:5], 0, *tree[6:]])):
+        assert body != BODY
+        with pytest.raises(GraphError):
+            decode_manifest(sealed(body))
+
+
+def test_decode_refuses_every_flipped_byte() -> None:
+    data = MANIFEST.encoded
+    for at in range(len(data)):
+        with pytest.raises(GraphError):
+            decode_manifest(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+
+
+@given(data=st.binary(max_size=200))
+def test_decode_refuses_random_bytes(data: bytes) -> None:
+    for attempt in (data, sealed(data)):
+        with pytest.raises(GraphError):
+            decode_manifest(attempt)
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(-2, 9),
+    st.floats(),
+    st.text(max_size=6),
+    st.sampled_from(["gradient", "evaluate", "float32", "outputs", "1.23.0"]),
+    st.binary(max_size=6),
+    st.binary(min_size=32, max_size=32),
+    st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
+)
+structures = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=8), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=25,
+)
+
+
+def nodes(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """The way to every node."""
+    if not isinstance(tree, list):
+        return [path]
+    return [path, *(way for n, node in enumerate(tree) for way in nodes(node, (*path, n)))]
+
+
+def grafted(tree: Any, path: tuple[int, ...], branch: Any) -> Any:
+    if not path:
+        return branch
+    first, *rest = path
+    return [*tree[:first], grafted(tree[first], tuple(rest), branch), *tree[first + 1 :]]
+
+
+TREE = msgpack.unpackb(BODY)
+
+
+@settings(max_examples=400)
+@given(path=st.sampled_from(nodes(TREE)), branch=structures)
+def test_decode_of_grafted_bodies_is_exact_or_refused(path: tuple[int, ...], branch: Any) -> None:
+    """The envelope is right and one node is anything: nothing but `GraphError` comes out."""
+    data = sealed(msgpack.packb(grafted(TREE, path, branch)))
+    with suppress(GraphError):
+        assert decode_manifest(data).encoded == data
+
+
+@settings(max_examples=300)
+@given(tree=structures)
+def test_decode_of_any_structure_is_exact_or_refused(tree: Any) -> None:
+    for data in (msgpack.packb(tree), sealed(msgpack.packb(tree))):
+        with pytest.raises(GraphError):
+            decode_manifest(data)
+
+
+# -- what a file says of itself -----------------------------------------------------------------
+
+
+def test_opsets_are_read_from_the_file() -> None:
+    """IR 9, a producer, two imports (standard 18, "ml" 3) and an unknown fixed-width field."""
+    data = bytes([0x08, 9, 0x12, 1, 0x61, 0x42, 2, 0x10, 18, 0x42, 6, 0x0A, 2, 0x6D, 0x6C, 0x10, 3])
+    assert graph_opsets(data + bytes([0x7D, 0, 0, 0, 0])) == (9, {"": 18, "ml": 3})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes([0x42, 8, 0x08, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F, 0x10, 18]),  # the domain is a number
+        bytes([0x42, 3, 0x12, 1, 0x61]),  # the version is a string
+        bytes([0x42, 9, 0x10, 18]),  # ends too early
+        bytes([0x08, *[0xFF] * 11]),  # a number without end
+        bytes([0x0B]),  # a group, which protobuf gave up
+    ],
+)
+def test_opsets_in_the_wrong_form_are_refused(data: bytes) -> None:
+    with pytest.raises(GraphError):
+        graph_opsets(data)
+
+
+@given(data=st.binary(max_size=60))
+def test_opsets_of_random_bytes_are_read_or_refused(data: bytes) -> None:
+    with suppress(GraphError):
+        ir_version, opsets = graph_opsets(data)
+        assert ir_version >= 0
+        assert all(isinstance(domain, str) for domain in opsets)
