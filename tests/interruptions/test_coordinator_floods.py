@@ -22,7 +22,8 @@ import itertools, random, sys, time
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Offer, Presence, Want
 from edge_sdk.protocol.messages.wire import encode_message
-from edge_sdk.transport.link import Connected, open_link
+from edge_sdk.transport.link import Connected
+from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import pack_chunk
 

@@ -39,7 +39,7 @@ from edge_sdk.protocol.messages.wire import ControlMessage, decode_message, enco
 from edge_sdk.transport.uploads import Uploads
 from tests.property.plan.test_plan_codec_fuzz import damaged, structures
 
-DATA = Path(__file__).resolve().parents[3] / "unit" / "edge_sdk" / "protocol" / "data"
+DATA = Path(__file__).parents[2] / "unit" / "edge_sdk" / "protocol" / "golden"
 GOLDEN = {path.name: path.read_bytes() for path in sorted(DATA.glob("message_*_v1.bin"))}
 MOVEMENT = (DATA / "movement_v1.bin").read_bytes()
 

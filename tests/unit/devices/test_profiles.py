@@ -181,7 +181,8 @@ idle_w = {{ value = 2.50, source = "s", provenance = "measured" }}
 
 def test_tables_show_values_marks_and_gaps(tmp_path: Path) -> None:
     for name, ghz in (("beta", "derived"), ("alpha", "assumed")):
-        (tmp_path / f"{name}.toml").write_text(TWO.format(name=name, ghz=ghz))
+        (tmp_path / "phones").mkdir(exist_ok=True)
+        (tmp_path / "phones" / f"{name}.toml").write_text(TWO.format(name=name, ghz=ghz))
     profiles = read_profiles(tmp_path)
     lines = device_table(profiles).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
