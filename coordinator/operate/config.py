@@ -23,7 +23,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.service.admission.limits import MAX_DEVICES
-from coordinator.service.courses import Keeping
+from coordinator.service.store import Keeping
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import EncodingError, MessageError
 from edge_sdk.protocol.messages.local_rule import LocalRule

@@ -28,7 +28,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from coordinator.aggregate.arrivals import Expected
 from coordinator.aggregate.memory.disk.segments import sync_folder
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
     SavedModel,
@@ -102,7 +103,7 @@ class Checkpoint:
     fleet: Fleet
     """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
     best: tuple[float, int] = (-math.inf, 0)
-    devices: frozenset[str] = frozenset()
+    devices: Set[str] = frozenset()
     past: Mapping[int, PastRound] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     """Asynchronous: the newest round of each device whose movement was applied."""
@@ -350,8 +351,9 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
         fleet=Fleet(
             arrays["last_covered"],
             arrays["times_covered"],
-            trained=state["trained"],
-            samples=state["samples"],
+            trained=PersistentMap(state["trained"]),
+            samples=PersistentMap(state["samples"]),
+            total_samples=sum(state["samples"].values()),
         ),
         best=(-math.inf if accuracy is None else accuracy, best_round),
         devices=frozenset(state["devices"]),
