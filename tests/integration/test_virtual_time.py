@@ -198,7 +198,7 @@ def test_device_that_leaves_and_comes_back_is_counted_when_it_is_there(task: Tas
         paced("sometimes", 1.0, there=((0.0, 3.0), (7.0, 100.0))),
         paced("never", 1.0, there=()),
     ]
-    run = federation(task, members, length=5, min_devices=1)
+    run = federation(task, members, length=5, min_devices=1, away_s=1.0)
     took_part = [sorted(updates([report])) for report in run.run()]
     both = ["always", "sometimes"]
     # Rounds take 2 s; it leaves in the second, is waited for a little, and is back for the last.
@@ -211,7 +211,7 @@ def test_device_that_leaves_and_comes_back_is_counted_when_it_is_there(task: Tas
 def test_movement_that_was_ready_while_its_device_was_gone_comes_when_it_is_back(
     task: Task,
 ) -> None:
-    members = [paced("steady", 1.0), paced("gone", 2.0, there=((0.0, 1.0), (20.0, 1000.0)))]
+    members = [paced("steady", 1.0), paced("gone", 2.0, there=((0.0, 1.0), (8.0, 1000.0)))]
     run = federation(task, members, rule="ram-fed", length=4, away_s=5.0)
     outcomes: dict[int, Any] = {}
     for _ in run.run():
