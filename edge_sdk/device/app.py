@@ -16,9 +16,9 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.machine import (
-    Connected,
     Decide,
     Decided,
+    DevicePhase,
     DeviceState,
     Effect,
     Event,
@@ -29,10 +29,10 @@ from edge_sdk.device.machine import (
     Finished,
     Forget,
     Found,
-    Keep,
-    Phase,
+    KeepMovement,
+    LinkUp,
     Resend,
-    Send,
+    SendMessage,
     SendReplay,
     Train,
     handle,
@@ -121,13 +121,13 @@ class DeviceApp:
         self._clock = clock
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> DevicePhase:
         """What the device is doing."""
         return self._state.phase
 
     def connected(self) -> None:
         """The link is up again: send what has no receipt yet."""
-        self._handle(Connected())
+        self._handle(LinkUp())
 
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of the coordinator, to the end."""
@@ -158,7 +158,7 @@ class DeviceApp:
                     extra=fact("training", round=opened.round, steps=opened.steps),
                 )
                 return self._attempt(opened.round, lambda: self._train(effect))
-            case Keep(movement):
+            case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
                     movement.round,
@@ -177,7 +177,7 @@ class DeviceApp:
                     self._send(self._movements.read(round))
             case SendReplay(round, made):
                 self._send(Replay(round=round, movement=self._movements.read(made)))
-            case Send(message):
+            case SendMessage(message):
                 self._send(message)
         return None
 

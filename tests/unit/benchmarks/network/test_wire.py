@@ -32,7 +32,7 @@ from benchmarks.network.wire.cases.bytes_by_level import (
     measure_bytes,
     split_rounds,
 )
-from benchmarks.network.wire.cases.device import IdleRow, MemoryRow, device_figures, idle_row
+from benchmarks.network.wire.cases.device import IdleRow, ResidentRow, device_figures, idle_row
 from benchmarks.network.wire.cases.fan_out import FanOutRow, fan_out_figures, sent_in_a_round
 from benchmarks.network.wire.cases.overhead import OverheadConfig, overhead_figures, overhead_row
 from benchmarks.network.wire.cases.serving import ServingRow, serving_figures
@@ -226,7 +226,7 @@ def test_idle_device_is_charged_for_what_passed_meanwhile() -> None:
     packets = [up(9.9, None, more=1000), up(10.0, None, more=2), down(30.0, None, more=3)]
     row = idle_row([*packets, up(40.0, None, more=1000)], 10.0, 40.0, 0.02)
     assert row == IdleRow(seconds=30.0, up_bytes=2, down_bytes=3, packets=2, cpu_s=0.02)
-    memory = MemoryRow(model="mlp", rounds=2, device_mb=90.0, alone_mb=75.0)
+    memory = ResidentRow(model="mlp", rounds=2, device_mb=90.0, alone_mb=75.0)
     figures = by_name(device_figures(memory, row))
     assert {name: (f.value, f.target) for name, f in figures.items()} == {
         "wire.device.mlp.rss_over_training": (15.0, 20.0),

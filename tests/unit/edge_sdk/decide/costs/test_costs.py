@@ -29,7 +29,7 @@ from edge_sdk.decide.costs.model import (
     memory_bound,
 )
 from edge_sdk.decide.costs.work import Work, largest_groups, work_at
-from edge_sdk.machine.board import Board, Cores, Memory, Network, Power, Quantity
+from edge_sdk.machine.board import Board, CoreSpec, MemorySpec, NetworkSpec, PowerSpec, Quantity
 from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
 from edge_sdk.protocol.chunks import Blob
@@ -309,14 +309,14 @@ def test_known_is_the_boards_but_the_link_first_the_owners() -> None:
         title="A board",
         kind="board",
         soc="chip",
-        cores=(Cores(core="core", count=_quantity(4)),),
-        memory=Memory(memory_mb=_quantity(512)),
-        power=Power(idle_w=_quantity(1.5), train_w=_quantity(4.0)),
-        network=Network(up_mbit_s=_quantity(8), down_mbit_s=_quantity(80)),
+        cores=(CoreSpec(core="core", count=_quantity(4)),),
+        memory=MemorySpec(memory_mb=_quantity(512)),
+        power=PowerSpec(idle_w=_quantity(1.5), train_w=_quantity(4.0)),
+        network=NetworkSpec(up_mbit_s=_quantity(8), down_mbit_s=_quantity(80)),
     )
     assert known_of(board, None) == Known(net_w=2.5, up_bytes_per_s=1e6, down_bytes_per_s=1e7)
     assert known_of(board, 5e4) == Known(net_w=2.5, up_bytes_per_s=5e4, down_bytes_per_s=5e4)
-    assert known_of(replace(board, power=Power(train_w=_quantity(4))), None).net_w is None
+    assert known_of(replace(board, power=PowerSpec(train_w=_quantity(4))), None).net_w is None
     assert known_of(None, None) == Known()
     assert known_of(None, 5e4) == Known(up_bytes_per_s=5e4, down_bytes_per_s=5e4)
 
