@@ -291,7 +291,7 @@ def kept(**changes: Any) -> KeptCosts:
     whole = KeptCosts(
         machine=machine,
         calibration=Calibration(samples=(sample, sample), idle_w=1.5, net_w=None),
-        learned=Learned(rounds=3, ratio=1.2, ratios={"0.5": 1.25}, up_bytes_per_s=1e6),
+        learned=Learned(rounds=3, ratio=1.2, ratios={"0.5": 1.25}),
     )
     return replace(whole, **changes)
 
@@ -338,7 +338,6 @@ def _change(content: dict[str, Any], *path: str | int, value: Any) -> bytes:
         lambda c: _change(c, "learned", "ratios", value={"fast": 1.0}),
         lambda c: _change(c, "learned", "ratios", value={"0.5": 0.0}),
         lambda c: _change(c, "learned", "ratio", value=-1.0),
-        lambda c: _change(c, "learned", "up_bytes_per_s", value=0.0),
     ],
 )
 def test_file_that_is_damaged_is_told_and_measured_anew(
