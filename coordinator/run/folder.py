@@ -38,7 +38,7 @@ import numpy as np
 from coordinator.aggregate.arrivals import Expected
 from coordinator.aggregate.memory.disk.segments import sync_folder
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
     SavedModel,
@@ -99,7 +99,7 @@ class Checkpoint:
     theta: Float32
     """Weights in block order."""
     buffers: Mapping[str, Array]
-    fleet: Fleet
+    fleet: FleetRecord
     """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
     best: tuple[float, int] = (-math.inf, 0)
     devices: frozenset[str] = frozenset()
@@ -122,7 +122,7 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
             version=0,
             theta=model.plan.flatten(model.weights),
             buffers=model.buffers,
-            fleet=Fleet(zeros, zeros),
+            fleet=FleetRecord(zeros, zeros),
         )
         write_durably(_checkpoint_path(partial, 0), _encode(first))
         write_durably(partial / COUNTERS, _json({"opened": 0, "session": 0}))
@@ -347,7 +347,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             for name, array in arrays.items()
             if name.startswith(_BUFFER)
         },
-        fleet=Fleet(
+        fleet=FleetRecord(
             arrays["last_covered"],
             arrays["times_covered"],
             trained=state["trained"],

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import TaskFiles, write_durably
-from coordinator.service.outgoing.sending import Sending
+from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
@@ -54,7 +54,7 @@ class Publisher:
 
     def __init__(
         self,
-        sending: Sending,
+        sending: ChunkSending,
         topics: Topics,
         store: ChunkStore,
         noted: Path,
