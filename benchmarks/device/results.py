@@ -40,7 +40,7 @@ class ResultsError(TesseraError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TimeSpread:
     """Seconds that were measured again and again; modelled ones have one value for both."""
 
     median: float
@@ -71,7 +71,7 @@ class Joules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
+class RoundBytes:
     """Payload of one round in an encoding; `down` None: the model does not travel like this."""
 
     encoding: str
@@ -81,7 +81,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heat:
+class TrialHeat:
     """How warm the processor was, or else the hottest place. None: no sensor tells."""
 
     start_c: float | None = None
@@ -112,18 +112,18 @@ class Case:
     parameters: int
     macs: float
     """Multiply-accumulates of one training step of a whole batch."""
-    step_s: Spread
-    round_s: Spread
+    step_s: TimeSpread
+    round_s: TimeSpread
     """From the model's chunks on disk to the movement on disk; only the link is left out."""
-    train_s: Spread | None = None
+    train_s: TimeSpread | None = None
     """Of a round, its training alone: what `Predicted.seconds` is of. None: nobody timed it."""
     peak_bytes: Amount
     """The most the process ever had resident."""
     grown_bytes: Amount
     """Of this, above what it had before its first round."""
     joules: Joules | None = None
-    bytes: tuple[Bytes, ...] = ()
-    heat: Heat = field(default_factory=Heat)
+    bytes: tuple[RoundBytes, ...] = ()
+    heat: TrialHeat = field(default_factory=TrialHeat)
     predicted: Predicted | None = None
 
     @property
@@ -156,7 +156,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LearningPoint:
     """A training after so many rounds; all but the accuracy are sums. None: not known."""
 
     round: int
@@ -179,13 +179,13 @@ class Curve:
     """Of seconds; the accuracy is always one of a real training."""
     joules_provenance: Provenance | None = None
     joules_source: str | None = None
-    points: tuple[Point, ...] = ()
+    points: tuple[LearningPoint, ...] = ()
     failed: str | None = None
     """Why there are no points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class CoreClock:
     """Cores that are alike."""
 
     cores: int
@@ -207,7 +207,7 @@ class Machine:
     python: str
     cores: float | None = None
     """Usable at once."""
-    clocks: tuple[Clock, ...] = ()
+    clocks: tuple[CoreClock, ...] = ()
     memory_bytes: float | None = None
     power_mode: str | None = None
     load: float | None = None
@@ -280,11 +280,11 @@ class Results:
                 raise ResultsError(f"{path} = {number!r}: must be from {least:g} to {most:g}")
         for index, case in enumerate(self.cases):
             for name in ("step_s", "round_s", "train_s"):
-                spread: Spread | None = getattr(case, name)
+                spread: TimeSpread | None = getattr(case, name)
                 if spread is not None and spread.p90 < spread.median:
                     raise ResultsError(f"cases[{index}].{name}: its p90 is below its median")
             for name in ("step_s", "round_s", "train_s", "peak_bytes", "grown_bytes"):
-                seen: Spread | Amount | None = getattr(case, name)
+                seen: TimeSpread | Amount | None = getattr(case, name)
                 if seen is not None and seen.provenance != self.provenance:
                     raise ResultsError(
                         f"cases[{index}].{name} is {seen.provenance}, in results that are "

@@ -14,7 +14,7 @@ from benchmarks.report.tables import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchmarks.training.footprint import DiskRow, MemoryRow
+    from benchmarks.training.footprint import DiskRow, FootprintRow
 
 FOOTPRINT_FAMILIES = ("mlp", "cnn", "vit-small")
 
@@ -64,7 +64,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     check_families(families)
     config = FootprintConfig(reps=1 if arguments.quick else 3)
 
-    memory: list[MemoryRow] = []
+    memory: list[FootprintRow] = []
     if MEASURABLE:
         with progress("memory", len(families) * (config.reps + 1)) as part:
             memory = measure_memory(families, config, part)
@@ -88,7 +88,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+def _memory_table(rows: Sequence[FootprintRow]) -> Table:
     table = make_table(
         "Memory of a fresh process that trains the full model",
         *("family", "backend", "imported MB", "peak MB"),

@@ -35,7 +35,7 @@ import numpy as np
 
 from coordinator.aggregate.arrivals import Expected
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
     SavedModel,
@@ -106,7 +106,7 @@ class Checkpoint:
     theta: Float32
     """Weights in block order."""
     buffers: Mapping[str, Array]
-    fleet: Fleet
+    fleet: FleetRecord
     """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
     best: tuple[float, int] = (-math.inf, 0)
     devices: frozenset[str] = frozenset()
@@ -128,7 +128,7 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
             version=0,
             theta=model.plan.flatten(model.weights),
             buffers=model.buffers,
-            fleet=Fleet(zeros, zeros),
+            fleet=FleetRecord(zeros, zeros),
         )
         write_whole(_checkpoint_path(draft, 0), _encode(first))
         write_whole(draft / COUNTERS, _json({"opened": 0, "session": 0}))
@@ -336,7 +336,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             for name, array in arrays.items()
             if name.startswith(_BUFFER)
         },
-        fleet=Fleet(
+        fleet=FleetRecord(
             arrays["last_covered"],
             arrays["times_covered"],
             trained=state["trained"],

@@ -14,7 +14,7 @@ from benchmarks.report.tables import make_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchmarks.device.costs.comparison import MemoryRow, TimeRow
+    from benchmarks.device.costs.comparison import PredictionRow, TimeRow
 
 QUICK_FAMILIES = ("mlp", "cnn", "text", "sensor-cnn")
 COSTS_FAMILIES = (
@@ -98,7 +98,7 @@ def _time_table(rows: Sequence[TimeRow], batch: int) -> Table:
     return table
 
 
-def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+def _memory_table(rows: Sequence[PredictionRow]) -> Table:
     table = make_table(
         "Memory that a round takes, predicted and measured",
         *("family", "level", "rule", "encoding", "after", "predicted\nMB", "measured\nMB", "ratio"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from benchmarks.network.wire.cases.bids import BidsRow
     from benchmarks.network.wire.cases.bytes_by_level import BytesRow
-    from benchmarks.network.wire.cases.device import IdleRow, MemoryRow
+    from benchmarks.network.wire.cases.device import IdleRow, ResidentRow
     from benchmarks.network.wire.cases.fan_out import FanOutRow
     from benchmarks.network.wire.cases.overhead import OverheadRow
     from benchmarks.network.wire.cases.serving import ServingRow
@@ -139,7 +139,7 @@ def _overhead_table(rows: Sequence[OverheadRow]) -> Table:
     return table
 
 
-def _device_table(memory: Sequence[MemoryRow], idle: Sequence[IdleRow]) -> Table:
+def _device_table(memory: Sequence[ResidentRow], idle: Sequence[IdleRow]) -> Table:
     table = make_table(
         "A device as a program: the most resident, and a minute of idling",
         *("model", "program\nMB", "training\nalone MB", "more\nMB"),

@@ -40,7 +40,7 @@ MAX_PACKET_BYTES = 327_680
 _HASH_ROUNDS = 101
 
 
-class BrokerError(CoordinatorError):
+class BrokerStartError(CoordinatorError):
     """The embedded broker could not be started; the text says why and what to do."""
 
 
@@ -71,18 +71,18 @@ def embedded_broker(
 
     `folder` gets Mosquitto's configuration and log. None means: the best kind there is, a free
     port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
-    Raises BrokerError.
+    Raises BrokerStartError.
     """
     kinds = available()
     if kind is None and not kinds:
-        raise BrokerError(
+        raise BrokerStartError(
             "there is no broker to start: install mosquitto (apt install mosquitto, brew install "
             "mosquitto) or pip install 'tessera-fl[broker]', or name a running broker in the "
             "configuration"
         )
     kind = kind or kinds[0]
     if kind not in kinds:
-        raise BrokerError(f"{kind} is not installed")
+        raise BrokerStartError(f"{kind} is not installed")
     make_folder(folder)
     password = password or secrets.token_urlsafe(24)
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def _start(
         )
         try:
             stack.enter_context(start(folder, settings))
-        except BrokerError as error:
+        except BrokerStartError as error:
             # Between our look and its start, another program may have taken a free port.
             failure = error
         else:
@@ -111,7 +111,7 @@ def _start(
 def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
     program = find_mosquitto()
     if program is None:
-        raise BrokerError("mosquitto is not installed")
+        raise BrokerStartError("mosquitto is not installed")
     users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
     password = f"{settings.username}:{_password_hash(settings.password or '')}\n"
     write_whole(users, password.encode(), mode=0o600)
@@ -121,7 +121,9 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
         try:
             _wait_until_ready(settings, lambda: broker.is_running, lambda: _listens(settings))
         except _NotReadyError as error:
-            raise BrokerError(f"mosquitto did not start: {_last_lines(log) or error}") from error
+            raise BrokerStartError(
+                f"mosquitto did not start: {_last_lines(log) or error}"
+            ) from error
         yield
 
 
@@ -169,7 +171,7 @@ def _amqtt(_folder: Path, settings: BrokerSettings) -> Iterator[None]:
         _wait_until_ready(settings, thread.is_alive, thread.listens.is_set)
         yield
     except _NotReadyError as error:
-        raise BrokerError(f"amqtt did not start: {thread.failure or error}") from error
+        raise BrokerStartError(f"amqtt did not start: {thread.failure or error}") from error
     finally:
         thread.stop(STOP_S)
 

@@ -31,7 +31,7 @@ from coordinator.operate.identity.files import File, write_file
 from coordinator.operate.identity.index import (
     BrokerPlace,
     Enrolment,
-    Index,
+    EnrolmentIndex,
     read_index,
     write_index,
 )
@@ -216,7 +216,7 @@ class Authority:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _save(self, index: Index) -> None:
+    def _save(self, index: EnrolmentIndex) -> None:
         write_index(self.folder / INDEX, index)
         self.index = index
 
@@ -248,7 +248,7 @@ class Authority:
         )
         write_file(self.folder / CA_KEY, File(_key_pem(key), private=True))
         write_file(self.folder / CA, File(certificate.public_bytes(serialization.Encoding.PEM)))
-        self._key, self.certificate, self.index = key, certificate, Index()
+        self._key, self.certificate, self.index = key, certificate, EnrolmentIndex()
         self._write_crl()
         # Last: a folder with an index is a whole authority.
         write_index(self.folder / INDEX, self.index)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import TaskFiles
-from coordinator.service.outgoing.sending import Sending
+from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
@@ -55,7 +55,7 @@ class Publisher:
 
     def __init__(
         self,
-        sending: Sending,
+        sending: ChunkSending,
         topics: Topics,
         store: ChunkStore,
         noted: Path,

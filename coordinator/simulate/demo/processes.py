@@ -146,8 +146,8 @@ class ProcessDemo:
     def run(self) -> Generator[DemoRound]:
         """Start everything, yield every round as it closes, stop everything. In the main thread.
 
-        Raises `RunError` when the coordinator or the devices ended early, `BrokerError` when no
-        broker can be started, and for signals as `_signals_noted` does.
+        Raises `RunError` when the coordinator or the devices ended early, `BrokerStartError` when
+        no broker can be started, and for signals as `_signals_noted` does.
         """
         prefix = "tessera-demo-"
         with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:

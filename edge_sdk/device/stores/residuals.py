@@ -121,7 +121,7 @@ class FolderStore:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldResiduals:
     """The residuals of some blocks."""
 
     blocks: Blocks
@@ -131,21 +131,21 @@ class Held:
     """The round that was settled last; 0 if none was."""
 
 
-NOTHING = Held(
+NOTHING = HeldResiduals(
     Blocks(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)),
     np.empty(0, dtype=np.int64),
     0,
 )
 
 
-def fresh(held: Held, sizes: Indices, round: int, forget_after: int) -> Held:
+def fresh(held: HeldResiduals, sizes: Indices, round: int, forget_after: int) -> HeldResiduals:
     """What is left when all that is too old in this round is forgotten."""
     young = round - held.rounds <= forget_after
     if young.all():
         return held
     ids = held.blocks.ids
     blocks = Blocks(ids[young], held.blocks.values[np.repeat(young, sizes[ids])])
-    return Held(blocks, held.rounds[young], held.last)
+    return HeldResiduals(blocks, held.rounds[young], held.last)
 
 
 def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
@@ -157,7 +157,7 @@ def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
     return Blocks(movement.ids, values)
 
 
-def settled(held: Held, change: Blocks, round: int, sizes: Indices) -> Held:
+def settled(held: HeldResiduals, change: Blocks, round: int, sizes: Indices) -> HeldResiduals:
     """What is held once the change that a round's movement makes is added to it."""
     ids = np.union1d(held.blocks.ids, change.ids)
     values = np.zeros(int(sizes[ids].sum()), dtype=np.float32)
@@ -167,7 +167,7 @@ def settled(held: Held, change: Blocks, round: int, sizes: Indices) -> Held:
     rounds[np.isin(ids, held.blocks.ids)] = held.rounds
     moved = np.isin(ids, change.ids)
     rounds[moved] = np.maximum(rounds[moved], round)
-    return Held(Blocks(ids, values), rounds, round)
+    return HeldResiduals(Blocks(ids, values), rounds, round)
 
 
 class Residuals:
@@ -212,11 +212,13 @@ class Residuals:
             self._write(HELD, now.blocks, rounds=now.rounds, last=np.array(now.last))
         self._store.remove(name)
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldResiduals:
         stored = self._read(HELD)
         if stored is None:
             return NOTHING
-        return Held(Blocks(stored["ids"], stored["values"]), stored["rounds"], int(stored["last"]))
+        return HeldResiduals(
+            Blocks(stored["ids"], stored["values"]), stored["rounds"], int(stored["last"])
+        )
 
     def _read(self, name: str) -> Arrays | None:
         stored = self._store.read(name)

@@ -48,7 +48,7 @@ METHOD = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
+class DeviceCaseConfig:
     """`alone` processes train alone; the idle device is watched for at least `idle_s`."""
 
     rounds: int = 5
@@ -58,7 +58,7 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
+class ResidentRow:
     """The most resident, in MB of 10⁶ bytes."""
 
     model: str
@@ -97,13 +97,13 @@ class IdleRow:
 class WatchedDevice:
     """A device that has been through its rounds and idles; `watch` ends the idling."""
 
-    memory: MemoryRow
+    memory: ResidentRow
     watch: Callable[[], IdleRow]
 
 
 @contextmanager
 def watched_device(
-    task: PreparedTask, config: DeviceConfig, bytecode: Path, begin: Begin = silent
+    task: PreparedTask, config: DeviceCaseConfig, bytecode: Path, begin: Begin = silent
 ) -> Iterator[WatchedDevice]:
     """Take a device through its rounds, then let it idle for the time of the context.
 
@@ -130,7 +130,7 @@ def watched_device(
             )
             programs.stop(coordinator)  # it would wait for the device to leave
             time.sleep(SETTLE_S)
-            memory = MemoryRow(
+            memory = ResidentRow(
                 model=task.name,
                 rounds=config.rounds,
                 device_mb=peak_resident_bytes(device.pid) / 1e6,
@@ -143,7 +143,7 @@ def watched_device(
 
 def _alone_mb(
     task: PreparedTask,
-    config: DeviceConfig,
+    config: DeviceCaseConfig,
     folder: Path,
     bytecode: Path,
     tick: Callable[[], None],
@@ -196,7 +196,7 @@ def idle_row(
     )
 
 
-def device_figures(memory: MemoryRow, idle: IdleRow) -> list[Figure]:
+def device_figures(memory: ResidentRow, idle: IdleRow) -> list[Figure]:
     """The figures of a watched device."""
     return [
         Figure(

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
-from coordinator.aggregate.memory.disk.index import Index, Row, SegmentRow
+from coordinator.aggregate.memory.disk.index import MemoryIndex, Row, SegmentRow
 from coordinator.aggregate.memory.disk.segments import (
     FileSlot,
     SegmentMaps,
@@ -37,7 +37,7 @@ from coordinator.aggregate.memory.disk.segments import (
 from coordinator.aggregate.memory.disk.space import SHARE_LIVE, check_space, estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.newest import NewestMemory, pick
-from coordinator.aggregate.memory.store import Kept, Slot, Stored
+from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
 from edge_sdk.program.files import PlacedFile, lock_file, make_folder, remove, sync_folder
@@ -114,7 +114,7 @@ class DiskStore:
             needed = estimate_bytes(plan, devices, config.dtype, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
             _check_index_there(folder)
-            self._index = Index(folder / INDEX, plan.block_count)
+            self._index = MemoryIndex(folder / INDEX, plan.block_count)
         except BaseException:
             os.close(self._lock)
             raise
@@ -190,10 +190,10 @@ class DiskStore:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def kept(self, device: str) -> Kept:
+    def kept(self, device: str) -> DeviceMemory:
         """See `Store`."""
         rows = self._index.of_device(device)
-        return Kept(self._index.rounds(device), [self._stored(row) for row in rows])
+        return DeviceMemory(self._index.rounds(device), [self._stored(row) for row in rows])
 
     def made_before(self, round: int, most: int) -> list[str]:
         """See `Store`."""

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.aggregate.arrivals import Expected
 from coordinator.errors import ConfigError
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
 from coordinator.run.folder import (
@@ -52,7 +52,7 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
         version=round,
         theta=np.full(PLAN.parameters, value, dtype=np.float32),
         buffers={"mean": np.full(6, value, dtype=np.float32)},
-        fleet=Fleet(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
+        fleet=FleetRecord(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
         best=(0.75, 3),
         devices=frozenset({"a", "b"}),
         past={
