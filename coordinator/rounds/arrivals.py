@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.aggregate.arrivals import Arrival, Expected, Refused, check_arrival
+from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Accept, Keep, Send
 from coordinator.rounds.state import (
     PastRound,
-    Phase,
+    RoundPhase,
     RoundsConfig,
     RoundsState,
     Step,
@@ -36,7 +36,7 @@ def settled(
         future = f"round {wanted} has not begun; this is round {state.round}"
         return receipt_of(device, wanted, Outcome.REJECTED, future)
     current = wanted == state.round
-    collects = current and state.phase in (Phase.BIDDING, Phase.TRAINING)
+    collects = current and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in (state.counted if answers is None else state.replayed):
         return receipt_of(device, wanted, Outcome.COUNTED)
     if answers is not None:
@@ -86,7 +86,7 @@ def on_movement(
         return state, []
     try:
         arrival = _checked(config, state, movement, expected_of(state, device))
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
     state = replace(state, keeping=state.keeping.adding(device))
     return _learned(state, arrival), [Keep(round, arrival, upload)]
@@ -104,7 +104,7 @@ def _on_late(
         return state, []
     try:
         arrival = _checked(config, state, movement, past.expected.get(device))
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
     state = replace(state, keeping_late=state.keeping_late.adding((device, round)))
     return _learned(state, arrival), [Keep(round, arrival, upload)]
@@ -128,10 +128,10 @@ def on_replay(
     age = state.round - movement.round
     try:
         if age > replay_within(config):
-            raise Refused(f"it is {age} rounds old; the rule takes {replay_within(config)}")
+            raise MovementRefused(f"it is {age} rounds old; the rule takes {replay_within(config)}")
         expected = None if past is None else past.expected.get(device)
         arrival = _checked(config, state, movement, expected)
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
     state = replace(state, keeping_replays=state.keeping_replays.adding(device))
     return _learned(state, arrival), [Keep(replay.round, arrival, upload)]
@@ -183,7 +183,7 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
     """What a device sent is stored. Raises `StateError` for what was never to be stored."""
     if not 1 <= round <= state.round or device not in state.devices:
         raise StateError(f"a movement of {device!r} was kept that round {round} never had")
-    current = round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING)
+    current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in state.keeping:
         counted, keeping = state.counted.adding(device), state.keeping.dropping(device)
         state = replace(state, counted=counted, keeping=keeping)
@@ -237,7 +237,7 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
 def remembers(config: RoundsConfig, state: RoundsState) -> bool:
     """Whether a movement that came too late still has a use: a commit that takes it is to come."""
     last = state.round - state.void >= config.rounds
-    over = state.phase is Phase.FINISHED or (last and state.phase is Phase.CLOSING)
+    over = state.phase is RoundPhase.FINISHED or (last and state.phase is RoundPhase.CLOSING)
     return config.rule.remembers == "movements" and not over
 
 

@@ -37,12 +37,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from coordinator.aggregate.arrivals import Expected, GroupsByAxis, Refused, check_arrival
+from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
 from coordinator.aggregate.rules import FedRaa
 from coordinator.masks import Situation
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Accept, Joined, Keep, Kept, Left, Send, Tick, Uploaded
-from coordinator.rounds.fleet import Fleet, new_fleet
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
@@ -115,7 +115,7 @@ Effect = Send | Accept | Keep | Reserve | Release | Apply
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """What one device is at."""
 
     stage: Stage
@@ -129,13 +129,13 @@ class Work:
 class FragmentsState:
     """All the coordinator remembers. Made by `start`."""
 
-    fleet: Fleet
+    fleet: FleetRecord
     version: int = 0
     openings: int = 0
     running: bool = False
     finished: bool = False
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
-    work: PersistentMap[str, Work] = field(default_factory=PersistentMap)
+    work: PersistentMap[str, DeviceWork] = field(default_factory=PersistentMap)
     counted: PersistentMap[str, int] = field(default_factory=PersistentMap)
     """The newest round of each device whose movement was applied."""
     under_way: Indices | None = None
@@ -193,7 +193,7 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
 # -- deadlines -----------------------------------------------------------------------------------
 
 
-def _with_work(state: FragmentsState, device: str, work: Work) -> FragmentsState:
+def _with_work(state: FragmentsState, device: str, work: DeviceWork) -> FragmentsState:
     """With what a device is at now, and until when."""
     due = Heap((work.deadline, device, work.round))
     return replace(
@@ -248,7 +248,7 @@ def _on_joined(config: FragmentsConfig, state: FragmentsState, device: str, now:
 
 def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float) -> Step:
     round = state.openings + 1
-    work = Work(Stage.ASKED, round, now + config.bid_s)
+    work = DeviceWork(Stage.ASKED, round, now + config.bid_s)
     state = _with_work(replace(state, openings=round), device, work)
     return state, [Send(device, config.opening(round, whole=not config.rule.fragments))]
 
@@ -286,7 +286,7 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         stream=stream(config.seed, "masks", work.round),
     )
     groups = config.masks(situation)[device]
-    training = Work(Stage.TRAINING, work.round, now + config.train_s, bid, groups)
+    training = DeviceWork(Stage.TRAINING, work.round, now + config.train_s, bid, groups)
     under_way = _under_way(config, state) + config.plan.coverage([groups])
     state = _with_work(replace(state, fleet=fleet, under_way=under_way), device, training)
     send = Send(device, _assignment(device, work.round, groups))
@@ -302,7 +302,7 @@ def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
     return config.plan.coverage([]) if state.under_way is None else state.under_way
 
 
-def _unburdened(config: FragmentsConfig, state: FragmentsState, work: Work) -> FragmentsState:
+def _unburdened(config: FragmentsConfig, state: FragmentsState, work: DeviceWork) -> FragmentsState:
     """A device does not hold its fragment any more."""
     if work.groups is None:
         return state
@@ -311,7 +311,7 @@ def _unburdened(config: FragmentsConfig, state: FragmentsState, work: Work) -> F
 
 
 def _rest(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> FragmentsState:
-    resting = Work(Stage.RESTING, state.work[bid.device].round, now + config.rest_s, bid)
+    resting = DeviceWork(Stage.RESTING, state.work[bid.device].round, now + config.rest_s, bid)
     return _with_work(state, bid.device, resting)
 
 
@@ -359,7 +359,7 @@ def _on_movement(
             state.fleet.usual,
             config.rms_limit,
         )
-    except Refused as refusal:
+    except MovementRefused as refusal:
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
         skip = Bid(device=device, round=round, level=None, reason=reason)
         state = _rest(config, _unburdened(config, state, work), skip, now)
@@ -423,7 +423,7 @@ def _on_tick(config: FragmentsConfig, state: FragmentsState, now: float) -> Step
     return state, effects
 
 
-def _expected(work: Work) -> Expected | None:
+def _expected(work: DeviceWork) -> Expected | None:
     if work.groups is None or work.bid is None:
         return None
     return Expected(work.groups, work.bid.level or 1.0, work.bid.samples)

@@ -65,6 +65,11 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def __len__(self) -> int:
         return len(self._whole())
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or Mapping.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __repr__(self) -> str:
         return f"PersistentMap({self._whole()!r})"
 
@@ -131,6 +136,11 @@ class PersistentSet(Set[T], Generic[T]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or Set.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"PersistentSet({list(self)!r})"

@@ -25,13 +25,13 @@ from coordinator.rounds.events import (
     Tick,
     Uploaded,
 )
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Offer
 
 
-class Phase(Enum):
+class RoundPhase(Enum):
     """What the coordinator is doing."""
 
     WAITING = "waiting for devices"
@@ -147,8 +147,8 @@ class OpenRound:
 class RoundsState:
     """All the coordinator remembers between events. Made by `start`."""
 
-    fleet: Fleet
-    phase: Phase = Phase.WAITING
+    fleet: FleetRecord
+    phase: RoundPhase = RoundPhase.WAITING
     round: int = 0
     deadline: float | None = None
     """When to send `Tick` at the latest."""

@@ -61,6 +61,9 @@ class FragmentsCourse:
         self._window: list[tuple[Bid, Arrival, int]] = []
         """(bid, arrival, bytes fetched) of the updates since the last report."""
         self._skips: dict[str, Bid] = {}
+        """Of devices that rested since the last report, why."""
+        self._resting: dict[str, Bid] = {}
+        """Of those that rest now."""
         self._saved = checkpoint.version
         parts.store.clear_kept()
         parts.outlet.publish()
@@ -127,7 +130,7 @@ class FragmentsCourse:
         if isinstance(happened, Bid | Movement):
             work = self._state.work.get(happened.device)
             if work is not None and work.stage is Stage.RESTING and work.bid is not None:
-                self._skips[happened.device] = work.bid
+                self._skips[happened.device] = self._resting[happened.device] = work.bid
 
     def proceed(self, _now: float) -> list[Said]:
         """There is nothing to wait for: versions follow each other as movements come."""
@@ -168,6 +171,7 @@ class FragmentsCourse:
         match effect:
             case events.Send(device, RoundOpen() as opening):
                 parts.store.note_opened(opening.round)
+                self._resting.pop(device, None)
                 self._openings[device] = parts.outlet.opening_for(device, opening)
                 said.append(events.Send(device, self._openings[device]))
             case events.Send() | events.Accept():
@@ -254,7 +258,7 @@ class FragmentsCourse:
             seconds=seconds,
             every=self._round_updates,
         )
-        self._window, self._skips = [], {}
+        self._window, self._skips = [], dict(self._resting)
         self._save()
         parts.record(report, None if parts.evaluate is None else parts.evaluate(model))
 

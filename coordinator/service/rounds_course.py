@@ -14,7 +14,7 @@ from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.persistent import PersistentSet
-from coordinator.rounds.synchronous import OpenRound, Phase, RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
@@ -69,7 +69,7 @@ class RoundsCourse:
             past=checkpoint.past,
         )
         if _is_complete(config, checkpoint):
-            self._state = replace(self._state, phase=Phase.FINISHED)
+            self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
         interrupted = self._interrupted(checkpoint)
@@ -141,7 +141,7 @@ class RoundsCourse:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._state.phase is Phase.FINISHED
+        return self._state.phase is RoundPhase.FINISHED
 
     @property
     def deadline(self) -> float | None:
@@ -181,7 +181,7 @@ class RoundsCourse:
     def _note_assignments(self) -> None:
         """Before anybody hears of them, and when a device withdraws."""
         state = self._state
-        assigned = state.phase in (Phase.TRAINING, Phase.CLOSING)
+        assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
             opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
             self._parts.store.open_round(opened, terms_of(self._config))
@@ -190,7 +190,7 @@ class RoundsCourse:
     def say_again(self, device: str | None = None) -> list[Said]:
         """What devices, or one, may have missed: the assignments of those who still train."""
         state = self._state
-        if state.phase is not Phase.TRAINING:
+        if state.phase is not RoundPhase.TRAINING:
             return []
         names = state.assigned if device is None else {device} & state.assigned.keys()
         return [
@@ -302,7 +302,7 @@ class RoundsCourse:
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
     """Whether something that was kept is in the model or in memory, or was for a void round."""
     if isinstance(sent, Replay):
-        return sent.round < state.round or state.phase is not Phase.TRAINING
+        return sent.round < state.round or state.phase is not RoundPhase.TRAINING
     past = state.past.get(sent.round)
     if past is None:
         return sent.round < min(state.past, default=0)

@@ -16,9 +16,9 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.machine import (
-    Connected,
     Decide,
     Decided,
+    DevicePhase,
     DeviceState,
     Effect,
     Event,
@@ -29,10 +29,10 @@ from edge_sdk.device.machine import (
     Finished,
     Forget,
     Found,
-    Keep,
-    Phase,
+    KeepMovement,
+    LinkUp,
     Resend,
-    Send,
+    SendMessage,
     SendReplay,
     Train,
     handle,
@@ -122,13 +122,13 @@ class DeviceApp:
         self._clock = clock
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> DevicePhase:
         """What the device is doing."""
         return self._state.phase
 
     def connected(self) -> list[Outbound]:
         """Take up the link again; returns every movement that has no receipt yet."""
-        return self._handle(Connected())
+        return self._handle(LinkUp())
 
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> list[Outbound]:
         """Work through a message of the coordinator; returns what to send, in order."""
@@ -140,7 +140,7 @@ class DeviceApp:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
                 match effect:
-                    case Send(message):
+                    case SendMessage(message):
                         sent.append(message)
                     case Resend(round):
                         sent += self._again(round)
@@ -178,7 +178,7 @@ class DeviceApp:
                     extra=fact("training", round=opened.round, steps=opened.steps),
                 )
                 return self._attempt(opened.round, lambda: self._train(effect))
-            case Keep(movement):
+            case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
                     movement.round,

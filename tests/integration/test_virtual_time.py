@@ -221,7 +221,7 @@ def test_movement_that_was_ready_while_its_device_was_gone_comes_when_it_is_back
 
 
 def test_emulated_device_takes_the_time_of_its_profile(task: Task) -> None:
-    board = fleet.Member(
+    board = fleet.FleetMember(
         name="pi", board=find_board("raspberry_pi_4"), up_mbit_s=8.0, down_mbit_s=80.0
     )
     emulation = Emulation(board)

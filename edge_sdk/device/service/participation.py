@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.decide.observer import Probe
 from edge_sdk.device.app import DeviceApp, Outbound
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.machine import Phase
+from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements
 from edge_sdk.device.stores.residuals import FolderStore
 from edge_sdk.device.transfer.fetching import Fetcher, PulledModel
 from edge_sdk.device.weighing import make_emulation, make_observer
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.files import write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import Blob
@@ -56,7 +56,7 @@ MAX_TASK_BYTES = 2**30
 NOTICE, OPENED = "task.notice", "round.opened"
 """Files in the device's folder: the task, and its first round that was taken up."""
 
-Send = Callable[[Bid | Evaluation | Outgoing], None]
+Sender = Callable[[Bid | Evaluation | Outgoing], None]
 
 
 class TakingPart:
@@ -72,7 +72,7 @@ class TakingPart:
         *,
         state: Path,
         probe: Probe | None,
-        send: Send,
+        send: Sender,
         should_stop: Callable[[], bool],
         overtaken: Callable[[int], bool],
     ) -> None:
@@ -200,7 +200,7 @@ class TakingPart:
     @property
     def awaits_assignment(self) -> bool:
         """Whether a bid has no answer yet."""
-        return self._bid is not None and self._app.phase is Phase.BIDDING
+        return self._bid is not None and self._app.phase is DevicePhase.BIDDING
 
     def repeat_bid(self) -> None:
         """A bid that was not answered may be lost."""
@@ -211,7 +211,7 @@ class TakingPart:
     def evaluate_if_due(self) -> None:
         """When there is nothing else to do: see how good the round's model is on our data."""
         every, opened = self._config.evaluate_every, self._opened
-        if not every or opened is None or self._app.phase is not Phase.IDLE:
+        if not every or opened is None or self._app.phase is not DevicePhase.IDLE:
             return
         if opened.round % every or opened.round <= self._evaluated or self._should_stop():
             return
