@@ -70,9 +70,9 @@ COORDINATOR = "coordinator"
 MAX_IDLE = 1000
 """How many deadlines pass, with nothing else to come and no new model, before a run gives up."""
 
-Time = Literal["none", "profile"]
-Told = RoundOpen | Assignment | Receipt | RoundClosed
-Heard = Outbound | events.Joined | events.Left
+_Time = Literal["none", "profile"]
+_Told = RoundOpen | Assignment | Receipt | RoundClosed
+_Heard = Outbound | events.Joined | events.Left
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Federation:
         make_backend: Callable[[], Backend],
         members: Sequence[Member],
         *,
-        time: Time = "none",
+        time: _Time = "none",
         threads: int = 1,
         memory_dir: Path | None = None,
         memory_dtype: Dtype = "fp32",
@@ -126,7 +126,7 @@ class Federation:
         self._store = RunInRam()
         self._outlet = DirectOutlet(model)
         self._course: RoundsCourse | FragmentsCourse | None = None
-        self._timeline: Timeline[Told | Heard] = Timeline()
+        self._timeline: Timeline[_Told | _Heard] = Timeline()
         self._now = 0.0
         self._idle = 0
         backend = _PerThread(config.plan, make_backend)
@@ -225,7 +225,7 @@ class Federation:
 
     # -- the coordinator --------------------------------------------------------------------
 
-    def _hear(self, course: RoundsCourse | FragmentsCourse, message: Told | Heard) -> None:
+    def _hear(self, course: RoundsCourse | FragmentsCourse, message: _Told | _Heard) -> None:
         match message:
             case events.Joined(name):
                 device = self._devices[name]
@@ -257,7 +257,7 @@ class Federation:
     # -- devices ----------------------------------------------------------------------------
 
     def _deliver(
-        self, batch: list[Happening[Told | Heard]], pool: ThreadPoolExecutor | None
+        self, batch: list[Happening[_Told | _Heard]], pool: ThreadPoolExecutor | None
     ) -> None:
         """Let devices deal with messages, together where there are threads for it."""
         work: list[tuple[_Device, Callable[[], list[Outbound]]]] = []
@@ -353,7 +353,7 @@ class _Device:
             )
         return self._app
 
-    def receive(self, message: Told, now_s: float) -> list[Outbound]:
+    def receive(self, message: _Told, now_s: float) -> list[Outbound]:
         """Deal with a message that reaches it now; returns what it sends."""
         app, emulation = self.wake(), self._member.emulation
         if self._clock is not None:
