@@ -21,7 +21,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds import synchronous
 from coordinator.rounds.events import Joined, Kept, Left, Send
-from coordinator.rounds.synchronous import Commit, Committed, RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import Commit, Committed, Effect, RoundsConfig, RoundsState
 from coordinator.simulate.federation import Federation, Member
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
@@ -170,7 +170,7 @@ def _machine_rounds(config: MembersConfig, members: int) -> Iterator[float]:
 def _one_round(
     run: RoundsConfig, state: RoundsState, bids: Iterable[Bid], movements: Iterable[Movement]
 ) -> RoundsState:
-    told = []
+    told: list[Effect] = []
     for bid in bids:
         state, told = synchronous.handle(run, state, bid, 0.0)
     if not all(isinstance(each, Send) and isinstance(each.message, Assignment) for each in told):

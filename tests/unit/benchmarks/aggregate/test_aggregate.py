@@ -19,6 +19,7 @@ import pytest
 
 import benchmarks.aggregate.config
 from benchmarks.aggregate.config import FULL, QUICK, AggregateConfig, check_disk
+from benchmarks.aggregate.members import MembersConfig
 from benchmarks.aggregate.rounds import (
     LEARNING_RATE,
     closing_of,
@@ -66,7 +67,8 @@ SCALE = ScaleConfig(
     fleets=(4, 10), inputs=5, widths=(16,), outputs=3, participants=3, batch=4, warm=1, turns=2
 )
 TRAFFIC = TrafficConfig(inputs=32, widths=(64, 64), outputs=10)
-TINY = AggregateConfig(throughput=THROUGHPUT, scale=SCALE, traffic=TRAFFIC)
+MEMBERS = MembersConfig(fleets=(4, 40), participants=3, warm=1, turns=3)
+TINY = AggregateConfig(throughput=THROUGHPUT, scale=SCALE, members=MEMBERS, traffic=TRAFFIC)
 
 
 @pytest.fixture
@@ -76,6 +78,11 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def test_members_fewer_than_take_part_are_refused() -> None:
+    with pytest.raises(FigureError, match="10 members take part, and a fleet has 9"):
+        MembersConfig(fleets=(9, 100))
 
 
 def test_aggregate_writes_all_parts_and_leaves_no_files(
@@ -92,7 +99,7 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
     assert (run["schema"], run["command"]) == (1, "aggregate")
     assert run["config"]["throughput"]["devices"] == 4
     assert run["config"]["quick"] is True
-    assert set(run["method"]) == {"throughput", "devices", "bytes"}
+    assert set(run["method"]) == {"throughput", "devices", "members", "bytes"}
     figures = {figure["name"]: figure for figure in run["figures"]}
 
     assert [(row["rule"], row["dtype"]) for row in run["throughput"]] == list(CASES)
@@ -117,10 +124,19 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         assert (figure["value"], figure["target"]) == (large[ratio], 1.2)
         assert f"aggregate.devices.4.{what}_over_4" not in figures
 
+    few, many = run["members"]
+    assert (few["members"], many["members"]) == (4, 40)
+    assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
+    for what in ("machine", "process"):
+        assert few[f"{what}_ms"] > 0
+        figure = figures[f"aggregate.members.40.{what}_over_4"]
+        assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
+        assert f"aggregate.members.4.{what}_over_4" not in figures
+
     assert len(run["bytes"]) == len(LEVELS) * len(encodings())
     assert figures["aggregate.bytes.50.top-k-01.up_over_full"]["target"] is None
     printed = capsys.readouterr()
-    assert "of 2 targets met" in printed.out
+    assert "of 4 targets met" in printed.out
     # Once something is done, lines also say how much time is left.
     assert [line.partition(" about ")[0] for line in printed.err.splitlines()] == [
         "aggregate ra-fed …",
@@ -129,6 +145,8 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         "devices fill 4 devices …",
         "devices fill 10 devices …",
         "devices rounds …",
+        "members state machine …",
+        "members one process …",
         "bytes by level and encoding …",
     ]
 
