@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.report.children import run_child, uninterrupted
 from benchmarks.report.figures import FigureError
 from benchmarks.report.imports import child_environment
-from edge_sdk.device.config import PREFIX
+from edge_sdk.program.settings import PREFIX
 
 POLL_S = 0.02
 WAIT_S = 300.0
