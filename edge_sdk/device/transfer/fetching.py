@@ -302,13 +302,12 @@ class Fetcher:
         self,
         hashes: Sequence[bytes],
         *,
-        idle_s: float = IDLE_S,
         overtaken: Callable[[], bool] = lambda: False,
     ) -> ChunkCache:
         """These chunks, which are then in the cache until the next fetch.
 
         `overtaken` says that they are of no use any more; `wake` lets it be asked.
-        Raises `FetchError` when none came for `idle_s`, when one is gone for good, or when it is
+        Raises `FetchError` when none came for IDLE_S, when one is gone for good, or when it is
         told to stop.
         """
         self._cache.use(hashes)
@@ -321,17 +320,17 @@ class Fetcher:
         try:
             while pull.left:
                 self._perform(pull.ask(self._clock(), self._link.silence_s(bulk=True)))
-                self._wait(pull, pull.moved_s + idle_s)
+                self._wait(pull, pull.moved_s + IDLE_S)
                 self._take(pull)
                 if self._should_stop():
                     raise FetchError("the device is stopping")
                 if pull.left and overtaken():
                     raise FetchError("something newer came while it was fetched")
-                idle = self._clock() >= pull.moved_s + idle_s
+                idle = self._clock() >= pull.moved_s + IDLE_S
                 if pull.left and idle and self._link.silence_s(bulk=True) >= RETRY_S:
                     raise FetchError(
                         f"{pull.left} of {len(missing)} chunks did not come: none within "
-                        f"{idle_s:g} s, neither from the broker nor from the coordinator"
+                        f"{IDLE_S:g} s, neither from the broker nor from the coordinator"
                     )
         finally:
             self._direct = pull.direct
@@ -400,7 +399,7 @@ class Fetcher:
 
 
 class PulledModel:
-    """The weights of a task's rounds; an `edge_sdk.device.app.ModelSource`."""
+    """Weights of a task's rounds, pulled chunk by chunk; an `edge_sdk.device.app.ModelSource`."""
 
     def __init__(
         self,
@@ -409,43 +408,36 @@ class PulledModel:
         *,
         overtaken: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`overtaken`: whether the model of a round is of no use any more."""
+        """`overtaken` tells if the model of a round is useless by now."""
         self._plan = plan
         self._overtaken = overtaken
         self._fetcher = fetcher
-        self._opened: RoundOpen | None = None
-        self._index: ModelIndex | None = None
+        self._index: tuple[Blob, ModelIndex] | None = None
+        """The index that was fetched last, and its blob."""
 
-    def opened(self, opened: RoundOpen) -> None:
-        """A round was opened: this is where its model is."""
-        if opened != self._opened:
-            self._opened, self._index = opened, None
-
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+    def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
-        return self.fetch_groups(assignment.round, assignment.groups)
+        return self.fetch_groups(opened, assignment.groups)
 
-    def fetch_groups(self, round: int, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
-        """The blocks and buffers of these groups, as of a round that was opened."""
-        if self._opened is None or self._opened.round != round:
-            raise FetchError(f"it is not known where the model of round {round} is")
-        index = self._index_of(self._opened)
+    def fetch_groups(self, opened: RoundOpen, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
+        """Return the blocks and buffers of these groups, as of this round."""
+        index = self._index_of(opened)
         hashes = needed_chunks(self._plan, index, groups)
         return self._fetcher.read(
             hashes,
             lambda chunks: unpack_model(self._plan, index, groups, chunks),
-            lambda: self._overtaken(round),
+            lambda: self._overtaken(opened.round),
         )
 
     def _index_of(self, opened: RoundOpen) -> ModelIndex:
-        if self._index is None:
-            if opened.model is None:
-                raise FetchError(f"round {opened.round} does not say where its model is")
+        if opened.model is None:
+            raise FetchError(f"round {opened.round} does not say where its model is")
+        if self._index is None or self._index[0] != opened.model:
             data = self._fetcher.fetch_blob(
                 opened.model,
                 MAX_INDEX_BYTES,
                 "the model's index",
                 lambda: self._overtaken(opened.round),
             )
-            self._index = decode_index(self._plan, data)
-        return self._index
+            self._index = opened.model, decode_index(self._plan, data)
+        return self._index[1]

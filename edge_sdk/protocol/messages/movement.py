@@ -13,6 +13,7 @@ Law: `decode_movement(encode_movement(m))` has the fields of `m`, to the bit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -81,6 +82,30 @@ def decode_movement(data: bytes | bytearray | memoryview) -> Movement:
     Raises `MessageError`, and nothing else, for any other bytes. Sizes are checked before anything
     is allocated; arrays and payload are copies.
     """
+    header, specs, start = _read_header(data)
+    view = memoryview(data).cast("B")
+    statistics: dict[str, Array] = {}
+    for name, dtype, shape in specs:
+        size = prod(shape) * dtype.itemsize
+        statistics[name] = read_array(view[start : start + size], dtype, shape, name)
+        start += size
+    return replace(header, statistics=statistics, payload=bytes(view[start:]))
+
+
+def peek_movement(data: bytes | bytearray | memoryview) -> tuple[Movement, memoryview]:
+    """Return a movement without its statistics and payload, and a view of the payload.
+
+    Reads the header alone, so a mapped file costs no memory. Raises as `decode_movement` does.
+    """
+    header, specs, start = _read_header(data)
+    start += sum(prod(shape) * dtype.itemsize for _, dtype, shape in specs)
+    return header, memoryview(data).cast("B")[start:]
+
+
+def _read_header(
+    data: bytes | bytearray | memoryview,
+) -> tuple[Movement, list[tuple[str, np.dtype[Any], tuple[int, ...]]], int]:
+    """The fields as a movement that is otherwise empty, its statistics, and where they begin."""
     view = memoryview(data).cast("B")
     length = int.from_bytes(view[:4], "little")
     if len(view) < 4 or length > min(len(view) - 4, MAX_HEADER_BYTES):
@@ -90,15 +115,10 @@ def decode_movement(data: bytes | bytearray | memoryview) -> Movement:
         raise MessageError("these bytes are not a movement")
     arguments = read_fields(Movement, content, MOVEMENT_FORMS)
     specs = _read_specs(content.get("statistics", []))
-    sizes = [prod(shape) * dtype.itemsize for _, dtype, shape in specs]
-    start = 4 + length
-    if sum(sizes) > len(view) - start:
-        raise MessageError(f"statistics of {sum(sizes)} bytes, {len(view) - start} are there")
-    statistics: dict[str, Array] = {}
-    for (name, dtype, shape), size in zip(specs, sizes, strict=True):
-        statistics[name] = read_array(view[start : start + size], dtype, shape, name)
-        start += size
-    return Movement(**arguments, statistics=statistics, payload=bytes(view[start:]))
+    size, start = sum(prod(shape) * dtype.itemsize for _, dtype, shape in specs), 4 + length
+    if size > len(view) - start:
+        raise MessageError(f"statistics of {size} bytes, {len(view) - start} are there")
+    return Movement(**arguments, statistics={}, payload=b""), specs, start
 
 
 def _read_specs(value: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
