@@ -261,6 +261,23 @@ def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_pat
     assert (replay.round, replay.answers, replay.data) == (1, 2, made.data)
 
 
+def test_copy_that_cannot_be_read_does_not_silence_the_skip(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Bench(movements=FolderMovements(tmp_path))
+    first.open(1, replay_within=5)
+    first.assign(1)
+    second = Bench(
+        movements=FolderMovements(tmp_path), policy=Policy(level=0.5, participation=0.0001)
+    )
+    (tmp_path / "1.movement").unlink()
+    skip = second.open(2, replay_within=5)
+    assert second.sent == [skip]
+    assert isinstance(skip, Bid)
+    assert skip.level is None
+    assert "cannot send the movement of round 1" in caplog.text
+
+
 def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
     class Full(MemoryMovements):
         def keep(self, movement: Movement) -> None:
@@ -338,6 +355,33 @@ def test_movement_made_before_a_restart_is_not_trained_again() -> None:
     movement = other.assign(1, (0,))
     assert isinstance(movement, Movement)
     assert decode_blocks(PLAN, movement.payload)[0] == {"a": (0,)}
+
+
+def test_movement_kept_on_disk_is_not_trained_again_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(movements=FolderMovements(tmp_path))
+    bench.open(1)
+    made = bench.assign(1)
+    again = Bench(movements=FolderMovements(tmp_path))
+    again.source.error = AssertionError("nothing is to be fetched")
+    again.open(1)
+    sent = again.assign(1)
+    assert isinstance(made, StoredMovement)
+    assert isinstance(sent, StoredMovement)
+    assert (sent.round, sent.data) == (1, made.data)
+
+
+def test_restarted_coordinator_gets_the_bid_again_and_what_has_no_receipt() -> None:
+    bench = Bench()
+    bench.open(1)
+    movement = bench.assign(1)
+    opened = bench.app.newest
+    bid = bench.open(2)
+    assert bench.app.newest is not None
+    assert bench.app.restarted(bench.app.newest) == [movement, bid]
+    assert opened is not None
+    (back,) = bench.app.receive(opened)
+    assert isinstance(back, Bid)
+    assert back.round == 1
 
 
 def test_device_without_zstandard_sends_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:

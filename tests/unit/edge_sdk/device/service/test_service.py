@@ -388,6 +388,22 @@ def test_end_of_the_run_stops_a_training(
     assert coordinator.movements == []
 
 
+def test_device_that_is_stopped_while_it_trains_withdraws_its_bid(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1, steps=10**7)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: "training, 10000000 steps" in caplog.text)
+    running.stop()
+    skip = stage.until(lambda: coordinator.last(Bid, lambda bid: bid.level is None))
+    assert (skip.round, skip.run) == (1, coordinator.run)
+    assert "stopped" in skip.reason
+
+
 def test_broker_that_does_not_give_us_the_task_ends_the_device(
     stage: Stage, tmp_path: Path
 ) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ from edge_sdk.device.stores.movements import (
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement, Replay
+from edge_sdk.transport.uploads import Outgoing
 
 
 def movement(round: int, *, keeps_copy: bool = False) -> Movement:
@@ -142,6 +147,27 @@ def test_mapped_bytes_outlive_the_file(tmp_path: Path) -> None:
     data = store.again(2).data
     store.forget(2)
     assert bytes(data) == encode_movement(movement(2))
+
+
+def test_large_movement_is_sent_again_without_a_copy_of_it(tmp_path: Path) -> None:
+    large = replace(movement(2, keeps_copy=True), payload=Random(1).randbytes(2**23))
+    FolderMovements(tmp_path).keep(large)
+    upload = encode_movement(large)
+    tracemalloc.start()
+    try:
+        store = FolderMovements(tmp_path)
+        stored = store.again(2)
+        payload = store.payload(2)
+        offer = Outgoing(
+            stored.data, device="pi", run="a" * 16, round=2, answers=None, chunk_bytes=2**18
+        ).offer
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (offer.size, offer.sha256) == (len(upload), sha256(upload).digest())
+    assert stored.data == upload
+    assert payload == large.payload
+    assert peak < 2**20
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from edge_sdk.protocol.messages.movement import (
     MOVEMENT_FORMS,
     decode_movement,
     encode_movement,
+    peek_movement,
 )
 from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.layout import Array
@@ -104,6 +105,14 @@ def test_movement_is_read_from_any_buffer(buffer: Any) -> None:
     assert isinstance(read.payload, bytes)
 
 
+def test_peek_gives_the_fields_and_a_view_of_the_payload() -> None:
+    data = encode_movement(MOVEMENT)
+    header, payload = peek_movement(data)
+    check_same(header, replace(MOVEMENT, statistics={}, payload=b""))
+    assert payload == MOVEMENT.payload
+    assert payload.obj is data
+
+
 def test_column_major_and_foreign_byte_order_are_written_alike() -> None:
     array = np.arange(6, dtype=np.float64).reshape(2, 3)
     written = {
@@ -165,8 +174,9 @@ def test_missing_field_is_named(name: str) -> None:
     ],
 )
 def test_wrong_header_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(MessageError):
-        decode_movement(message(changed(**changes)))
+    for read in (decode_movement, peek_movement):
+        with pytest.raises(MessageError):
+            read(message(changed(**changes)))
 
 
 def test_bool_that_is_neither_is_refused() -> None:
@@ -192,8 +202,9 @@ def test_bool_that_is_neither_is_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_movement_are_refused(data: bytes) -> None:
-    with pytest.raises(MessageError):
-        decode_movement(data)
+    for read in (decode_movement, peek_movement):
+        with pytest.raises(MessageError):
+            read(data)
 
 
 def test_movement_that_would_be_refused_is_not_written() -> None:
