@@ -24,7 +24,7 @@ from coordinator.rounds import events, fragments
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.report import DeviceRound, RoundReport
-from coordinator.rounds.synchronous import Phase, RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import RoundPhase, RoundsConfig, RoundsState
 from coordinator.service.close import close_round, open_memory
 from coordinator.service.reports import report_round, report_updates
 from edge_sdk.data.arrays import ArrayData, Batch
@@ -233,7 +233,7 @@ class _Rounds:
 
     @property
     def finished(self) -> bool:
-        return self._state.phase is Phase.FINISHED
+        return self._state.phase is RoundPhase.FINISHED
 
     def wait(self) -> None:
         self._now = max(self._now, self._state.deadline or self._now)

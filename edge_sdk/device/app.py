@@ -16,9 +16,9 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.machine import (
-    Connected,
     Decide,
     Decided,
+    DevicePhase,
     DeviceState,
     Effect,
     Event,
@@ -29,11 +29,11 @@ from edge_sdk.device.machine import (
     Finished,
     Forget,
     Found,
-    Keep,
-    Phase,
+    KeepMovement,
+    LinkUp,
     Resend,
     Restarted,
-    Send,
+    SendMessage,
     SendReplay,
     Train,
     handle,
@@ -131,7 +131,7 @@ class DeviceApp(Generic[K]):
         self._clock = clock
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> DevicePhase:
         """The step of a round that the device has reached."""
         return self._state.phase
 
@@ -142,7 +142,7 @@ class DeviceApp(Generic[K]):
 
     def connected(self) -> list[Bid | Movement | K]:
         """Return every movement that has no receipt yet: the link is up, perhaps again."""
-        return self._handle(Connected())
+        return self._handle(LinkUp())
 
     def restarted(self, opened: RoundOpen | None) -> list[Bid | Movement | K]:
         """Begin again with a coordinator that was started again; return what to send.
@@ -163,9 +163,9 @@ class DeviceApp(Generic[K]):
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
                 match effect:
-                    case Send(Movement() as made):
+                    case SendMessage(Movement() as made):
                         sent += self._again(made.round) or [made]
-                    case Send(message):
+                    case SendMessage(message):
                         sent.append(message)
                     case Resend(round):
                         sent += self._again(round)
@@ -211,7 +211,7 @@ class DeviceApp(Generic[K]):
                     extra=fact("training", round=opened.round, steps=opened.steps),
                 )
                 return self._attempt(opened.round, lambda: self._train(effect))
-            case Keep(movement):
+            case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
                     movement.round,

@@ -3,23 +3,23 @@
     phase      event                 next        effects
     ---------  --------------------  ----------  -----------------------------------------
     IDLE       RoundOpen             DECIDING    Decide
-    DECIDING   Decided (level)       BIDDING     Send(Bid)
-    DECIDING   Decided (skip)        IDLE        Send(Bid), and SendReplay if the round wants one
+    DECIDING   Decided (level)       BIDDING     SendMessage: a bid
+    DECIDING   Decided (skip)        IDLE        SendMessage: a skip; SendReplay if it is wanted
     DECIDING   RoundOpen             DECIDING    Decide
     BIDDING    Assignment            FETCHING    Fetch
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
     FETCHING   Fetched               TRAINING    Train
     FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
-    TRAINING   Finished              IDLE        Keep, Send(Movement)
-    FETCHING,  Failed                IDLE        Send(Bid: skip), which withdraws the offer
+    TRAINING   Finished              IDLE        KeepMovement, SendMessage: the movement
+    FETCHING,  Failed                IDLE        SendMessage: a skip, which withdraws the offer
     TRAINING
     FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
     TRAINING
-    any        RoundOpen, another    unchanged   Send(Bid: skip); not taken for the newest round
-               plan than the task's
+    any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
+               another plan
     any        Receipt               unchanged   Forget
-    any        Connected             unchanged   Resend, for every movement without a receipt
+    any        LinkUp                unchanged   Resend, for every movement without a receipt
     IDLE,      Restarted             DECIDING    Resend, as above; Decide, for the round heard last
     DECIDING,
     BIDDING
@@ -32,7 +32,7 @@ Rules:
 - This module alone decides which round is the newest. Rounds only go forward: a `RoundOpen` that is
   not newer is ignored. The first one after `Restarted` may go back, because a coordinator can be
   restarted from an older checkpoint.
-- A movement is kept until its receipt, however many rounds pass, and sent again on `Connected`.
+- A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
 - A `Decided` for an older round than the newest is ignored.
 - If the round wants replays, a device that skips sends its last movement again, provided that it
   keeps a copy and the copy is young enough. A replay is not kept: a lost one is a silent skip.
@@ -60,7 +60,7 @@ from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 
 
-class Phase(Enum):
+class DevicePhase(Enum):
     """The step of a round that a device has reached."""
 
     IDLE = "idle"
@@ -121,7 +121,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class LinkUp:
     """The link is up, for the first time or again; earlier messages may be lost."""
 
 
@@ -143,7 +143,7 @@ Event = (
     | Found
     | Finished
     | Failed
-    | Connected
+    | LinkUp
     | Restarted
 )
 
@@ -179,7 +179,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepMovement:
     """Store the movement until its receipt."""
 
     movement: Movement
@@ -209,13 +209,13 @@ class SendReplay:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Send a message to the coordinator."""
 
     message: Bid | Movement
 
 
-Effect = Decide | Fetch | Train | Keep | Forget | Resend | SendReplay | Send
+Effect = Decide | Fetch | Train | KeepMovement | Forget | Resend | SendReplay | SendMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class DeviceState:
     name: str
     plan_hash: str
     """The task's plan; a round for another one is skipped."""
-    phase: Phase = Phase.IDLE
+    phase: DevicePhase = DevicePhase.IDLE
     opened: RoundOpen | None = None
     """The round the device works on, or worked on last."""
     newest: RoundOpen | None = None
@@ -259,50 +259,52 @@ def handle(state: DeviceState, event: Event) -> Step:
             state = replace(state, unreceipted=left, copy=None if rejected else state.copy)
             return state, [Forget(event.round, event.outcome)]
         case RoundClosed():
-            if state.phase is Phase.BIDDING and event.round == _opened(state).round:
-                return replace(state, phase=Phase.IDLE), []
+            if state.phase is DevicePhase.BIDDING and event.round == _opened(state).round:
+                return replace(state, phase=DevicePhase.IDLE), []
             return state, []
-        case Connected():
+        case LinkUp():
             return state, _resend_all(state)
         case Restarted():
             return _on_restarted(state, event)
         case Decided() if state.newest is not None and event.round < state.newest.round:
             return state, []
-        case Decided() if state.phase is Phase.DECIDING and event.round == _opened(state).round:
+        case Decided() if (
+            state.phase is DevicePhase.DECIDING and event.round == _opened(state).round
+        ):
             return _on_decided(state, event)
-        case Fetched() if state.phase is Phase.FETCHING:
+        case Fetched() if state.phase is DevicePhase.FETCHING:
             level = state.offered or 1.0
             work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
-            return replace(state, phase=Phase.TRAINING), [work]
-        case Found() if state.phase is Phase.FETCHING:
+            return replace(state, phase=DevicePhase.TRAINING), [work]
+        case Found() if state.phase is DevicePhase.FETCHING:
             round = _opened(state).round
             done, effects = _next_round(state)
             return done, [Resend(round), *effects]
-        case Finished() if state.phase is Phase.TRAINING:
+        case Finished() if state.phase is DevicePhase.TRAINING:
             movement = event.movement
             kept = state.unreceipted | {movement.round}
             copy = movement.round if movement.keeps_copy else None
             done, effects = _next_round(replace(state, unreceipted=kept, copy=copy))
-            return done, [Keep(event.movement), Send(event.movement), *effects]
-        case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
+            return done, [KeepMovement(event.movement), SendMessage(event.movement), *effects]
+        case Failed() if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
             round = _opened(state).round
             reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: failed without a reason"
             bid = Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
             done, effects = _next_round(state)
-            return done, [Send(bid), *effects]
+            return done, [SendMessage(bid), *effects]
         case _:
             raise StateError(f"{type(event).__name__} cannot happen while {state.phase.value}")
 
 
 def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
     if event.plan_hash != state.plan_hash:
-        return state, [Send(_refusal(state, event))]
+        return state, [SendMessage(_refusal(state, event))]
     newest = state.newest
     is_old = newest is not None and event.round <= newest.round
     if is_old and (not state.may_go_back or event == newest):
         return state, []
     state = replace(state, newest=event, may_go_back=False)
-    if state.phase in (Phase.FETCHING, Phase.TRAINING):
+    if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
         return state, []
     return _next_round(state)
 
@@ -315,8 +317,8 @@ def _refusal(state: DeviceState, event: RoundOpen) -> Bid:
 
 def _on_restarted(state: DeviceState, event: Restarted) -> Step:
     effects = _resend_all(state)
-    if state.phase not in (Phase.FETCHING, Phase.TRAINING):
-        state = replace(state, phase=Phase.IDLE, opened=None, newest=None)
+    if state.phase not in (DevicePhase.FETCHING, DevicePhase.TRAINING):
+        state = replace(state, phase=DevicePhase.IDLE, opened=None, newest=None)
         if event.opened is not None:
             state, more = _on_round_open(state, event.opened)
             effects += more
@@ -343,27 +345,27 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
         bytes_per_s=event.facts.bytes_per_s,
         code=decision.code,
     )
-    effects: list[Effect] = [Send(bid)]
+    effects: list[Effect] = [SendMessage(bid)]
     if replays and state.copy is not None:
         effects.append(SendReplay(opened.round, state.copy))
-    phase = Phase.IDLE if skips else Phase.BIDDING
+    phase = DevicePhase.IDLE if skips else DevicePhase.BIDDING
     return replace(state, phase=phase, offered=decision.level), effects
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:
-    fits = state.phase is Phase.BIDDING and event.round == _opened(state).round
+    fits = state.phase is DevicePhase.BIDDING and event.round == _opened(state).round
     if not fits or event.device != state.name:
         return state, []
-    state = replace(state, phase=Phase.FETCHING, assignment=event)
+    state = replace(state, phase=DevicePhase.FETCHING, assignment=event)
     return state, [Fetch(_opened(state), event)]
 
 
 def _next_round(state: DeviceState) -> Step:
     """Take up the newest round, or rest if it was just dealt with."""
     if state.newest is None or state.newest == state.opened:
-        return replace(state, phase=Phase.IDLE, assignment=None), []
+        return replace(state, phase=DevicePhase.IDLE, assignment=None), []
     opened = state.newest
-    state = replace(state, phase=Phase.DECIDING, opened=opened, assignment=None)
+    state = replace(state, phase=DevicePhase.DECIDING, opened=opened, assignment=None)
     return state, [Decide(opened)]
 
 

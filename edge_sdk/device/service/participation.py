@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.decide.observer import Probe
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.machine import Phase
+from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements, StoredMovement
 from edge_sdk.device.stores.residuals import FolderStore
 from edge_sdk.device.transfer.fetching import PulledModel
 from edge_sdk.device.weighing import make_emulation, make_observer
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.files import write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import Blob
@@ -166,7 +166,7 @@ class TakingPart:
     @property
     def awaits_assignment(self) -> bool:
         """True while a bid has no answer."""
-        return self._bid is not None and self._app.phase is Phase.BIDDING
+        return self._bid is not None and self._app.phase is DevicePhase.BIDDING
 
     def repeat_bid(self) -> list[Sent]:
         """Return a bid that was not answered, because it may be lost."""
@@ -178,7 +178,7 @@ class TakingPart:
     def evaluate_if_due(self) -> list[Sent]:
         """Evaluate the round's model on this device's data, if the device is idle and it is due."""
         every, opened = self._config.evaluate_every, self._app.newest
-        if not every or opened is None or self._app.phase is not Phase.IDLE:
+        if not every or opened is None or self._app.phase is not DevicePhase.IDLE:
             return []
         if opened.round % every or opened == self._evaluated or self._should_stop():
             return []

@@ -21,11 +21,11 @@ from threading import Condition
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.folder import DataError
-from edge_sdk.decide.observer import Probe
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import Sent, TakingPart, load_task
 from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
@@ -77,7 +77,7 @@ Told = Sent | Over | NewRun | Broken
 """A message from the training thread to the loop, which publishes and uploads what is `Sent`."""
 
 
-class Inbox:
+class Orders:
     """Orders for the training thread, in the order they came.
 
     A round is left out when a newer one of its run waits behind it: a device that was busy answers
@@ -149,7 +149,7 @@ class Training:
         data: ArrayData,
         folder: DeviceFolder,
         fetcher: Fetcher,
-        inbox: Inbox,
+        inbox: Orders,
         *,
         tell: Callable[[Told], None],
         is_over: Callable[[str], bool],
