@@ -34,7 +34,7 @@ from edge_sdk.program.files import (
 )
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import ProtocolError
-from edge_sdk.protocol.messages.movement import encode_movement, peek_movement
+from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.messages.round import Movement, Replay
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class MemoryMovements:
         movement = self._find(round)
         return movement if answers is None else Replay(round=answers, movement=movement)
 
-    def payload(self, round: int) -> bytes:
+    def payload(self, round: int) -> bytes | memoryview:
         """See `MovementStore`."""
         return self._find(round).payload
 
@@ -141,12 +141,12 @@ class FolderMovements:
         self._copy: int | None = None
         found = [(_round_of(path), path) for path in folder.iterdir()]
         for round, path in sorted((round, path) for round, path in found if round is not None):
-            header = _peek_or_set_aside(path, round)
-            if header is None:
+            movement = _read_or_set_aside(path, round)
+            if movement is None:
                 continue
             if path.suffix == WAITING:
                 self._waiting.add(round)
-            self._copy = round if header.keeps_copy else None
+            self._copy = round if movement.keeps_copy else None
 
     def keep(self, movement: Movement) -> None:
         """See `MovementStore`."""
@@ -175,9 +175,9 @@ class FolderMovements:
         """See `MovementStore`."""
         return StoredMovement(round, self._map(round), answers)
 
-    def payload(self, round: int) -> memoryview:
+    def payload(self, round: int) -> bytes | memoryview:
         """See `MovementStore`. Raises `ProtocolError` for a damaged file."""
-        return peek_movement(self._map(round))[1]
+        return decode_movement(self._map(round)).payload
 
     def _map(self, round: int) -> memoryview:
         if round not in self._waiting and round != self._copy:
@@ -273,12 +273,13 @@ def _mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _peek_or_set_aside(path: Path, round: int) -> Movement | None:
+def _read_or_set_aside(path: Path, round: int) -> Movement | None:
+    """Read a movement, whose payload stays in the file."""
     try:
-        header, _ = peek_movement(_mapped(path))
-        if header.round == round:
-            return header
-        problem = f"it holds a movement of round {header.round}"
+        movement = decode_movement(_mapped(path))
+        if movement.round == round:
+            return movement
+        problem = f"it holds a movement of round {movement.round}"
     except ProtocolError as error:
         problem = str(error)
     log.warning("%s is damaged and is set aside: %s", path, problem)
