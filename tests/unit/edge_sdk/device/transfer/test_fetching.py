@@ -368,7 +368,7 @@ def test_fetch_ends_when_something_newer_comes(tmp_path: Path) -> None:
     newer.set()
     fetcher.wake()
     thread.join(60)
-    assert said == ["something newer came while it was fetched"]
+    assert said == ["something newer came during the fetch"]
     assert broker.subscribed == set()
 
 
@@ -381,7 +381,7 @@ def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None
     fetcher.arrived(b"x" * 16, b"", direct=False)  # not one of ours
     fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
     thread.join(60)
-    assert said == ["its version was replaced while it was fetched"]
+    assert said == ["its version was replaced during the fetch"]
 
 
 def test_chunks_without_room_on_disk_are_held_in_memory(
