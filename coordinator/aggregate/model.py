@@ -15,7 +15,7 @@ from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel, compression_noise, encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
-from edge_sdk.protocol.messages.round import Assignment
+from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -85,8 +85,12 @@ class GlobalModel:
             self._served = encode_model(self.plan, self.theta, self._encoding, random)
         return self._served
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """What a device trains from: reserved for it, or the present model."""
+    def fetch(
+        self,
+        assignment: Assignment,
+        opened: RoundOpen | None = None,  # noqa: ARG002  as `ModelSource` has it
+    ) -> tuple[Blocks, dict[str, Array]]:
+        """Return the weights a device trains from: reserved for it, or the present model."""
         key = (assignment.device, assignment.round)
         message, buffers = self._reserved.get(key) or self._cut(assignment.groups)
         self.fetched[key] = len(message)

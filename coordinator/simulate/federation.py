@@ -32,6 +32,7 @@ from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.protocol.messages.round import Bid, Message, Movement, Replay, RoundOpen
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
@@ -107,6 +108,7 @@ class Federation:
                 policy=member.policy,
                 source=model,
                 seed=config.seed,
+                movements=MemoryMovements(),
                 observer=None if member.observe is None else member.observe(own),
                 clock=time.perf_counter if member.emulation is None else member.emulation.clock,
             )
@@ -146,7 +148,10 @@ class Federation:
 
 
 def _tell(
-    app: DeviceApp, emulation: Emulation | None, outbox: list[Message], message: Message
+    app: DeviceApp[Movement | Replay],
+    emulation: Emulation | None,
+    outbox: list[Message],
+    message: Message,
 ) -> None:
     if emulation is not None and isinstance(message, RoundOpen):
         emulation.round_opened(message.round)
