@@ -32,8 +32,13 @@ from coordinator.operate.identity.files import write_bundle
 from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.serving import try_broker
 from edge_sdk.cli import EXIT_BROKER, EXIT_DENIED
+<<<<<<< HEAD
 from edge_sdk.device.config import load_config
 from edge_sdk.program.settings import PREFIX
+=======
+from edge_sdk.device.config import PREFIX, load_config
+from edge_sdk.program.processes import Children
+>>>>>>> h/files
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from edge_sdk.transport.opening import open_link
@@ -323,20 +328,10 @@ def test_broker_can_be_tried_out_with_bound_client_ids(own: BrokerSettings) -> N
 @contextmanager
 def program(log: Path, *command: str | Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *map(str, command)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment | {"OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false"} | variables,
-            cwd=ROOT,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    environment |= {"PYTHONPATH": str(ROOT), "TESSERA_WEIGH": "false", **variables}
+    with Children() as children:
+        arguments = [sys.executable, "-m", *map(str, command)]
+        yield children.start(log.stem, arguments, log, environment).process
 
 
 def bundle_of(authority: Authority, site: Site, name: str, folder: Path) -> Path:

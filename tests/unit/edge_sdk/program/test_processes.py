@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,3 +202,22 @@ def test_program_limits_threads_before_numpy_is_loaded(program: str) -> None:
     )
     done = run_child(python(code), {"PYTHONPATH": str(ROOT), OMP: "1", OPENBLAS: "7"})
     assert done.stdout.splitlines()[-1] == "False ['1', '7', '1']", done.stderr
+
+
+# -- nobody else does it -------------------------------------------------------------------------
+
+STARTERS = {
+    "edge_sdk/program/processes.py",
+    "edge_sdk/machine/sensors/commands.py",  # many short ones, for which a launcher is too slow
+}
+
+
+@pytest.mark.parametrize("package", ["edge_sdk", "coordinator", "benchmarks"])
+def test_processes_are_started_in_one_module(package: str) -> None:
+    starts = re.compile(r"\bsubprocess\.(Popen\(|run\b|call\b|check_)|\bos\.(fork|spawn|system)\b")
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / package).rglob("*.py")
+        if starts.search(path.read_text())
+    }
+    assert found <= STARTERS
