@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -37,12 +35,12 @@ from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings, DeniedError
+from tests.waiting import HANGS_S, free_port, listens, until
 
 pytestmark = pytest.mark.skipif(
     find_mosquitto() is None, reason="needs mosquitto, which is not installed"
 )
 
-PATIENCE_S = 120.0
 """For what takes a second or a few: only something that hangs may fail a test."""
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "tiny"
@@ -110,8 +108,7 @@ def add_data(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
+    port = free_port()
     authority = str(folder / "identity")
     where = ["--dir", authority, "--host", "127.0.0.1", "--port", str(port)]
     user = ["--user", "root"] if os.geteuid() == 0 else []
@@ -123,7 +120,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         process = subprocess.Popen([program, "-c", str(config)], stdout=log, stderr=log)
     site = Site(folder, port, process)
     try:
-        until(lambda: listens(port, process))
+        until(lambda: listens(port) or process.poll() is not None)
+        assert process.poll() is None
         coordinator = ["enroll", "--coordinator", "--out", str(folder / "coordinator")]
         assert main([*coordinator, "--dir", authority]) == 0
         for name in ("robot", "other"):
@@ -132,12 +130,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     finally:
         process.terminate()
         process.wait()
-
-
-def listens(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +145,6 @@ def own(site: Site) -> BrokerSettings:
         bulk_certificate=folder / "coordinator-bulk.pem",
         bulk_key=folder / "coordinator-bulk.key",
     )
-
-
-def until(holds: Callable[[], bool]) -> None:
-    by = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < by
-        time.sleep(0.01)
 
 
 # -- what those who got in can reach -----------------------------------------------------------
@@ -390,7 +375,7 @@ def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path:
             for name, (config, _, _) in cases.items()
         }
         for name, (_, code, words) in cases.items():
-            result = running[name].wait(PATIENCE_S)
+            result = running[name].wait(HANGS_S)
             log = (tmp_path / f"{name}.log").read_text()
             assert (result, words in log) == (code, True), f"{name}: {result}\n{log}"
             if code == EXIT_DENIED:
@@ -475,6 +460,6 @@ def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> 
             run = ("edge_sdk.cli", "run", "--config", config)
             running[name] = stack.enter_context(program(tmp_path / f"{name}.log", *run))
         for name, process in running.items():
-            code = process.wait(PATIENCE_S)
+            code = process.wait(HANGS_S)
             assert code == 0, f"{name}: {code}\n{(tmp_path / f'{name}.log').read_text()}"
     assert "the run is complete" in (tmp_path / "coordinator.log").read_text()

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,6 +36,7 @@ from edge_sdk.device.config import POLICY_KEYS
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
+from tests.waiting import HANGS_S, until
 
 pytestmark = pytest.mark.skipif(
     "mosquitto" not in available(), reason="needs mosquitto, which is not installed"
@@ -56,8 +56,6 @@ POLICIES = (
 )
 """Eight kinds of device, from one that can do everything to one that can hardly take part."""
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
-WAIT_S = 180.0
-"""For things that take seconds: only a program that hangs may fail a test."""
 TAIL_LINES = 20
 
 TASK_FILE = """\
@@ -156,17 +154,18 @@ class Fleet:
     def stop_coordinator(self) -> None:
         coordinator = self.coordinator
         coordinator.process.terminate()
-        assert coordinator.process.wait(WAIT_S) == EXIT_TERMINATED, coordinator.said
+        assert coordinator.process.wait(HANGS_S) == EXIT_TERMINATED, coordinator.said
         self.programs.remove(coordinator)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition; a program that failed is not waited for."""
-        by = time.monotonic() + WAIT_S
-        while not condition():
+
+        def holds() -> bool:
             failed = [each.name for each in self.programs if each.process.poll() not in (None, 0)]
             assert not failed, f"{failed} failed\n{self.last_words()}"
-            assert time.monotonic() < by, f"nothing more happens\n{self.last_words()}"
-            time.sleep(0.05)
+            return condition()
+
+        until(holds, lambda: f"nothing more happens\n{self.last_words()}")
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait until all programs have ended well; the run's history."""
