@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,15 +29,12 @@ from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.saved_model import read_model
 from edge_sdk.decide.decision import Policy
-<<<<<<< HEAD
-from edge_sdk.program.settings.types import kinds
-=======
-from edge_sdk.device.config import POLICY_KEYS
 from edge_sdk.program.processes import ChildProcess, Children
->>>>>>> h/files
+from edge_sdk.program.settings.types import kinds
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
+from tests.waiting import HANGS_S, until
 
 pytestmark = pytest.mark.skipif(
     "mosquitto" not in available(), reason="needs mosquitto, which is not installed"
@@ -58,8 +54,6 @@ POLICIES = (
 )
 """Eight kinds of device, from one that can do everything to one that can hardly take part."""
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
-WAIT_S = 180.0
-"""For things that take seconds: only a program that hangs may fail a test."""
 TAIL_LINES = 20
 
 TASK_FILE = """\
@@ -145,17 +139,18 @@ class Fleet(Children):
     def stop_coordinator(self) -> None:
         coordinator = self.coordinator
         coordinator.process.terminate()
-        assert coordinator.process.wait(WAIT_S) == EXIT_TERMINATED, coordinator.last_words()
+        assert coordinator.process.wait(HANGS_S) == EXIT_TERMINATED, coordinator.last_words()
         self.stop(coordinator)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition; a program that failed is not waited for."""
-        by = time.monotonic() + WAIT_S
-        while not condition():
+
+        def holds() -> bool:
             failed = [each.name for each in self.started if each.failed]
             assert not failed, f"{failed} failed\n{self.last_words()}"
-            assert time.monotonic() < by, f"nothing more happens\n{self.last_words()}"
-            time.sleep(0.05)
+            return condition()
+
+        until(holds, lambda: f"nothing more happens\n{self.last_words()}")
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait until all programs have ended well; the run's history."""

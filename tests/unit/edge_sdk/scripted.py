@@ -44,9 +44,7 @@ from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import Uploads
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
-
-PATIENCE_S = 60.0
-"""Far more than anything takes; a test that waits this long has failed."""
+from tests.waiting import HANGS_S
 
 TASK, DEVICE = "toy", "pi"
 CHUNK_BYTES = 1024
@@ -87,7 +85,7 @@ class MqttStage:
         )
 
     def until(self, holds: Callable[[], T | None]) -> T:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + HANGS_S
         while time.monotonic() < end:
             if found := holds():
                 return found
@@ -120,7 +118,7 @@ class Stage:
 
     def until(self, holds: Callable[[], T | None], idle: Callable[[], None] = lambda: None) -> T:
         """As `Place`; `idle` is called whenever no message is on its way."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + HANGS_S
         while time.monotonic() < end:
             if found := holds():
                 return found

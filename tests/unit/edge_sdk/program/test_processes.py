@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,22 +21,15 @@ from edge_sdk.program.processes import (
     run_child,
     uninterrupted,
 )
+from tests.waiting import HANGS_S, until
 
 ROOT = Path(__file__).resolve().parents[4]
-PATIENCE_S = 60.0
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 
 
 def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    by = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < by
-        time.sleep(0.01)
 
 
 def begin(children: Children, code: str, log: Path) -> ChildProcess:
@@ -127,7 +118,7 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
         child = begin(children, code, tmp_path / "parent.log")
         grandchild = psutil.Process(int(child.log.read_text().split()[0]))
     with suppress(psutil.NoSuchProcess):
-        grandchild.wait(PATIENCE_S)
+        grandchild.wait(HANGS_S)
     assert not grandchild.is_running()
 
 
@@ -162,7 +153,7 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         finally:
             owner.kill()
     with suppress(psutil.NoSuchProcess):
-        child.wait(PATIENCE_S)
+        child.wait(HANGS_S)
     assert not child.is_running()
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from edge_sdk.machine import Snapshot, choose_probe
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
 
@@ -67,10 +67,8 @@ def make_group(controller: str) -> Path:
 
 
 def remove_group(group: Path) -> None:
-    deadline = time.monotonic() + 60
     # The kernel lets go of a process a little after it was reaped.
-    while not removed(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: removed(group))
     assert not group.exists()
 
 
