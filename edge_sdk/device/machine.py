@@ -3,21 +3,21 @@
     phase      event                 next        effects
     ---------  --------------------  ----------  -----------------------------------------
     IDLE       RoundOpen             DECIDING    Decide
-    DECIDING   Decided (level)       BIDDING     Send(Bid)
-    DECIDING   Decided (skip)        IDLE        Send(Bid), and SendReplay if the round wants one
+    DECIDING   Decided (level)       BIDDING     SendMessage(Bid)
+    DECIDING   Decided (skip)        IDLE        SendMessage(Bid), SendReplay if the round wants one
     DECIDING   RoundOpen             DECIDING    Decide
     BIDDING    Assignment            FETCHING    Fetch
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
     FETCHING   Fetched               TRAINING    Train
     FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
-    TRAINING   Finished              IDLE        Keep, Send(Movement)
-    FETCHING,  Failed                IDLE        Send(Bid: skip), which withdraws the offer
+    TRAINING   Finished              IDLE        KeepMovement, SendMessage(Movement)
+    FETCHING,  Failed                IDLE        SendMessage(Bid: skip), which withdraws the offer
     TRAINING
     FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
     TRAINING
     any        Receipt               unchanged   Forget
-    any        Connected             unchanged   Resend, for every movement without a receipt
+    any        LinkUp                unchanged   Resend, for every movement without a receipt
 
 Rules:
 - A message of the coordinator that the table does not list is late, early or a duplicate: it is

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.app import DeviceApp, Outbound
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements
@@ -124,7 +124,7 @@ class TakingPart:
 
     def resume(self) -> None:
         """Offer the movements that an earlier start of this program left without a receipt."""
-        self._app.connected()
+        self._send_out(self._app.connected())
 
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of this run, to the end; training is part of it."""
@@ -147,7 +147,7 @@ class TakingPart:
                         outcome=message.outcome.value,
                     ),
                 )
-        self._app.receive(message)
+        self._send_out(self._app.receive(message))
 
     def start_over(self, opened: RoundOpen | None) -> None:
         """The coordinator was started again, and knows nothing of the bids for the open round.
@@ -255,7 +255,6 @@ class TakingPart:
             data=self._data,
             policy=self._config.policy,
             source=self._model,
-            send=self._send_out,
             seed=self._config.seed,
             store=self._residuals,
             movements=self._movements,
@@ -264,21 +263,22 @@ class TakingPart:
             should_stop=self._should_stop,
         )
 
-    def _send_out(self, message: Bid | Movement | Replay) -> None:
-        match message:
-            case Bid():
-                self._bid = replace(message, run=self.notice.run)
-                log.info(
-                    "round %d: %s",
-                    message.round,
-                    message.reason,
-                    extra=fact("bid", round=message.round, level=message.level),
-                )
-                self._send(self._bid)
-            case Movement():
-                self._send(self._upload(message, None))
-            case Replay():
-                self._send(self._upload(message.movement, message.round))
+    def _send_out(self, messages: list[Outbound]) -> None:
+        for message in messages:
+            match message:
+                case Bid():
+                    self._bid = replace(message, run=self.notice.run)
+                    log.info(
+                        "round %d: %s",
+                        message.round,
+                        message.reason,
+                        extra=fact("bid", round=message.round, level=message.level),
+                    )
+                    self._send(self._bid)
+                case Movement():
+                    self._send(self._upload(message, None))
+                case Replay():
+                    self._send(self._upload(message.movement, message.round))
 
     def _upload(self, movement: Movement, answers: int | None) -> Outgoing:
         try:
