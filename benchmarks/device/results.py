@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.report.figures import Figure, write_json
+from benchmarks.report.figures import Figure, render_json
 from edge_sdk import TesseraError
+from edge_sdk.program.files import write_whole
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 
 VERSION = 1
@@ -334,9 +335,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> None:
     """Put the file in the place of an older one, whole or not at all. Raises `OSError`."""
-    half = path.with_name(path.name + ".part")
-    write_json(half, figures, {"command": COMMAND, "results": to_plain(results)})
-    half.replace(path)
+    text = render_json(figures, {"command": COMMAND, "results": to_plain(results)})
+    write_whole(path, text.encode())
 
 
 def read_results(path: Path) -> Results:

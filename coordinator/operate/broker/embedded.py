@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
-from coordinator.operate.orphans import without_orphans
+from edge_sdk.program.orphans import without_orphans
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings

@@ -38,7 +38,6 @@ from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
-from coordinator.operate.orphans import without_orphans
 from coordinator.operate.serving import broker_table
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
@@ -59,6 +58,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
 from edge_sdk.decide.emulation.fleet import load_fleet
 from edge_sdk.device.config import PREFIX
+from edge_sdk.program.orphans import without_orphans
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
 

@@ -23,7 +23,6 @@ twice counts once. What was written for another plan, or is damaged, is left asi
 from __future__ import annotations
 
 import logging
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.program.files import make_folder, remove, remove_leftovers, write_whole
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -88,7 +88,8 @@ class FolderStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        remove_leftovers(folder)
         self._folder = folder
 
     def read(self, name: str) -> Arrays | None:
@@ -105,21 +106,11 @@ class FolderStore:
 
     def write(self, name: str, arrays: Arrays) -> None:
         """See `ArrayStore`."""
-        path = self._path(name)
-        draft = path.with_suffix(".new")
-        try:
-            with draft.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(self._path(name), lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def remove(self, name: str) -> None:
         """See `ArrayStore`."""
-        self._path(name).unlink(missing_ok=True)
+        remove(self._path(name))
 
     def names(self) -> Iterable[str]:
         """See `ArrayStore`."""
