@@ -183,12 +183,3 @@ def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert ((ROOT / document).parent / link).exists(), link
-
-
-def test_architecture_names_only_what_exists() -> None:
-    """Names in the first column are paths; a bare one lies beside the one before it."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    for row in re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE):
-        first, *others = re.findall(r"`([^`]+)`", row)
-        for name in (first, *(f"{Path(first).parent}/{other}" for other in others)):
-            assert (ROOT / name).exists(), f"{name} in {row}"
