@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.protocol.errors import TesseraError
-from edge_sdk.protocol.plan.plan import ModelPlan
 
 if TYPE_CHECKING:
     from edge_sdk.data.arrays import ArrayData
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from edge_sdk.machine.snapshot import Snapshot
     from edge_sdk.protocol.messages.local_rule import LocalRule
     from edge_sdk.protocol.plan.codec import decode_plan
+    from edge_sdk.protocol.plan.plan import ModelPlan
     from edge_sdk.protocol.streams import stream
     from edge_sdk.train.backend import Job
     from edge_sdk.train.inference import ExportedModel
@@ -68,6 +68,7 @@ _HOMES = {
     "ExportedModel": "edge_sdk.train.inference",
     "Job": "edge_sdk.train.backend",
     "LocalRule": "edge_sdk.protocol.messages.local_rule",
+    "ModelPlan": "edge_sdk.protocol.plan.plan",
     "OnnxBackend": "edge_sdk.train.onnx",
     "Policy": "edge_sdk.decide.decision",
     "PushedProbe": "edge_sdk.machine.probe",
