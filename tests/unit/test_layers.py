@@ -161,6 +161,21 @@ def test_table_of_rooms_has_no_row_for_a_folder_that_is_gone() -> None:
     assert rows(DOCUMENT.read_text()).keys() <= set(_packages()), "take these rows out"
 
 
+def test_no_module_is_there_for_tests_alone() -> None:
+    """Every module is imported by another, or started by its name: by a program or by a person."""
+    reached = set(re.findall(r'"([\w.]+):main"', (ROOT / "pyproject.toml").read_text()))
+    for module, path in _sources().items():
+        named = {
+            node.value.partition(":")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        reached |= {*imports(path), *named} - {module}
+        if path.name == "__init__.py" or "__main__" in named:
+            reached.add(module)
+    assert not _sources().keys() - reached, "move it to tests/, or use it"
+
+
 @pytest.mark.parametrize("package", _packages())
 def test_folder_can_be_taken_in_at_a_glance(package: str) -> None:
     assert len(edges(package, _sources())) <= MOST_ENTRIES, "make a room for some of them"
