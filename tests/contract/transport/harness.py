@@ -24,9 +24,9 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
+from tests.memory_broker import MemoryBroker
 from tests.waiting import HANGS_S
 
 Kind = Literal["memory", "mosquitto", "amqtt"]

@@ -39,10 +39,10 @@ from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, enc
 from edge_sdk.protocol.packs.index import encode_index, pack_model
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.transport.link import Deliver, Link, LinkEvent, Received, Will
-from edge_sdk.transport.memory import BrokeredLink, MemoryBroker
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import Uploads
+from tests.memory_broker import BrokeredLink, MemoryBroker
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 from tests.waiting import HANGS_S
 

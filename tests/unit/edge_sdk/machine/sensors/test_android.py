@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import Battery, LocalProbe, Zone, choose_probe
+from edge_sdk.machine.probe import LocalProbe, choose_probe
 from edge_sdk.machine.sensors.android import battery_status, parse_battery, parse_wifi
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.system import LinuxSources
+from edge_sdk.machine.snapshot import Battery, Zone
 from tests.unit.edge_sdk.machine.machines import build, no_supplies, pixel_6, program, supply
 from tests.waiting import until
 

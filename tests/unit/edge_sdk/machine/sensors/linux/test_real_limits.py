@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from edge_sdk.machine import Snapshot, choose_probe
+from edge_sdk.machine.probe import choose_probe
+from edge_sdk.machine.snapshot import Snapshot
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 ROOT = Path(__file__).resolve().parents[6]
 LOOK = (
     "import json\n"
-    "from edge_sdk.machine import choose_probe\n"
+    "from edge_sdk.machine.probe import choose_probe\n"
     "print(json.dumps(choose_probe(name='linux').snapshot().to_dict()))\n"
 )
 MB = 1 << 20
