@@ -32,6 +32,8 @@ EXIT_TASK = 5
 EXIT_REPLACED = 6
 EXIT_DENIED = 7
 EXIT_INTERRUPTED = 130
+FLAGS = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
+"""Keys that `run` takes as flags too."""
 OUTPUT_FORMATS = (".npy", ".json")
 
 
@@ -134,13 +136,16 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
+    from edge_sdk.device.config import DeviceConfig
+    from edge_sdk.program.settings.reference import add_flags
+
     run = commands.add_parser(
         "run",
         help="take part in the training of a task",
         description=(
             "Connects to the broker, waits for the task's coordinator and takes part in its rounds "
-            "until the run is finished. Flags come before variables (TESSERA_NAME, "
-            "TESSERA_BROKER_HOST …), those before the file."
+            "until the run is finished. Flags win over variables (TESSERA_NAME, "
+            "TESSERA_BROKER_HOST …), and variables over the file; docs/configuration.md lists all."
         ),
         epilog=(
             "exit codes:\n"
@@ -159,13 +164,7 @@ def _add_run(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
-    run.add_argument("--task", metavar="NAME", help="what is trained")
-    run.add_argument("--name", metavar="NAME", help="who this device is")
-    run.add_argument("--data", metavar="WHERE", help="a folder of .npz files, or file.py:function")
-    run.add_argument("--state-dir", metavar="FOLDER", help="what must outlive a restart")
-    run.add_argument("--level", metavar="SHARE", help="how much of the model at most: 0 to 1")
-    run.add_argument("--log-format", choices=("text", "json"), help="json: one object per line")
-    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    add_flags(run, DeviceConfig, FLAGS)
     run.set_defaults(run=_run)
 
 
@@ -203,8 +202,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from edge_sdk.program.watchdog import Watchdog
     from edge_sdk.transport.settings import DeniedError, LinkError
 
-    flags = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
-    config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in flags})
+    config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in FLAGS})
     if find_spec("onnxruntime") is None:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
     configure_logging(config.log_format, config.log_level)

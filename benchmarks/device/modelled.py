@@ -86,7 +86,7 @@ def model_results(
     bytes and joules are those of the case with the most threads. What nobody can model is left
     out, and says why.
 
-    Raises `BoardError` when the profile lacks what an emulator needs, `KeyError` for a family that
+    Raises `ConfigError` when the profile lacks what an emulator needs, `KeyError` for a family that
     `tasks` has not, `GroupError` for no level, `GraphError` when no gradient graph fits.
     """
     made = list(_cases(board, tasks, config))

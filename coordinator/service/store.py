@@ -20,6 +20,7 @@ from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint, Run
 from coordinator.run.journal import Journal, Terms
 from coordinator.service.receiving import Receiving, is_kept
+from edge_sdk.program.settings import Count, check_fields
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
@@ -109,12 +110,19 @@ class RunStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How a run is kept on disk. Keeps the last few checkpoints and every n-th one."""
+    """What is kept of a run on disk, and how. Raises `ConfigError`."""
 
-    keep_last: int = 5
-    keep_every: int = 50
+    keep_last: Count = 5
+    """Newest checkpoints to keep."""
+    keep_every: Count = 50
+    """Keep also every n-th checkpoint."""
     memory_dtype: Dtype = "fp32"
-    threads: int = 1
+    """Type in which memory holds its values."""
+    threads: Count = 1
+    """Threads that put movements together."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class RunOnDisk:

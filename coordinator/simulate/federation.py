@@ -47,7 +47,8 @@ from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.observer import Observer
-from edge_sdk.device.app import DeviceApp, Outbound
+from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -72,7 +73,8 @@ MAX_IDLE = 1000
 
 _Time = Literal["none", "profile"]
 _Told = RoundOpen | Assignment | Receipt | RoundClosed
-_Heard = Outbound | events.Joined | events.Left
+_Sent = Bid | Movement | Replay
+_Heard = _Sent | events.Joined | events.Left
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,7 @@ class Federation:
         self, batch: list[Happening[_Told | _Heard]], pool: ThreadPoolExecutor | None
     ) -> None:
         """Let devices deal with messages, together where there are threads for it."""
-        work: list[tuple[_Device, Callable[[], list[Outbound]]]] = []
+        work: list[tuple[_Device, Callable[[], list[_Sent]]]] = []
         for each in batch:
             time_s, name, message = each.time_s, each.to, each.message
             device = self._present.get(name)
@@ -281,7 +283,7 @@ class Federation:
         for device, messages in sorted(sent, key=lambda each: each[0].number):
             self._send(device, messages)
 
-    def _send(self, device: _Device, messages: list[Outbound]) -> None:
+    def _send(self, device: _Device, messages: list[_Sent]) -> None:
         for message in messages:
             self._timeline.add(device.arrival_s(message, self._now), COORDINATOR, message)
 
@@ -306,7 +308,7 @@ class _Device:
         self._outlet = outlet
         self._seed = seed
         self._times = times
-        self._app: DeviceApp | None = None
+        self._app: DeviceApp[Movement | Replay] | None = None
         self._clock: Emulation | DeviceClock | None = None
         if times is not None:
             self._clock = member.emulation or DeviceClock(times.step_s)
@@ -326,7 +328,7 @@ class _Device:
         """When it can deal with a message; never later than now where nothing takes time."""
         return 0.0 if self._clock is None else self._clock.clock()
 
-    def arrival_s(self, message: Outbound, now_s: float) -> float:
+    def arrival_s(self, message: _Sent, now_s: float) -> float:
         """When a message that it sends reaches the coordinator."""
         if self._clock is None or self._times is None:
             return now_s
@@ -334,7 +336,7 @@ class _Device:
         size = len(movement.payload) if isinstance(movement, Movement) else 0
         return self._clock.clock() + self._times.latency_s + size / self._times.up_bytes_s
 
-    def wake(self) -> DeviceApp:
+    def wake(self) -> DeviceApp[Movement | Replay]:
         """Its app."""
         if self._app is None:
             member, backend = self._member, self._backend
@@ -348,12 +350,13 @@ class _Device:
                 policy=member.policy,
                 source=self,
                 seed=self._seed,
+                movements=MemoryMovements(),
                 observer=None if member.observe is None else member.observe(backend),
                 clock=perf_counter if timed is None else timed.clock,
             )
         return self._app
 
-    def receive(self, message: _Told, now_s: float) -> list[Outbound]:
+    def receive(self, message: _Told, now_s: float) -> list[_Sent]:
         """Deal with a message that reaches it now; returns what it sends."""
         app, emulation = self.wake(), self._member.emulation
         if self._clock is not None:
@@ -362,13 +365,17 @@ class _Device:
             emulation.round_opened(message.round, None if self._clock is None else now_s)
         return app.receive(message)
 
-    def connected(self, now_s: float) -> list[Outbound]:
+    def connected(self, now_s: float) -> list[_Sent]:
         """It is back; returns what has no receipt yet."""
         if self._clock is not None:
             self._clock.wait_until(now_s)
         return self.wake().connected()
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+    def fetch(
+        self,
+        assignment: Assignment,
+        opened: RoundOpen,  # noqa: ARG002  as `ModelSource` has it
+    ) -> tuple[Blocks, dict[str, Array]]:
         """What it trains from, once that is here."""
         fetched = self._outlet.fetch(assignment)
         if self._clock is not None and self._times is not None:

@@ -124,7 +124,7 @@ def make_profile(
     """A profile, and a sentence for each number that it lacks.
 
     `snapshot`: from before the machine had work, as is `idle_w` (None: no sensor tells). `heat`:
-    whether the long training was long enough to tell what heat does. Raises `BoardError` for what
+    whether the long training was long enough to tell what heat does. Raises `ConfigError` for what
     cannot be, such as a phone without a battery.
     """
     lacking: list[str] = []
@@ -373,8 +373,7 @@ def _heat(
 
 def _within(key: str, value: float | None, identity: Identity, how: str) -> Quantity | None:
     """A measured number; None: there is none, or none that a profile may have."""
-    least, most = LIMITS[key]
-    if value is None or not least <= value <= most:
+    if value is None or not LIMITS[key].holds(value):
         return None
     return _measured(identity, value, how)
 

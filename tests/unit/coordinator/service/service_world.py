@@ -45,8 +45,8 @@ from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.link import Connected, LinkEvent, Received, Will
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.uploads import Outgoing
+from tests.memory_broker import MemoryBroker
 from tests.unit.edge_sdk.train.handmade import Handmade, bundle
 
 TASK = "tiny"
