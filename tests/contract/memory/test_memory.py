@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
-from coordinator.aggregate.memory.contract import Weighting
+from coordinator.aggregate.memory.contract import Float64, Weighting
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -44,6 +45,13 @@ movements = st.lists(
     max_size=5,
 )
 """Device, rounds late, blocks, seed, magnitude, learning rate, samples."""
+
+
+def _put(change: Float64, start: int, stretch: Float64) -> None:
+    """Collect a change; every parameter is to be shown once."""
+    part = change[start : start + len(stretch)]
+    assert np.isnan(part).all()
+    part[...] = stretch
 
 
 class History(RuleBasedStateMachine):
@@ -100,7 +108,8 @@ class History(RuleBasedStateMachine):
         unique = list({(one.device, one.made): one for one in contributions}.values())
         before = self.oracle.total()[1]
         expected = self.oracle.write(unique)
-        change = self.memory.write(unique)
+        change = np.full(self.memory.plan.parameters, np.nan)
+        self.memory.write(unique, partial(_put, change))
         # Old values left as they were held, new ones came as they were given.
         assert (abs(change - expected) <= before + self.rounding()).all()
 
@@ -290,7 +299,7 @@ def test_sum_is_zero_again_when_huge_values_have_left(store: str, tmp_path: Path
 def test_memory_without_sums_keeps_entries_only(store: str, tmp_path: Path) -> None:
     memory = open_memory(store, tmp_path, MemoryConfig(sums=False, max_staleness=1))
     memory.advance(1)
-    assert memory.write([movement("ada", 1, [0, 4], 1)]).shape == (0,)
+    memory.write([movement("ada", 1, [0, 4], 1)], lambda *_: pytest.fail("a change without sums"))
     memory.commit()
     assert memory.total.shape == memory.weight.shape == (0,)
     assert memory.entries.tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
