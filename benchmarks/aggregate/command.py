@@ -14,6 +14,7 @@ from benchmarks.report.tables import make_table, or_dash
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from benchmarks.aggregate.closes import ClosesRow
     from benchmarks.aggregate.scale import ScaleRow
     from benchmarks.aggregate.throughput import ThroughputRow
     from benchmarks.aggregate.traffic import TrafficRow
@@ -27,7 +28,8 @@ def add_parser(commands: Any) -> None:
         description=(
             "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
             "of 32 devices at half level of a model of 25 million parameters, on two threads, "
-            "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
+            "beside numpy.copyto of the same bytes. Then memory of the whole close, from uploads "
+            "on disk to the commit. Then time and anonymous memory of a round with "
             "100, 1,000 and 10,000 registered devices. Then bytes for a device and round, by level "
             "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
             "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
@@ -45,8 +47,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
+    from benchmarks.aggregate import closes, scale, throughput, traffic
     from benchmarks.aggregate import config as configs
-    from benchmarks.aggregate import scale, throughput, traffic
     from benchmarks.report.figures import environment, print_figures, write_json
 
     check_writable(arguments.json)
@@ -55,6 +57,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with progress("aggregate", config.throughput.ticks) as part:
         rates = throughput.measure_throughput(config.throughput, part)
+    closed: list[ClosesRow] = []
+    if closes.MEASURABLE:
+        with progress("closes", config.closes.ticks) as part:
+            closed = closes.measure_closes(config.closes, part)
     fleets: list[ScaleRow] = []
     if scale.MEASURABLE:
         with progress("devices", config.scale.ticks) as part:
@@ -64,11 +70,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
     figures = [
         *throughput.throughput_figures(rates),
+        *closes.closes_figures(closed),
         *scale.scale_figures(fleets),
         *traffic.traffic_figures(messages),
     ]
     console = Console()
     console.print(_throughput_table(rates, config.throughput.threads))
+    if closed:
+        console.print(_closes_table(closed))
     if fleets:
         console.print(_scale_table(fleets))
     console.print(_traffic_table(messages))
@@ -80,10 +89,12 @@ def _run(arguments: argparse.Namespace) -> int:
             "config": {**asdict(config), "quick": arguments.quick},
             "method": {
                 "throughput": throughput.METHOD,
+                "closes": closes.METHOD,
                 "devices": scale.METHOD,
                 "bytes": traffic.METHOD,
             },
             "throughput": [asdict(row) for row in rates],
+            "closes": [asdict(row) for row in closed],
             "devices": [asdict(row) for row in fleets],
             "bytes": [asdict(row) for row in messages],
         }
@@ -112,6 +123,28 @@ def _throughput_table(rows: Sequence[ThroughputRow], threads: int) -> Table:
             f"{row.move_cpu_s:.2f}",
             or_dash(usual),
             or_dash(longest),
+        )
+    return table
+
+
+def _closes_table(rows: Sequence[ClosesRow]) -> Table:
+    table = make_table(
+        f"Memory over idle (model and memory open) while rounds of uploads close; "
+        f"the model has {rows[0].model_mb:.0f} MB",
+        *("rule", "memory", "movements", "received\nMB", "anonymous\nMB", "in\nmodels"),
+        *("mapped\nMB", "receive\ns", "close\ns", "close\nCPU s", "commit\ns"),
+    )
+    table.columns[0].justify = "left"
+    for row in rows:
+        table.add_row(
+            row.rule,
+            row.dtype or "–",
+            row.encoding,
+            *(f"{size:.0f}" for size in (row.received_mb, row.anonymous_mb)),
+            f"{row.over_model:.2f}",
+            f"{row.mapped_mb:.0f}",
+            *(f"{each:.2f}" for each in (row.receive_s, row.close_s, row.close_cpu_s)),
+            f"{row.commit_s:.2f}",
         )
     return table
 

@@ -40,6 +40,9 @@ MOST_TILES = 16
 ROOM = 1 << 22
 """Terms of a span that a thread holds in float32 (16 MiB), unless one tile has more."""
 
+PAGE = 1 << 20
+"""Terms of one allocation."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coming:
@@ -238,7 +241,7 @@ class _Terms:
         self._tiles = tiles
         self._totals = totals
         self._lists: list[tuple[list[Term], list[Term], list[Term]]] = [([], [], []) for _ in tiles]
-        room.used = 0
+        room.clear()
 
     def of_tile(self, tile: int) -> tuple[list[Term], list[Term], list[Term]]:
         """Return the terms of new values as given, as held, and of old values."""
@@ -314,8 +317,10 @@ class _Room:
         self.held: Float64 = np.empty(TILE)
         self.left: Float64 = np.empty(TILE)
         self.float64: Float64 = np.empty(TILE)
-        self.used = 0
-        self._terms: list[Float32] = []
+        self._pages: list[Float32] = []
+        self._page = 0
+        """The page that terms are put in, and how much of it is used."""
+        self._used = 0
         self._short: Held = np.empty(0)
         self._change: Float64 = np.empty(0)
 
@@ -334,13 +339,18 @@ class _Room:
         return self._short[:size]
 
     def terms(self, size: int) -> Float32:
-        """Room for terms, until `used` is set back."""
-        if self.used == len(self._terms):
-            self._terms.append(np.empty(size, dtype=np.float32))
-        elif len(self._terms[self.used]) < size:
-            self._terms[self.used] = np.empty(size, dtype=np.float32)
-        self.used += 1
-        return self._terms[self.used - 1][:size]
+        """Room for terms, until `clear`."""
+        if not self._pages or self._used + size > len(self._pages[self._page]):
+            self._page += bool(self._used)
+            self._used = 0
+            if self._page >= len(self._pages) or len(self._pages[self._page]) < size:
+                self._pages.insert(self._page, np.empty(max(size, PAGE), dtype=np.float32))
+        self._used += size
+        return self._pages[self._page][self._used - size : self._used]
+
+    def clear(self) -> None:
+        """Let all room for terms be used again."""
+        self._page = self._used = 0
 
 
 def _add_terms(sums: Float64, terms: list[Term], scratch: Float64) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -317,6 +318,58 @@ def test_closed_memory_refuses(store: str, tmp_path: Path) -> None:
         memory.advance(1)
     with pytest.raises(StateError, match="open it again"):
         memory.recall("ada")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
+    store: str, tmp_path: Path, dtype: Dtype
+) -> None:
+    """Batches of 64 devices change the sums one after the other, though in one pass."""
+    together = open_memory(store, tmp_path / "together", MemoryConfig(dtype=dtype, damping=0.8))
+    apart = open_memory(store, tmp_path / "apart", MemoryConfig(dtype=dtype, damping=0.8))
+    changes = np.full((2, PLAN.parameters), np.nan)
+    for now in (1, 2):
+        given = [
+            movement(
+                f"{n:03}", now, [b for b in range(9) if (b + n + now) % 3], seed=1000 * now + n
+            )
+            for n in range(150)
+        ]
+        together.advance(now)
+        apart.advance(now)
+        changes[0] = np.nan
+        together.write(given[::-1], partial(_put, changes[0]))
+        changes[1] = 0
+        for first in range(0, 150, 64):
+            part = np.full(PLAN.parameters, np.nan)
+            apart.write(given[first : first + 64], partial(_put, part))
+            changes[1] += part
+        assert together.total.tobytes() == apart.total.tobytes()
+        assert changes[0].tobytes() == changes[1].tobytes()
+        assert together.weight.tolist() == apart.weight.tolist()
+    for memory in (together, apart):
+        memory.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_values_at_any_address_are_held_and_summed_alike(
+    store: str, tmp_path: Path, dtype: Dtype, shift: int
+) -> None:
+    straight = open_memory(store, tmp_path / "straight", MemoryConfig(dtype=dtype))
+    odd = open_memory(store, tmp_path / "odd", MemoryConfig(dtype=dtype))
+    given = movement("ada", 1, list(range(9)), seed=1)
+    data = memoryview(bytearray(shift) + given.blocks.values.tobytes())[shift:]
+    values = np.frombuffer(data, np.float32)
+    assert not values.flags.aligned
+    for memory, blocks in ((straight, given.blocks), (odd, Blocks(given.blocks.ids, values))):
+        memory.advance(1)
+        memory.write([replace(given, blocks=blocks)])
+    assert straight.total.tobytes() == odd.total.tobytes()
+    held = [memory.recall("ada")[0].blocks.values.tobytes() for memory in (straight, odd)]
+    assert held[0] == held[1]
+    for memory in (straight, odd):
+        memory.close()
 
 
 LARGE = ModelPlan(
