@@ -9,6 +9,7 @@ model (4 bytes a parameter) and, for ram-fed, the running sums (8 bytes) are in 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +31,6 @@ from benchmarks.aggregate.rounds import (
     random_groups,
     random_values,
 )
-from benchmarks.report.children import run_child
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
@@ -42,6 +42,7 @@ from coordinator.masks.policies.random import RandomMasks
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
 from coordinator.service.receiving import Receiving, read_upload
+from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -195,7 +196,8 @@ def closes_figures(rows: Sequence[ClosesRow]) -> list[Figure]:
 
 
 def _run(work: str, *arguments: str) -> str:
-    done = run_child(["-c", _CHILD.format(work=work), *arguments], child_environment(None))
+    command = [sys.executable, "-c", _CHILD.format(work=work), *arguments]
+    done = run_child(command, child_environment(None))
     if done.returncode:
         raise FigureError(f"a process that should {work} failed:\n{done.stderr}")
     return done.stdout

@@ -12,8 +12,6 @@ missed one offers the same bytes again.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
@@ -21,7 +19,7 @@ from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from coordinator.aggregate.memory.disk.segments import sync_folder
+from edge_sdk.program.files import PlacedFile, make_folder, move, remove, remove_folder
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -53,46 +51,45 @@ class UploadFile(mmap):
 
     def __new__(cls, path: Path, size: int) -> UploadFile:
         """Make a file of `size` bytes. Raises `OSError` when the disk has no room for it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = PlacedFile(path, mode=0o600)
         try:
             # Reserved now: a disk that fills up later would end the process (SIGBUS).
-            _reserve(descriptor, size)
-            made = super().__new__(cls, descriptor, size)
+            file.reserve(size)
+            made = super().__new__(cls, file.fileno(), size)
         except BaseException:
-            path.unlink()
+            remove(path)
             raise
         finally:
-            os.close(descriptor)
+            file.close()
         made.path = path
         return made
 
     def __del__(self) -> None:
         path = getattr(self, "path", None)
         if path is not None:
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def keep(self, path: Path) -> None:
         """Make the bytes durable under this name."""
         if self.path is None:
             return
         self.flush()
-        descriptor = os.open(self.path, os.O_RDONLY)
+        file = PlacedFile(self.path, new=False)
         try:
-            os.fsync(descriptor)
+            file.sync()
         finally:
-            os.close(descriptor)
-        os.replace(self.path, path)
+            file.close()
+        move(self.path, path)
         self.path = None
-        sync_folder(path.parent)
 
 
 class Receiving:
     """All uploads of devices. Of the files of earlier processes, only kept movements remain."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
-        shutil.rmtree(uploads, ignore_errors=True)
+        remove_folder(uploads)
         for folder in (uploads, movements):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         self._folder = uploads
         self._movements = movements
         self._numbers = count(1)
@@ -163,7 +160,7 @@ class Receiving:
     def clear_kept(self) -> None:
         """Delete the kept movements: they are in the model, or in memory."""
         for path in self._movements.iterdir():
-            path.unlink()
+            remove(path)
 
     def drop_idle(self, now: float) -> list[Offer]:
         """Drop uploads that have been silent for long."""
@@ -187,11 +184,3 @@ def read_upload(upload: Upload) -> Movement | Replay:
     if movement.round != offer.round:
         raise MessageError(f"a movement of round {movement.round}, offered as of {offer.round}")
     return movement if offer.answers is None else Replay(round=offer.answers, movement=movement)
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
-    for start in range(0, size, 2**20):
-        os.pwrite(descriptor, bytes(min(2**20, size - start)), start)

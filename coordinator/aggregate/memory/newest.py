@@ -22,8 +22,8 @@ from coordinator.aggregate.memory.contract import (
     Rounds,
 )
 from coordinator.aggregate.memory.runs import find_runs
-from coordinator.aggregate.memory.store import Kept, Store, Stored
-from coordinator.aggregate.memory.sums import Batch, Coming, Leaving, Sums
+from coordinator.aggregate.memory.store import DeviceMemory, Store, Stored
+from coordinator.aggregate.memory.sums import Coming, Leaving, MemoryBatch, Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES, Held, expand
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -223,7 +223,7 @@ class NewestMemory:
         )
 
     def _leave(
-        self, kept: Kept, going: NDArray[np.bool_]
+        self, kept: DeviceMemory, going: NDArray[np.bool_]
     ) -> tuple[list[Leaving], list[tuple[Stored, int, int]]]:
         """Find what leaves where the blocks in `going` (one flag for every block) are given up."""
         leaving, lost = [], []
@@ -267,7 +267,7 @@ class NewestMemory:
         following = iter(coming)
         self._sums.replace(
             [
-                Batch(
+                MemoryBatch(
                     list(islice(following, len(batch))),
                     [old for one in batch for old in one.leaving],
                 )
@@ -290,7 +290,7 @@ class NewestMemory:
             kept.rounds[going] = 0
             if lost:
                 updates.append((device, kept.rounds, lost))
-        self._sums.replace([Batch((), leaving)])
+        self._sums.replace([MemoryBatch((), leaving)])
         for update in updates:
             self._store.update(*update)
 

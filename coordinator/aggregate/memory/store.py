@@ -39,7 +39,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class DeviceMemory:
     """Movements kept of one device."""
 
     rounds: Rounds
@@ -58,7 +58,7 @@ class Slot(Protocol):
 class Store(Protocol):
     """A place that keeps movements. An `OSError` from any method leaves it unusable."""
 
-    def kept(self, device: str) -> Kept:
+    def kept(self, device: str) -> DeviceMemory:
         """Return what is kept of a device; nothing for an unknown one."""
 
     def made_before(self, round: int, most: int) -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64, Reader
-from coordinator.aggregate.memory.runs import TILE, Run, Runs, tile_count
+from coordinator.aggregate.memory.runs import TILE, EntryRun, Runs, tile_count
 from coordinator.aggregate.memory.store import Slot
 from coordinator.aggregate.memory.values import Held, ValueType
 from edge_sdk.protocol.plan.blocks import Float32
@@ -76,7 +76,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class MemoryBatch:
     """Movements of different devices that are added up before they change `total`."""
 
     coming: Sequence[Coming]
@@ -123,7 +123,7 @@ class Sums:
 
         self.each(work, range(0, self._tiles, MOST_TILES))
 
-    def replace(self, batches: Sequence[Batch], reader: Reader | None = None) -> None:
+    def replace(self, batches: Sequence[MemoryBatch], reader: Reader | None = None) -> None:
         """Put new values in their slots, add them, take off the old; show the change.
 
         A device is in one batch only. Batches change `total` one after the other, in one pass.
@@ -196,12 +196,12 @@ class Sums:
                 part = change[low - tiles.start * TILE :][:size]
                 np.add(part, new, out=part)
 
-    def _common_factors(self, batch: Batch) -> tuple[float, float]:
+    def _common_factors(self, batch: MemoryBatch) -> tuple[float, float]:
         """Most common factors of new values, and of all held ones with their scales."""
         held = (part.factor * self._kind.unit * part.runs.runs[0][3] for part in batch.parts)
         return _most_common(one.factor for one in batch.coming), _most_common(held)
 
-    def _span_tiles(self, batch: Batch) -> int:
+    def _span_tiles(self, batch: MemoryBatch) -> int:
         """Tiles of a span: enough for about `STRETCH` values of a device, and at most `ROOM`."""
         parts = batch.parts
         lying = sum(len(part.values) for part in parts)
@@ -228,7 +228,7 @@ class Sums:
         return room
 
 
-Term = tuple[int, int, Held, int, float]
+MemoryTerm = tuple[int, int, Held, int, float]
 """Start and end in the tile, an array, the first term in it, the factor of the terms."""
 
 
@@ -240,10 +240,12 @@ class _Terms:
         self._room = room
         self._tiles = tiles
         self._totals = totals
-        self._lists: list[tuple[list[Term], list[Term], list[Term]]] = [([], [], []) for _ in tiles]
+        self._lists: list[tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]] = [
+            ([], [], []) for _ in tiles
+        ]
         room.clear()
 
-    def of_tile(self, tile: int) -> tuple[list[Term], list[Term], list[Term]]:
+    def of_tile(self, tile: int) -> tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]:
         """Return the terms of new values as given, as held, and of old values."""
         return self._lists[tile - self._tiles.start]
 
@@ -353,7 +355,7 @@ class _Room:
         self._page = self._used = 0
 
 
-def _add_terms(sums: Float64, terms: list[Term], scratch: Float64) -> None:
+def _add_terms(sums: Float64, terms: list[MemoryTerm], scratch: Float64) -> None:
     for start, end, array, source, ratio in terms:
         part, values = sums[start:end], array[source : source + end - start]
         if ratio == 1.0:
@@ -363,7 +365,7 @@ def _add_terms(sums: Float64, terms: list[Term], scratch: Float64) -> None:
             np.add(part, product, out=part)
 
 
-def _stretches(runs: list[Run]) -> list[tuple[int, int, float]]:
+def _stretches(runs: list[EntryRun]) -> list[tuple[int, int, float]]:
     """Find stretches of one scale among a device's own values: start, end, scale."""
     found: list[tuple[int, int, float]] = []
     for start, end, source, scale in runs:
@@ -374,7 +376,7 @@ def _stretches(runs: list[Run]) -> list[tuple[int, int, float]]:
     return found
 
 
-def _contiguous(runs: list[Run]) -> list[tuple[int, int]]:
+def _contiguous(runs: list[EntryRun]) -> list[tuple[int, int]]:
     """Find stretches without gaps among a device's own values."""
     found: list[tuple[int, int]] = []
     for start, end, source, _ in runs:

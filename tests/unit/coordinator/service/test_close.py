@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregate.arrivals import Arrival, Expected, Refused, check_arrival
+from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.aggregate.contribution import PackedBlocks
 from coordinator.aggregate.memory import RamMemory
 from coordinator.aggregate.model import GlobalModel
@@ -124,7 +124,7 @@ def test_one_bad_value_is_found_wherever_the_upload_lies(
 ) -> None:
     values = values_of("a")
     values[-1] = bad
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(MovementRefused, match=reason):
         arrival_of(upload_of("a", values, Encoding(), shift=shift), Encoding())
 
 
