@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
 from benchmarks.device.commands import compare, costs, device, kit, profile
+from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.report.options import EXIT_INTERRUPTED
@@ -15,13 +17,28 @@ from benchmarks.studies.learn import command as learn
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from edge_sdk import TesseraError, __version__
+from edge_sdk.program.processes import limit_threads
 
-COMMANDS = (device, kit, compare, profile, learn, step, footprint, costs, aggregate, wire, load)
+COMMANDS = (
+    device,
+    kit,
+    compare,
+    profile,
+    learn,
+    step,
+    footprint,
+    costs,
+    aggregate,
+    wire,
+    load,
+    fleet,
+)
 """In the order of `--help`. What a command needs besides its options it imports when it runs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
+    limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -6,6 +6,7 @@ How each is measured is said in `MEMORY_METHOD` and `DISK_METHOD`, which are wri
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import FAMILIES
-from benchmarks.report.children import run_child
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from benchmarks.training.process import BACKENDS
@@ -26,6 +26,7 @@ from coordinator.task.graphs import compile_graphs
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.plan.codec import encode_plan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.codec import encode_manifest
@@ -62,7 +63,7 @@ class FootprintConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRow:
+class FootprintRow:
     """One family on one backend. Medians over the processes; MB are 10⁶ bytes."""
 
     family: str
@@ -89,7 +90,7 @@ def measure_memory(
     families: Sequence[str],
     config: FootprintConfig,
     begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[MemoryRow]:
+) -> list[FootprintRow]:
     """Train in fresh processes, the backends in turn.
 
     `begin` is called with each family, and its result `config.reps + 1` times.
@@ -102,7 +103,7 @@ def measure_memory(
 
 def _memory_rows(
     family: str, config: FootprintConfig, bytecode: str, tick: Callable[[], None]
-) -> list[MemoryRow]:
+) -> list[FootprintRow]:
     runs: dict[str, list[dict[str, Any]]] = {backend: [] for backend in BACKENDS}
     with TemporaryDirectory() as files:
         write_files(family, config.batch, Path(files))
@@ -116,7 +117,7 @@ def _memory_rows(
                 runs[backend].append(train_in_child(backend, family, config.steps, files, own))
             tick()
     return [
-        MemoryRow(
+        FootprintRow(
             family=family,
             backend=backend,
             steps=results[0]["steps"],
@@ -161,7 +162,8 @@ def train_in_child(
     `bytecode`: where it caches bytecode; None: where this process has it. Raises `FigureError`.
     """
     done = run_child(
-        ["-c", _CHILD, backend, files, family, str(steps)], child_environment(bytecode)
+        [sys.executable, "-c", _CHILD, backend, files, family, str(steps)],
+        child_environment(bytecode),
     )
     if done.returncode:
         raise FigureError(f"{family} did not train on {backend} in a new process:\n{done.stderr}")
@@ -219,7 +221,7 @@ def _size_bytes(found: Distribution) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def footprint_figures(memory: Sequence[MemoryRow], disk: Sequence[DiskRow]) -> list[Figure]:
+def footprint_figures(memory: Sequence[FootprintRow], disk: Sequence[DiskRow]) -> list[Figure]:
     """The figures of `measure_memory` and `measure_disk`."""
     figures = [
         Figure(

@@ -26,7 +26,7 @@ from edge_sdk.protocol.errors import ConfigError
 
 Provenance = Literal["measured", "datasheet", "derived", "assumed"]
 Kind = Literal["phone", "board", "computer"]
-Link = Literal["wifi", "ethernet", "mobile"]
+LinkKind = Literal["wifi", "ethernet", "mobile"]
 Sensor = Literal["skin", "chip"]
 
 
@@ -50,7 +50,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class CoreSpec:
     """CPU cores of one class."""
 
     core: str
@@ -61,7 +61,7 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemorySpec:
     """RAM; on Jetsons CPU and GPU share it."""
 
     memory_mb: Annotated[Quantity, Within(least=64, most=4_194_304)]
@@ -70,7 +70,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class SpeedSpec:
     """How fast the CPU trains, in reference cores."""
 
     speed_ratio: Annotated[Quantity | None, Within(least=0.001, most=1000)] = None
@@ -80,7 +80,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
+class PowerSpec:
     """Watts of the whole device, or of what the source names."""
 
     idle_w: Annotated[Quantity | None, Within(least=0.001, most=1000)] = None
@@ -92,7 +92,7 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Battery:
+class BatterySpec:
     """A device without one is on mains."""
 
     battery_wh: Annotated[Quantity, Within(least=0.1, most=1000)]
@@ -100,16 +100,16 @@ class Battery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkSpec:
     """What is usual where the device stands, over the link named."""
 
-    link: Link | None = None
+    link: LinkKind | None = None
     up_mbit_s: Annotated[Quantity | None, Within(least=0.001, most=100_000)] = None
     down_mbit_s: Annotated[Quantity | None, Within(least=0.001, most=100_000)] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heat:
+class HeatSpec:
     """When the device slows itself down, and by how much."""
 
     sensor: Sensor | None = None
@@ -120,8 +120,8 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """What could train beside the CPU; `Speed` leaves it out."""
+class GpuSpec:
+    """What could train beside the CPU; `SpeedSpec` leaves it out."""
 
     title: str
     fp32_gflops: Annotated[Quantity | None, Within(least=0.1, most=1_000_000)] = None
@@ -139,15 +139,15 @@ class Board:
     """Sort of device; a phone has a battery."""
     soc: str
     """Its chip."""
-    cores: tuple[Cores, ...]
+    cores: tuple[CoreSpec, ...]
     """Fastest class first."""
-    memory: Memory
-    speed: Speed = field(default_factory=Speed)
-    power: Power = field(default_factory=Power)
-    battery: Battery | None = None
-    network: Network = field(default_factory=Network)
-    heat: Heat = field(default_factory=Heat)
-    gpu: Gpu | None = None
+    memory: MemorySpec
+    speed: SpeedSpec = field(default_factory=SpeedSpec)
+    power: PowerSpec = field(default_factory=PowerSpec)
+    battery: BatterySpec | None = None
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    heat: HeatSpec = field(default_factory=HeatSpec)
+    gpu: GpuSpec | None = None
 
     def __post_init__(self) -> None:
         for key in ("title", "soc"):
@@ -184,7 +184,7 @@ SECTIONS: dict[str, type[Any]] = {
 
 LIMITS: dict[str, Within] = {
     name: within
-    for table in [*SECTIONS.values(), Cores]
+    for table in [*SECTIONS.values(), CoreSpec]
     for name, kind in kinds(table).items()
     if (within := kind.mark(Within)) is not None
 }

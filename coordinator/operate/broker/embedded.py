@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
-from coordinator.operate.orphans import without_orphans
+from edge_sdk.program.files import make_folder, write_whole
+from edge_sdk.program.processes import Children
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -40,7 +40,7 @@ MAX_PACKET_BYTES = 327_680
 _HASH_ROUNDS = 101
 
 
-class BrokerError(CoordinatorError):
+class BrokerStartError(CoordinatorError):
     """The embedded broker could not be started; the text says why and what to do."""
 
 
@@ -71,19 +71,19 @@ def embedded_broker(
 
     `folder` gets Mosquitto's configuration and log. None means: the best kind there is, a free
     port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
-    Raises BrokerError.
+    Raises BrokerStartError.
     """
     kinds = available()
     if kind is None and not kinds:
-        raise BrokerError(
+        raise BrokerStartError(
             "there is no broker to start: install mosquitto (apt install mosquitto, brew install "
             "mosquitto) or pip install 'tessera-fl[broker]', or name a running broker in the "
             "configuration"
         )
     kind = kind or kinds[0]
     if kind not in kinds:
-        raise BrokerError(f"{kind} is not installed")
-    folder.mkdir(parents=True, exist_ok=True)
+        raise BrokerStartError(f"{kind} is not installed")
+    make_folder(folder)
     password = password or secrets.token_urlsafe(24)
     with ExitStack() as stack:
         yield _start(stack, folder, kind, port, password)
@@ -99,7 +99,7 @@ def _start(
         )
         try:
             stack.enter_context(start(folder, settings))
-        except BrokerError as error:
+        except BrokerStartError as error:
             # Between our look and its start, another program may have taken a free port.
             failure = error
         else:
@@ -111,32 +111,20 @@ def _start(
 def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
     program = find_mosquitto()
     if program is None:
-        raise BrokerError("mosquitto is not installed")
+        raise BrokerStartError("mosquitto is not installed")
     users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
-    users.touch(mode=0o600)
-    users.write_text(f"{settings.username}:{_password_hash(settings.password or '')}\n")
+    password = f"{settings.username}:{_password_hash(settings.password or '')}\n"
+    write_whole(users, password.encode(), mode=0o600)
     config.write_text(mosquitto_config(settings, users))
-    with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - the program is Mosquitto, from PATH
-            without_orphans([program, "-c", str(config)]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ctrl-C in a terminal is for us: goodbyes need the broker a moment longer.
-            start_new_session=True,
-        )
-    try:
-        _wait_until_ready(settings, lambda: process.poll() is None, lambda: _listens(settings))
-        yield
-    except _NotReadyError as error:
-        raise BrokerError(f"mosquitto did not start: {_last_lines(log) or error}") from error
-    finally:
-        process.terminate()
+    with Children() as children:
+        broker = children.start("mosquitto", [program, "-c", str(config)], log)
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait_until_ready(settings, lambda: broker.is_running, lambda: _listens(settings))
+        except _NotReadyError as error:
+            raise BrokerStartError(
+                f"mosquitto did not start: {_last_lines(log) or error}"
+            ) from error
+        yield
 
 
 def mosquitto_config(settings: BrokerSettings, users: Path) -> str:
@@ -183,7 +171,7 @@ def _amqtt(_folder: Path, settings: BrokerSettings) -> Iterator[None]:
         _wait_until_ready(settings, thread.is_alive, thread.listens.is_set)
         yield
     except _NotReadyError as error:
-        raise BrokerError(f"amqtt did not start: {thread.failure or error}") from error
+        raise BrokerStartError(f"amqtt did not start: {thread.failure or error}") from error
     finally:
         thread.stop(STOP_S)
 

@@ -1,9 +1,9 @@
 """Calibrating a device: a few training steps, timed, and what they say, kept on disk.
 
-    <state_dir>/<task>/<device>/costs.json      `Kept`: machine, calibration, what rounds taught
+    <state_dir>/<task>/<device>/costs.json     `KeptCosts`: machine, calibration, what rounds taught
 
-It holds for one machine (`Machine`): other versions, another plan, provider, number of threads or
-power mode make it worthless, and it is done again. A file that cannot be read is told in the log
+It holds for one machine (`MachineKey`): other versions, another plan, provider, number of threads
+or power mode make it worthless, and it is done again. A file that cannot be read is told in the log
 and treated as if it were not there.
 
 The steps are real ones of the device's backend, on random weights and random data of the task's
@@ -67,7 +67,7 @@ RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineKey:
     """All that times depend on, and that may be another one at the next start."""
 
     tessera: str
@@ -80,7 +80,7 @@ class Machine:
     cores: float | None = None
     power_mode: str | None = None
 
-    def changed(self, before: Machine) -> str | None:
+    def changed(self, before: MachineKey) -> str | None:
         """What is other than before, in words; None: nothing."""
         for each in fields(self):
             now, then = getattr(self, each.name), getattr(before, each.name)
@@ -96,11 +96,11 @@ def this_machine(
     runtime: Runtime = "onnxruntime",
     providers: Sequence[str] = (),
     threads: int = 1,
-) -> Machine:
+) -> MachineKey:
     """The machine that this program runs on, as `snapshot` has it."""
     from edge_sdk import __version__
 
-    return Machine(
+    return MachineKey(
         tessera=__version__,
         runtime=f"{runtime} {_version(runtime)}",
         plan_hash=plan.hash,
@@ -124,16 +124,16 @@ def _version(package: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptCosts:
     """What is kept between starts."""
 
-    machine: Machine
+    machine: MachineKey
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
     version: int = FILE_VERSION
 
 
-def why_calibrate(kept: Kept | None, machine: Machine) -> str | None:
+def why_calibrate(kept: KeptCosts | None, machine: MachineKey) -> str | None:
     """Why costs have to be measured on this machine now, in words; None: what is kept holds."""
     if kept is None:
         return "nothing was measured yet"
@@ -142,11 +142,11 @@ def why_calibrate(kept: Kept | None, machine: Machine) -> str | None:
     return machine.changed(kept.machine)
 
 
-def load(path: Path) -> Kept | None:
+def load(path: Path) -> KeptCosts | None:
     """What was kept; None: nothing, or nothing that can be read, which is told in the log."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        kept = from_plain(Kept, content, "")
+        kept = from_plain(KeptCosts, content, "")
         if kept.version != FILE_VERSION:
             raise ProfileError(f"version {kept.version} is not known here")
     except FileNotFoundError:
@@ -157,7 +157,7 @@ def load(path: Path) -> Kept | None:
     return kept
 
 
-def save(path: Path, kept: Kept) -> None:
+def save(path: Path, kept: KeptCosts) -> None:
     """Put a file in the place of what was there, whole or not at all. Raises `OSError`."""
     text = json.dumps(to_plain(kept), indent=1, allow_nan=False)
     write_whole(path, text.encode("utf-8"))

@@ -56,8 +56,6 @@ ARRAYS_BESIDES = 3
 """As large as the weights, before and after training: blocks that came, that go, their bytes."""
 ARRAYS = ARRAYS_BESIDES + 4
 """And while training: weights that came, where they started, where they are, their velocity."""
-MIN_TRANSFER_BYTES = 16_384
-"""Below this a transfer measures the latency of the link, not its rate."""
 HEADER_BYTES = 512
 """At least what a movement says before its statistics and its payload."""
 
@@ -149,12 +147,9 @@ class Learned:
     off: float = 0.0
     """By how much predictions miss, smoothed: 0.25 is a quarter too much or too little."""
     net_w: float | None = None
-    up_bytes_per_s: float | None = None
-    down_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        rates = (self.up_bytes_per_s, self.down_bytes_per_s)
-        above_0 = [self.ratio, *self.ratios.values(), *(each for each in rates if each is not None)]
+        above_0 = [self.ratio, *self.ratios.values()]
         if not min(above_0) > 0 or min(self.rounds, self.off, self.net_w or 0.0) < 0:
             raise ProfileError(f"what rounds taught cannot be: {self}")
         for level in self.ratios:
@@ -167,12 +162,8 @@ class Learned:
         return self.rounds >= ROUNDS_TO_JUDGE and self.off > OFF
 
     def recalibrated(self) -> Learned:
-        """What stays true when a new calibration is done: the link and the watts."""
-        return Learned(
-            net_w=self.net_w,
-            up_bytes_per_s=self.up_bytes_per_s,
-            down_bytes_per_s=self.down_bytes_per_s,
-        )
+        """All that stays true when a new calibration is done: the watts."""
+        return Learned(net_w=self.net_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,16 +304,6 @@ class CostModel:
         )
         return replace(self, learned=after)
 
-    def sent(self, size_bytes: int, seconds: float) -> CostModel:
-        """The model after a movement went up in so many seconds."""
-        rate = _rate(self.learned.up_bytes_per_s, size_bytes, seconds)
-        return replace(self, learned=replace(self.learned, up_bytes_per_s=rate))
-
-    def fetched(self, size_bytes: int, seconds: float) -> CostModel:
-        """The model after so many bytes came down, those that were in a cache not counted."""
-        rate = _rate(self.learned.down_bytes_per_s, size_bytes, seconds)
-        return replace(self, learned=replace(self.learned, down_bytes_per_s=rate))
-
     # -- seconds ------------------------------------------------------------------------------
 
     def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
@@ -392,8 +373,7 @@ class CostModel:
     def _cost(
         self, level: float, train_s: float, peak_bytes: float, *, bytes_down: int, bytes_up: int
     ) -> Cost:
-        down = self.learned.down_bytes_per_s or self.known.down_bytes_per_s
-        up = self.learned.up_bytes_per_s or self.known.up_bytes_per_s
+        down, up = self.known.down_bytes_per_s, self.known.up_bytes_per_s
         seconds = train_s
         if up is not None and down is not None:
             seconds += bytes_down / down + bytes_up / up
@@ -419,12 +399,6 @@ def _is_level(text: str) -> bool:
 
 def _batch(opened: RoundOpen, samples: int | None) -> int:
     return opened.batch_size if samples is None else max(1, min(opened.batch_size, samples))
-
-
-def _rate(before: float | None, size_bytes: int, seconds: float) -> float | None:
-    if size_bytes < MIN_TRANSFER_BYTES or not seconds > 0:
-        return before
-    return _smoothed(before, size_bytes / seconds)
 
 
 def _smoothed(before: float | None, new: float) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from edge_sdk.decide.gates import DAY_MINUTES, Hours
-from edge_sdk.machine.board import LIMITS, Board, Link, find_board, load_board, shipped
+from edge_sdk.machine.board import LIMITS, Board, LinkKind, find_board, load_board, shipped
 from edge_sdk.program.settings import (
     Example,
     Percent,
@@ -62,7 +62,7 @@ Minute = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class FleetMember:
     """A device of a fleet as it starts. Raises `ConfigError` for a state that cannot be."""
 
     board: BoardProfile
@@ -77,7 +77,7 @@ class Member:
     """Hours of the day on the charger; without it, as `charging` says."""
     background_load: Annotated[float, Within(least=0, below=1)] = 0.0
     """Share of the CPU that other programs use."""
-    network: Link = "wifi"
+    network: LinkKind = "wifi"
     """Network it is on; mobile ones are metered."""
     wifi_hours: Hours | None = None
     """Hours of the day in which a device on a mobile network has Wi-Fi."""
@@ -123,7 +123,7 @@ class Member:
 class Fleet:
     """Members, and what they are told to do when. Raises `ConfigError` for what cannot be."""
 
-    members: tuple[Member, ...]
+    members: tuple[FleetMember, ...]
     """The devices, in the order of the file."""
     work: Annotated[float, Within(least=1e-3, most=1e9)] = 1.0
     """Steps of a device that one step of the run stands for."""
@@ -147,7 +147,7 @@ class Fleet:
                     f"members[{index}].name = {name!r}: another member has it; choose one"
                 )
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[FleetMember]:
         """Its members."""
         return iter(self.members)
 
@@ -155,11 +155,11 @@ class Fleet:
         """How many members it has."""
         return len(self.members)
 
-    def __getitem__(self, index: int) -> Member:
+    def __getitem__(self, index: int) -> FleetMember:
         """One of its members."""
         return self.members[index]
 
-    def find(self, name: str) -> Member:
+    def find(self, name: str) -> FleetMember:
         """The member of this name. Raises `ConfigError`."""
         named = {member.name: member for member in self.members}
         if name not in named:

@@ -11,12 +11,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.network.load.site.broker import RestartedBroker
 from benchmarks.network.load.site.files import open_files, write_run
-from benchmarks.network.load.site.history import History
+from benchmarks.network.load.site.history import HistoryTail
 from benchmarks.network.stage.files import device_names, run_folder, write_device
 from benchmarks.network.stage.processes import cpu_s
-from benchmarks.network.stage.programs import Program, Programs, running, serve_command
+from benchmarks.network.stage.programs import Programs, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
 from coordinator.run.folder import HISTORY
+from edge_sdk.program.processes import ChildProcess
 
 FILES_PER_DEVICE = 12
 """Two connections, what wakes their threads, and a few files now and then."""
@@ -25,7 +26,7 @@ MORE_FILES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuSpent:
     """CPU seconds of the coordinator, the broker, and all devices together."""
 
     coordinator_s: float
@@ -43,9 +44,9 @@ class Site:
     """Devices in a process."""
     broker: RestartedBroker
     programs: Programs
-    coordinator: Program
-    history: History
-    fleets: list[Program] = field(default_factory=list)
+    coordinator: ChildProcess
+    history: HistoryTail
+    fleets: list[ChildProcess] = field(default_factory=list)
 
     def start_devices(self) -> None:
         """Start all devices."""
@@ -59,7 +60,7 @@ class Site:
                 "benchmarks.network.load.site.fleet_process",
                 *paths[at : at + self.together],
             ]
-            self.fleets.append(self.programs.start(f"fleet-{number}", command))
+            self.fleets.append(self.programs.begin(f"fleet-{number}", command))
 
     def wait_for_devices(self) -> None:
         """Until all are there. Raises `FigureError`."""
@@ -79,9 +80,9 @@ class Site:
         until = time.monotonic() + seconds
         self.programs.wait_until(lambda: time.monotonic() >= until, "the end of a pause")
 
-    def spent(self) -> Spent:
+    def spent(self) -> CpuSpent:
         """Since they were started."""
-        return Spent(
+        return CpuSpent(
             coordinator_s=cpu_s(self.coordinator.pid),
             broker_s=cpu_s(self.broker.pid),
             devices_s=sum(cpu_s(fleet.pid) for fleet in self.fleets),
@@ -99,9 +100,9 @@ def open_site(task: PreparedTask, devices: int, together: int, bytecode: Path) -
         stack.enter_context(open_files(MORE_FILES + max(2 * devices, FILES_PER_DEVICE * together)))
         broker = stack.enter_context(RestartedBroker(folder / "broker"))
         broker.start()
-        programs = stack.enter_context(running(folder, bytecode))
+        programs = stack.enter_context(Programs(folder, bytecode))
         path = write_run(folder, task, devices, broker.settings)
-        coordinator = programs.start("coordinator", serve_command(path))
+        coordinator = programs.begin("coordinator", serve_command(path))
         programs.wait_until(lambda: broker.presences.coordinator, "the coordinator's start")
-        history = History(run_folder(folder) / HISTORY)
+        history = HistoryTail(run_folder(folder) / HISTORY)
         yield Site(folder, devices, together, broker, programs, coordinator, history)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.decide.emulation.fleet import Fleet, Member, find_fleet, load_fleet
+from edge_sdk.decide.emulation.fleet import Fleet, FleetMember, find_fleet, load_fleet
 from edge_sdk.machine.board import find_board, write_board
 from edge_sdk.protocol.errors import ConfigError
 
@@ -50,7 +50,7 @@ def load(folder: Path, text: str) -> Fleet:
 
 def test_members_are_read_in_order(tmp_path: Path) -> None:
     assert load(tmp_path, TWO).members == (
-        Member(
+        FleetMember(
             name="pixel-4",
             board=find_board("pixel_4"),
             battery_percent=33,
@@ -60,7 +60,7 @@ def test_members_are_read_in_order(tmp_path: Path) -> None:
             up_mbit_s=8,
             down_mbit_s=40.5,
         ),
-        Member(name="roof", board=find_board("jetson_nano")),
+        FleetMember(name="roof", board=find_board("jetson_nano")),
     )
 
 
@@ -69,7 +69,9 @@ def test_scenario_is_read_and_has_defaults(tmp_path: Path) -> None:
     assert (fleet.work, fleet.interval_s, fleet.deadline_s) == (900, 1800.5, 300)
     assert fleet.starts == 17 * 60 + 5
     plain = load(tmp_path, '[[members]]\nboard = "jetson_nano"')
-    assert plain == Fleet(members=(Member(name="jetson-nano", board=find_board("jetson_nano")),))
+    assert plain == Fleet(
+        members=(FleetMember(name="jetson-nano", board=find_board("jetson_nano")),)
+    )
     assert plain.work == 1
 
 
@@ -183,9 +185,7 @@ def test_mistake_of_hours_is_named(tmp_path: Path, old: str, new: str, complaint
 
 def test_broken_profile_of_a_member_is_named_too(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('name = "own"')
-    with pytest.raises(
-        ConfigError, match=r"members.0..board = 'own.toml': .*own.toml: title is"
-    ):
+    with pytest.raises(ConfigError, match=r"members.0..board = 'own.toml': .*own.toml: title is"):
         load(tmp_path, '[[members]]\nboard = "own.toml"')
 
 

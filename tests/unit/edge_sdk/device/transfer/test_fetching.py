@@ -149,7 +149,7 @@ def test_fetch_ends_when_it_is_told_to(tmp_path: Path) -> None:
     thread.start()
     stop.append(True)
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert [str(error) for error in errors] == ["the device is stopping"]
 
 
@@ -182,7 +182,7 @@ def test_error_of_the_work_is_not_swallowed(tmp_path: Path) -> None:
 HASHES = [bytes([number]) * 16 for number in range(30)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 2**32))
 def test_pull_gets_everything_over_a_lossy_link(number: int, window: int, seed: int) -> None:
     random, now, subscribed = Random(seed), 0.0, set[bytes]()
@@ -236,7 +236,7 @@ def test_fetch_is_not_given_up_while_bytes_come(tmp_path: Path) -> None:
     assert thread.is_alive()
     broker.silence = RETRY_S
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert "did not come" in said[0]
 
 
@@ -313,7 +313,7 @@ def test_cache_misses_a_file_that_somebody_removed(tmp_path: Path) -> None:
 
 
 def test_cache_removes_what_a_crash_left_half_written(tmp_path: Path) -> None:
-    (tmp_path / ("a" * 32 + ".new")).write_bytes(b"half")
+    (tmp_path / f".{'a' * 32}.0123abcd.draft").write_bytes(b"half")
     ChunkCache(tmp_path, 10_000)
     assert list(tmp_path.iterdir()) == []
 
@@ -343,7 +343,7 @@ def test_fetch_ends_when_something_newer_comes(tmp_path: Path) -> None:
     thread, said = fetching(fetcher, overtaken=newer.is_set)
     newer.set()
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert said == ["something newer came while it was fetched"]
     assert broker.subscribed == set()
 
@@ -356,7 +356,7 @@ def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None
         thread.join(0.001)
     fetcher.arrived(b"x" * 16, b"", direct=False)  # not one of ours
     fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
-    thread.join(20)
+    thread.join(60)
     assert said == ["its version was replaced while it was fetched"]
 
 
@@ -366,7 +366,7 @@ def test_chunks_without_room_on_disk_are_held_in_memory(
     cache = ChunkCache(tmp_path, 2**20)
     cache.put(b"o" * 16, b"old")
     cache.use([b"a" * 16, b"b" * 16])
-    monkeypatch.setattr(Path, "write_bytes", no_space)
+    monkeypatch.setattr("os.write", no_space)
     for name in (b"a", b"b"):
         cache.put(name * 16, name * 100)
     assert cache[b"a" * 16] == b"a" * 100
@@ -380,5 +380,5 @@ def test_chunks_without_room_on_disk_are_held_in_memory(
     assert [path.name for path in tmp_path.iterdir()] == [(b"a" * 16).hex()]
 
 
-def no_space(path: Path, data: bytes) -> int:
+def no_space(handle: int, data: bytes) -> int:
     raise OSError(28, "No space left on device")
