@@ -153,7 +153,7 @@ def test_profile_beside_the_fleet_is_found(tmp_path: Path) -> None:
         ('"17:05"', "17", "starts = 17: must be a time of the day, such as"),
         ("interval_s", "interval", "interval is not a known key; did you mean 'interval_s'?"),
         (TWO, "", "members is missing"),
-        (TWO, "members = 3", "members = 3: must be tables [[members]]"),
+        (TWO, "members = 3", "members = 3: must be a list of tables [[members]]"),
         (TWO, "members = []", "members: give at least one device"),
         (TWO, "members = [3]", "members[0] = 3: must be a table"),
         (TWO, "devices = []", "devices is not a known key"),
