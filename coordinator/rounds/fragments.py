@@ -220,7 +220,7 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
     )
     groups = config.masks(situation)[device]
     training = DeviceWork(
-        Stage.TRAINING, work.round, now + config.train_s, bid, groups, state.version
+        Stage.TRAINING, work.round, now + config.train_deadline_s, bid, groups, state.version
     )
     state = replace(state, fleet=fleet, work={**state.work, device: training})
     assignment = Assignment(device=device, round=work.round, groups=groups)
@@ -259,7 +259,7 @@ def _on_movement(
             config.plan,
             movement,
             _expected(work),
-            config.encoding,
+            config.up,
             config.local_rule.learning_rate,
             state.fleet.usual,
             config.rms_limit,

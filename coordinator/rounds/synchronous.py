@@ -127,7 +127,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
 
     `recount` counts what is on disk; a `Tick` behind that closes the round if all is there.
     """
-    deadline = now + config.train_s
+    deadline = now + config.train_deadline_s
     return replace(
         state,
         phase=RoundPhase.TRAINING,
@@ -275,7 +275,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         stream=stream(config.seed, "masks", state.round),
     )
     assigned = config.masks(situation) if offers else {}
-    deadline = now + config.train_s
+    deadline = now + config.train_deadline_s
     state = replace(
         state,
         phase=RoundPhase.TRAINING,

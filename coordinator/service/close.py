@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coordinator.aggregate.arrivals import Arrival
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
@@ -19,7 +19,7 @@ def open_memory(
     config: RoundsConfig,
     folder: Path | None,
     *,
-    dtype: Dtype = "fp32",
+    memory_type: MemoryType = "fp32",
     threads: int = 1,
     devices: int = 0,
 ) -> Memory | None:
@@ -31,7 +31,7 @@ def open_memory(
     if rule.remembers == "nothing":
         return None
     settings = MemoryConfig(
-        dtype=dtype,
+        memory_type=memory_type,
         damping=rule.damping,
         max_staleness=config.max_staleness,
         weighting=rule.weighting,

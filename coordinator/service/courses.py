@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coordinator.aggregate.arrivals import Arrival
-from coordinator.aggregate.memory import Dtype
+from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import PLAIN, GlobalModel
 from coordinator.rounds import events
 from coordinator.rounds.report import RoundReport
@@ -54,7 +54,7 @@ class Keeping:
     """Newest checkpoints to keep."""
     keep_every: Count = 50
     """Keep also every n-th checkpoint."""
-    memory_dtype: Dtype = "fp32"
+    memory_type: MemoryType = "fp32"
     """Type in which memory holds its values."""
     threads: Count = 1
     """Threads that put movements together."""

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.aggregate.arrivals import Arrival
-from coordinator.aggregate.memory import Dtype, Memory
+from coordinator.aggregate.memory import Memory, MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds import events, fragments
@@ -71,7 +71,7 @@ class Federation:
         *,
         threads: int = 1,
         memory_dir: Path | None = None,
-        memory_dtype: Dtype = "fp32",
+        memory_type: MemoryType = "fp32",
     ) -> None:
         """`make_backend` is called once for each of the `threads` that devices train in.
 
@@ -91,7 +91,7 @@ class Federation:
         backend = _PerThread(config.plan, make_backend)
         if isinstance(config, RoundsConfig):
             self._course: _Rounds | _Fragments = _Rounds(
-                config, model, self._link, memory_dir, memory_dtype, threads, len(members)
+                config, model, self._link, memory_dir, memory_type, threads, len(members)
             )
         else:
             self._course = _Fragments(config, model, self._link, len(members))
@@ -207,7 +207,7 @@ class _Rounds:
         model: GlobalModel,
         link: MemoryLink[Message],
         memory_dir: Path | None,
-        memory_dtype: Dtype,
+        memory_type: MemoryType,
         threads: int,
         devices: int,
     ) -> None:
@@ -217,7 +217,12 @@ class _Rounds:
         self._link = link
         self._threads = threads
         self._open_memory = partial(
-            open_memory, config, memory_dir, dtype=memory_dtype, threads=threads, devices=devices
+            open_memory,
+            config,
+            memory_dir,
+            memory_type=memory_type,
+            threads=threads,
+            devices=devices,
         )
         self._memory: Memory | None = None
         self._norms = model.norms

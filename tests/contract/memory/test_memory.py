@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.memory.contract import Weighting
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -29,7 +29,7 @@ from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.contract.memory.oracle import PLAN, Oracle, bound, movement
 
 DEVICES = ("ada", "bob", "eve")
-DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "int8")
+DTYPES: tuple[MemoryType, ...] = ("fp32", "fp16", "int8")
 
 movements = st.lists(
     st.tuples(
@@ -53,7 +53,7 @@ class History(RuleBasedStateMachine):
     memory: Memory
 
     @initialize(
-        dtype=st.sampled_from(DTYPES),
+        memory_type=st.sampled_from(DTYPES),
         damping=st.sampled_from([1.0, 0.8]),
         max_staleness=st.integers(0, 6),
         weighting=st.sampled_from(["uniform", "samples"]),
@@ -145,7 +145,7 @@ class History(RuleBasedStateMachine):
                     start += len(entry.values)
                     assert piece.made == entry.made
                     off = abs(values.astype(np.float64) - entry.values)
-                    assert (off <= bound(self.config.dtype, entry.values)).all()
+                    assert (off <= bound(self.config.memory_type, entry.values)).all()
                     found += 1
                 assert start == len(piece.blocks.values)
             assert rounds == sorted(rounds)
@@ -235,7 +235,7 @@ def _with(blocks: Blocks) -> Contribution:
 
 
 def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -250,7 +250,7 @@ def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
 
 
 def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -267,7 +267,7 @@ def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) ->
 
 
 def test_given_values_may_be_changed_after_writing(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     expected = given.blocks.values.tolist()
@@ -278,7 +278,7 @@ def test_given_values_may_be_changed_after_writing(store: str, tmp_path: Path) -
 
 
 def test_sum_is_zero_again_when_huge_values_have_left(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp16", max_staleness=1))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp16", max_staleness=1))
     memory.advance(1)
     memory.write([movement("ada", 1, [0, 1], 1, magnitude=1e30), movement("bob", 1, [0], 2)])
     memory.advance(3)
@@ -348,9 +348,9 @@ def large_rounds(memory: Memory, *, rounds: int = 4) -> list[list[Contribution]]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_sums_over_many_tiles_are_the_oracles(
-    store: str, tmp_path: Path, dtype: Dtype, weighting: Weighting
+    store: str, tmp_path: Path, dtype: MemoryType, weighting: Weighting
 ) -> None:
-    config = MemoryConfig(dtype=dtype, damping=0.8, max_staleness=2, weighting=weighting)
+    config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=2, weighting=weighting)
     memory: Memory
     if store == "ram":
         memory = RamMemory(LARGE, config)
@@ -371,10 +371,10 @@ def test_sums_over_many_tiles_are_the_oracles(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_store_or_threads(tmp_path: Path, dtype: Dtype) -> None:
+def test_bits_do_not_depend_on_store_or_threads(tmp_path: Path, dtype: MemoryType) -> None:
     results = set()
     for threads in (1, 2, 3):
-        config = MemoryConfig(dtype=dtype, damping=0.8, max_staleness=2, threads=threads)
+        config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=2, threads=threads)
         memories: list[Memory] = [
             RamMemory(LARGE, config),
             DiskMemory(tmp_path / str(threads), LARGE, config, reserve_bytes=0),

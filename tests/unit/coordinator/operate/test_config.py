@@ -121,7 +121,7 @@ def test_asynchronous_rule_counts_updates(tmp_path: Path) -> None:
     machine = read_config(write(tmp_path, text)).machine(PLAN)
     assert isinstance(machine, FragmentsConfig)
     assert machine.updates == 77
-    assert machine.encoding == Encoding(kind="int8")
+    assert machine.up == Encoding(kind="int8")
 
 
 def test_options_reach_rule_and_masks(tmp_path: Path) -> None:
