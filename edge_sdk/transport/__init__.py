@@ -1,1 +1,1 @@
-"""How messages travel: the in-memory link; MQTT comes beside it."""
+"""How messages travel: links over MQTT, and a queue inside one process."""

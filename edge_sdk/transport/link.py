@@ -135,7 +135,7 @@ class Link(Protocol):
 
 
 class OpenLink(Protocol):
-    """What opens links: `functools.partial(open_link, settings)`, `MemoryBroker.open_link`."""
+    """What opens links: `functools.partial(open_link, settings)`."""
 
     def __call__(self, *, name: str, deliver: Deliver, will: Will | None = None) -> Link:
         """As `open_link`."""

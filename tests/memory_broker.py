@@ -1,4 +1,4 @@
-"""A broker in this process with the same links, for tests and simulations: no sockets, no threads.
+"""A broker in this process with the same links, for tests: no sockets, no threads.
 
 Nothing happens but in `step` and `run`, in an order that depends on the calls alone. Connections
 end, return and lose messages when told to. It behaves as Mosquitto does with clean sessions where
@@ -272,7 +272,7 @@ class BrokeredLink:
         """As `Link.acknowledged`."""
         return self.outboxes[bulk].empty
 
-    def silence_s(self, *, bulk: bool = False) -> float:  # noqa: ARG002  as `Link` has it
+    def silence_s(self, *, bulk: bool = False) -> float:
         """As `Link.silence_s`; messages come whole here, so nothing is ever half on its way."""
         return math.inf
 
