@@ -431,7 +431,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         up=Encoding.parse(arguments.up),
         down=Encoding.parse(arguments.down),
         memory_dir=arguments.memory,
-        memory_dtype=arguments.memory_type,
+        memory_type=arguments.memory_type,
         threads=arguments.threads,
     )
     for folder in (arguments.save, arguments.memory):

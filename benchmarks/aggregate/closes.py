@@ -34,7 +34,7 @@ from benchmarks.aggregate.rounds import (
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
-from coordinator.aggregate.memory import Dtype, estimate_bytes
+from coordinator.aggregate.memory import MemoryType, estimate_bytes
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
@@ -74,7 +74,7 @@ TIMES = ("receive_s", "close_s", "close_cpu_s", "commit_s")
 SAMPLE_S = 0.01
 CHUNK_BYTES = 2**18
 
-CASES: tuple[tuple[str, Dtype | None, str], ...] = (
+CASES: tuple[tuple[str, MemoryType | None, str], ...] = (
     ("ra-fed", None, "fp32"),
     ("ra-fed", None, "fp16"),
     ("ram-fed", "fp32", "fp32"),
@@ -129,7 +129,7 @@ class ClosesRow:
 
     plan: str
     rule: str
-    dtype: Dtype | None
+    dtype: MemoryType | None
     encoding: str
     model_mb: float
     received_mb: float
@@ -224,7 +224,7 @@ def make_movements(*arguments: str) -> None:
             device=device,
             round=round,
             plan_hash=plan.hash,
-            payload=encode_blocks(plan, groups, blocks, rounds.encoding, draws),
+            payload=encode_blocks(plan, groups, blocks, rounds.up, draws),
             statistics={},
             learning_rate=LEARNING_RATE,
             level=config.level,
@@ -312,7 +312,7 @@ def _settings(
         min_devices=1,
         seed=0,
         rounds=settings.rounds,
-        encoding=Encoding.parse(encoding),
+        up=Encoding.parse(encoding),
     )
     if rule != ("ram-fed" if dtype else "ra-fed"):
         raise FigureError(f"{rule} is not measured with memory {dtype or None!r}")
@@ -323,7 +323,7 @@ def _open_memory(config: ClosesConfig, rounds: RoundsConfig, folder: Path, dtype
     return open_memory(
         rounds,
         folder / "memory",
-        dtype=dtype or "fp32",  # type: ignore[arg-type]
+        memory_type=dtype or "fp32",  # type: ignore[arg-type]
         threads=config.threads,
         devices=config.devices,
     )
@@ -365,7 +365,7 @@ def _check(rounds: RoundsConfig, path: Path, upload: Upload) -> Arrival:
     expected = Expected({axis: tuple(each) for axis, each in groups.items()}, movement.level, 1)
     usual = start(rounds).fleet.usual
     return check_arrival(
-        rounds.plan, movement, expected, rounds.encoding, LEARNING_RATE, usual, rounds.rms_limit
+        rounds.plan, movement, expected, rounds.up, LEARNING_RATE, usual, rounds.rms_limit
     )
 
 

@@ -31,7 +31,7 @@ from benchmarks.aggregate.rounds import (
 )
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
-from coordinator.aggregate.memory import DiskMemory, Dtype, MemoryConfig, estimate_bytes
+from coordinator.aggregate.memory import DiskMemory, MemoryConfig, MemoryType, estimate_bytes
 from coordinator.aggregate.rules.ram_fed import RamFed
 from edge_sdk.program.processes import start_piped
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -62,7 +62,7 @@ class ScaleConfig:
     inputs: int = 128
     widths: tuple[int, ...] = (256, 256)
     outputs: int = 10
-    dtype: Dtype = "fp16"
+    dtype: MemoryType = "fp16"
     participants: int = 32
     level: float = 0.5
     threads: int = 2
@@ -279,5 +279,7 @@ def _open(config: str, folder: str, fleet: str) -> tuple[ScaleConfig, DiskMemory
     fields: dict[str, Any] = json.loads(config)
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     settings = replace(ScaleConfig(), **{**fields, **lists})
-    held = MemoryConfig(dtype=settings.dtype, damping=RamFed().damping, threads=settings.threads)
+    held = MemoryConfig(
+        memory_type=settings.dtype, damping=RamFed().damping, threads=settings.threads
+    )
     return settings, DiskMemory(Path(folder) / fleet, settings.plan, held, devices=int(fleet))

@@ -29,7 +29,13 @@ from benchmarks.aggregate.rounds import (
     random_values,
 )
 from benchmarks.report.figures import Figure, FigureError
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, estimate_bytes
+from coordinator.aggregate.memory import (
+    DiskMemory,
+    Memory,
+    MemoryConfig,
+    MemoryType,
+    estimate_bytes,
+)
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
@@ -48,7 +54,7 @@ TARGETS = {("ra-fed", None): 0.5, ("ram-fed", "fp32"): 0.12, ("ram-fed", "fp16")
 TARGET_PLAN = "25m"
 """What the targets were set for."""
 
-CASES: tuple[tuple[str, Dtype | None], ...] = (
+CASES: tuple[tuple[str, MemoryType | None], ...] = (
     ("ra-fed", None),
     ("ram-fed", "fp32"),
     ("ram-fed", "fp16"),
@@ -111,7 +117,7 @@ class ThroughputRow:
 
     plan: str
     rule: str
-    dtype: Dtype | None
+    dtype: MemoryType | None
     received_mb: float
     copy_gb_s: float
     move_gb_s: float
@@ -155,7 +161,7 @@ def measure_throughput(
 
 
 def throughput_row(
-    plan: str, rule: str, dtype: Dtype | None, received: int, turns: Sequence[Turn]
+    plan: str, rule: str, dtype: MemoryType | None, received: int, turns: Sequence[Turn]
 ) -> ThroughputRow:
     """What turns come to, each with `received` bytes."""
     copied = sum(turn.copy_s for turn in turns)
@@ -207,9 +213,9 @@ def throughput_figures(rows: Sequence[ThroughputRow]) -> list[Figure]:
 
 
 def _filled(
-    folder: Path, config: ThroughputConfig, rule: RamFed, dtype: Dtype, drawn: Float32
+    folder: Path, config: ThroughputConfig, rule: RamFed, dtype: MemoryType, drawn: Float32
 ) -> Memory:
-    settings = MemoryConfig(dtype=dtype, damping=rule.damping, threads=config.threads)
+    settings = MemoryConfig(memory_type=dtype, damping=rule.damping, threads=config.threads)
     memory = DiskMemory(folder / "memory", config.plan, settings, devices=config.devices)
     try:
         fill(memory, range(config.devices), np.resize(drawn, config.plan.parameters))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from coordinator.aggregate.memory import Dtype
+from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
@@ -107,10 +107,10 @@ class RunTable:
     reading."""
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""
-    up: EncodingText = same_as(RunConfig, "encoding")
+    up: EncodingText = same_as(RunConfig, "up")
     down: EncodingText = field(default_factory=Encoding)
     """Encoding of the model that devices fetch, likewise."""
-    memory_type: Dtype = same_as(Keeping, "memory_dtype")
+    memory_type: MemoryType = same_as(Keeping, "memory_type")
     max_staleness: Count = same_as(RoundsConfig, "max_staleness")
     rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
     """A movement with a block this many times larger than usual is rejected."""
@@ -150,7 +150,7 @@ class RoundTable:
     min_devices: Count = 1
     """Devices that must be there before the first round."""
     bid_s: Seconds = same_as(RunConfig, "bid_s")
-    train_s: Seconds = same_as(RunConfig, "train_s")
+    train_deadline_s: Seconds = same_as(RunConfig, "train_deadline_s")
     away_s: Seconds = same_as(RoundsConfig, "away_s")
     rest_s: Seconds = same_as(FragmentsConfig, "rest_s")
     participants: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "participants")
@@ -232,7 +232,6 @@ class ServeConfig:
             "rule": rule,
             "masks": make_masks(self.mask.name or fitting_masks(rule), **self.mask.options),
             "local_rule": _pick(LocalRule, self.run),
-            "encoding": self.run.up,
         }
         if isinstance(rule, FedRaa):
             updates = self.run.updates or UPDATES
@@ -243,7 +242,7 @@ class ServeConfig:
     @property
     def keeping(self) -> Keeping:
         """How the run is kept on disk."""
-        return _pick(Keeping, self.run, memory_dtype=self.run.memory_type)
+        return _pick(Keeping, self.run)
 
 
 def _pick(cls: type[T], *tables: Any, **others: Any) -> T:

@@ -175,7 +175,7 @@ def start_report(
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
-    yield f"encoding   movements {machine.encoding}, model {service.down}"
+    yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (our own; devices find it in {run.folder / BROKER_FILE})"
     yield f"broker     {settings.address}{own if config.broker.embedded else ''}"

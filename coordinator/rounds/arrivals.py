@@ -144,7 +144,7 @@ def _checked(
         config.plan,
         movement,
         expected,
-        config.encoding,
+        config.up,
         config.local_rule.learning_rate,
         state.fleet.usual,
         config.rms_limit,

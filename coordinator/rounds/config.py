@@ -27,18 +27,18 @@ class RunConfig:
     batch_size: Count
     min_devices: Count
     seed: int
-    encoding: Encoding = field(default_factory=Encoding)
+    up: Encoding = field(default_factory=Encoding)
     """Encoding of movements: fp32, fp16, int8 or top-k:0.1, each alone or with +zstd behind it."""
     rms_limit: Annotated[float | None, Within(above=1)] = 100.0
     """A movement with a block this many times larger than usual is rejected; `None` means never."""
     bid_s: Seconds = 10.0
     """Seconds to wait for bids."""
-    train_s: Seconds = 600.0
+    train_deadline_s: Seconds = 600.0
     """Seconds to wait for movements."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_pairing(self.rule, self.masks, self.encoding)
+        check_pairing(self.rule, self.masks, self.up)
 
     def opening(
         self,
@@ -53,14 +53,14 @@ class RunConfig:
         return RoundOpen(
             round=round,
             plan_hash=self.plan.hash,
-            rule=self.local_rule,
+            local_rule=self.local_rule,
             steps=self.steps,
             batch_size=self.batch_size,
             bid_s=self.bid_s,
-            train_s=self.train_s,
+            train_deadline_s=self.train_deadline_s,
             whole=whole,
             replay_within=replay_within,
-            encoding=self.encoding,
+            up=self.up,
             rounds_left=rounds_left,
             warmup=warmup,
         )

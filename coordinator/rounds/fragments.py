@@ -282,7 +282,7 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         stream=stream(config.seed, "masks", work.round),
     )
     groups = config.masks(situation)[device]
-    training = DeviceWork(Stage.TRAINING, work.round, now + config.train_s, bid, groups)
+    training = DeviceWork(Stage.TRAINING, work.round, now + config.train_deadline_s, bid, groups)
     under_way = _under_way(config, state) + config.plan.coverage([groups])
     state = _with_work(replace(state, fleet=fleet, under_way=under_way), device, training)
     send = Send(device, _assignment(device, work.round, groups))
@@ -350,7 +350,7 @@ def _on_movement(
             config.plan,
             movement,
             _expected(work),
-            config.encoding,
+            config.up,
             config.local_rule.learning_rate,
             state.fleet.usual,
             config.rms_limit,

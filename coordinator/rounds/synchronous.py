@@ -140,7 +140,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
 
     `recount` counts what is on disk; a `Tick` behind that closes the round if all is there.
     """
-    deadline = now + config.train_s
+    deadline = now + config.train_deadline_s
     return replace(
         state,
         phase=RoundPhase.TRAINING,
@@ -295,7 +295,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         stream=stream(config.seed, "masks", state.round),
     )
     assigned = config.masks(situation) if offers else {}
-    deadline = now + config.train_s
+    deadline = now + config.train_deadline_s
     selected = state.selected
     if passed_over:
         bids = {name: bid for name, bid in bids.items() if name not in passed_over}

@@ -33,7 +33,7 @@ def terms_of(config: RoundsConfig) -> Terms:
         **asdict(config.local_rule),
         "steps": config.steps,
         "batch_size": config.batch_size,
-        "up": str(config.encoding),
+        "up": str(config.up),
         "plan": config.plan.hash,
     }
 

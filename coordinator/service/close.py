@@ -12,7 +12,7 @@ import numpy as np
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
@@ -26,7 +26,7 @@ def open_memory(
     config: RoundsConfig,
     folder: Path | None,
     *,
-    dtype: Dtype = "fp32",
+    memory_type: MemoryType = "fp32",
     threads: int = 1,
     devices: int = 0,
 ) -> Memory | None:
@@ -39,7 +39,7 @@ def open_memory(
     if rule.remembers == "nothing":
         return None
     settings = MemoryConfig(
-        dtype=dtype,
+        memory_type=memory_type,
         damping=rule.damping,
         max_staleness=config.max_staleness,
         weighting=rule.weighting,

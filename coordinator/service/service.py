@@ -172,10 +172,13 @@ class Service:
         journal, memory = Journal(run.folder / ROUND), None
         if isinstance(machine, RoundsConfig):
             memory = open_memory(
-                machine, run.folder / MEMORY, dtype=keeping.memory_dtype, threads=keeping.threads
+                machine,
+                run.folder / MEMORY,
+                memory_type=keeping.memory_type,
+                threads=keeping.threads,
             )
         checkpoint = whole_checkpoint(run, memory, journal)
-        limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.encoding))
+        limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
         parts = Parts(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from coordinator.aggregate.memory import Dtype
+from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import OpenRound
@@ -116,7 +116,7 @@ class Keeping:
     """Newest checkpoints to keep."""
     keep_every: Count = 50
     """Keep also every n-th checkpoint."""
-    memory_dtype: Dtype = "fp32"
+    memory_type: MemoryType = "fp32"
     """Type in which memory holds its values."""
     threads: Count = 1
     """Threads that put movements together."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-from coordinator.aggregate.memory import Dtype
+from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds import events
@@ -107,7 +107,7 @@ class Federation:
         time: _Time = "none",
         threads: int = 1,
         memory_dir: Path | None = None,
-        memory_dtype: Dtype = "fp32",
+        memory_type: MemoryType = "fp32",
     ) -> None:
         """`make_backend` is called once for each of the `threads` that devices train in.
 
@@ -124,7 +124,7 @@ class Federation:
         self._members = members
         self._virtual = time == "profile"
         self._threads = threads
-        self._memory = memory_dir, memory_dtype
+        self._memory = memory_dir, memory_type
         self._store = RunInRam()
         self._outlet = DirectOutlet(model)
         self._course: RoundsCourse | FragmentsCourse | None = None
@@ -191,7 +191,7 @@ class Federation:
             return FragmentsCourse(config, parts, start, report_every=len(self._members))
         folder, dtype = self._memory
         memory = open_memory(
-            config, folder, dtype=dtype, threads=self._threads, devices=len(self._members)
+            config, folder, memory_type=dtype, threads=self._threads, devices=len(self._members)
         )
         return RoundsCourse(config, parts, start, memory, self._now)
 

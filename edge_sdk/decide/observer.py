@@ -102,7 +102,7 @@ class Observer:
         return Sight(
             snapshot=self._snapshot(),
             costs=() if self._costs is None else self._costs.predict(levels, opened),
-            deadline_s=opened.train_s,
+            deadline_s=opened.train_deadline_s,
             rounds_left=opened.rounds_left,
             whole=opened.whole,
             warmup=opened.warmup,

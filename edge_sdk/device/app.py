@@ -331,7 +331,7 @@ class DeviceApp(Generic[K]):
             groups=groups,
             weights=plan.assemble(work.blocks, groups),
             buffers=work.buffers,
-            rule=opened.rule,
+            rule=opened.local_rule,
             mask_stream=stream(self._seed, self.name, opened.round, "dropout"),
         )
         batches = self._data.batches(
@@ -350,7 +350,7 @@ class DeviceApp(Generic[K]):
                 plan_hash=plan.hash,
                 payload=self._encode(opened, groups, plan.scatter(trained.movement, groups)),
                 statistics=trained.statistics,
-                learning_rate=opened.rule.learning_rate,
+                learning_rate=opened.local_rule.learning_rate,
                 level=work.level,
                 samples=len(self._data),
                 loss=trained.metrics.mean_loss,
@@ -366,7 +366,7 @@ class DeviceApp(Generic[K]):
         """Encode a movement; values that top-k leaves out are kept for later."""
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
-        encoding = opened.encoding.agreed(available_encodings())
+        encoding = opened.up.agreed(available_encodings())
         if encoding.kind != "top-k" or not self._settle():
             return encode_blocks(plan, groups, movement, encoding, random)
         corrected = self._residuals.corrected(round, movement)

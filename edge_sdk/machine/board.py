@@ -56,6 +56,7 @@ class CoreSpec:
     core: str
     """Name of the core, such as Cortex-A57."""
     count: Annotated[Quantity, Within(least=1, most=256)]
+    """Number of cores."""
     ghz: Annotated[Quantity | None, Within(least=0.1, most=10)] = None
     """The highest clock."""
 
@@ -65,13 +66,14 @@ class MemorySpec:
     """RAM; on Jetsons CPU and GPU share it."""
 
     memory_mb: Annotated[Quantity, Within(least=64, most=4_194_304)]
+    """Megabytes of RAM."""
     app_mb: Annotated[Quantity | None, Within(least=8, most=4_194_304)] = None
-    """What one process can use while the system goes on."""
+    """Memory that one process can use while the system goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedSpec:
-    """How fast the CPU trains, in reference cores."""
+    """Speed of the CPU in reference cores."""
 
     speed_ratio: Annotated[Quantity | None, Within(least=0.001, most=1000)] = None
     """With all cores."""
@@ -88,43 +90,53 @@ class PowerSpec:
     train_w: Annotated[Quantity | None, Within(least=0.01, most=2000)] = None
     """With all cores busy; idle is included."""
     wifi_send_w: Annotated[Quantity | None, Within(least=0.001, most=50)] = None
+    """While sending over Wi-Fi."""
     wifi_receive_w: Annotated[Quantity | None, Within(least=0.001, most=50)] = None
+    """While receiving over Wi-Fi."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatterySpec:
-    """A device without one is on mains."""
+    """The battery; a device without one is on mains."""
 
     battery_wh: Annotated[Quantity, Within(least=0.1, most=1000)]
+    """Energy of a full battery."""
     battery_v: Annotated[Quantity | None, Within(least=1, most=60)] = None
+    """Nominal voltage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """What is usual where the device stands, over the link named."""
+    """The usual network of the device."""
 
     link: LinkKind | None = None
+    """The network that the speeds are of."""
     up_mbit_s: Annotated[Quantity | None, Within(least=0.001, most=100_000)] = None
+    """Megabits per second that it sends."""
     down_mbit_s: Annotated[Quantity | None, Within(least=0.001, most=100_000)] = None
+    """Megabits per second that it receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatSpec:
-    """When the device slows itself down, and by how much."""
+    """The temperature at which the device slows itself down, and by how much."""
 
     sensor: Sensor | None = None
-    """What `throttle_c` is the temperature of."""
+    """Place of the sensor that `throttle_c` is measured at."""
     throttle_c: Annotated[Quantity | None, Within(least=25, most=130)] = None
+    """Temperature at which it slows down."""
     sustained_ratio: Annotated[Quantity | None, Within(least=0.05, most=1)] = None
     """Speed when hot over speed when cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """What could train beside the CPU; `SpeedSpec` leaves it out."""
+    """A graphics chip that could train beside the CPU; `speed` leaves it out."""
 
     title: str
+    """Name of the chip."""
     fp32_gflops: Annotated[Quantity | None, Within(least=0.1, most=1_000_000)] = None
+    """Billions of single-precision operations per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def federation(
         "batch_size": 8,
         "min_devices": len(policies),
         "seed": seed,
-        "encoding": Encoding.parse(encoding),
+        "up": Encoding.parse(encoding),
     }
     made_rule = make_rule(rule)
     config = (

@@ -446,7 +446,7 @@ def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> 
     (tmp_path / "run.toml").write_text(
         f'[task]\nname = "{TASK}"\nsource = "task.py:make_task"\n'
         '[run]\nfolder = "run"\nrounds = 2\nsteps = 2\nbatch_size = 8\n'
-        "[round]\nmin_devices = 2\nbid_s = 600\ntrain_s = 600\n"
+        "[round]\nmin_devices = 2\nbid_s = 600\ntrain_deadline_s = 600\n"
         + (identity / "broker.toml").read_text()
     )
     with ExitStack() as stack:

@@ -118,7 +118,12 @@ class Fleet(Children):
                 **length,
             },
             "rule": {"name": rule},
-            "round": {"min_devices": min_devices, "bid_s": 600, "train_s": 600, "rest_s": 0.1},
+            "round": {
+                "min_devices": min_devices,
+                "bid_s": 600,
+                "train_deadline_s": 600,
+                "rest_s": 0.1,
+            },
         }
         text = "".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
         config = self.folder / "run.toml"

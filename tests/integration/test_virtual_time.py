@@ -143,7 +143,7 @@ def test_submodel_takes_its_share_of_the_time(task: Task) -> None:
 
 def test_deadline_closes_the_round_and_the_late_movement_enters_memory(task: Task) -> None:
     members = [paced("fast", 1.0), paced("slow", 60.0)]
-    run = federation(task, members, rule="ram-fed", length=3, train_s=100.0)
+    run = federation(task, members, rule="ram-fed", length=3, train_deadline_s=100.0)
     outcomes = {}
     times = []
     for report in run.run():
@@ -172,7 +172,7 @@ def test_late_movement_is_of_the_model_that_its_round_had(task: Task) -> None:
     """A message under way does not change: the device trains from what it was assigned."""
     crawl = MemberTimes(step_s=0.0, latency_s=40.0)
     members = [paced("fast", 1.0), member("far", crawl)]
-    run = federation(task, members, rule="ram-fed", length=4, bid_s=90.0, train_s=50.0)
+    run = federation(task, members, rule="ram-fed", length=4, bid_s=90.0, train_deadline_s=50.0)
     reports = list(run.run())
     assert np.isfinite(run.model.theta).all()
     assert updates(reports)["fast"] >= 3

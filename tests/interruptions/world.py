@@ -347,7 +347,7 @@ class World:
                 "min_participants": len(setup.devices),
                 "away_s": setup.train_s,
                 "bid_s": setup.bid_s,
-                "train_s": setup.train_s,
+                "train_deadline_s": setup.train_s,
                 **setup.round,
             },
             "broker": {

@@ -95,12 +95,12 @@ class Trainee:
         return RoundOpen(
             round=1,
             plan_hash=self.plan.hash,
-            rule=rule,
+            local_rule=rule,
             steps=steps,
             batch_size=batch,
             bid_s=1,
-            train_s=1,
-            encoding=Encoding.parse(encoding),
+            train_deadline_s=1,
+            up=Encoding.parse(encoding),
         )
 
     def round(
@@ -122,7 +122,7 @@ class Trainee:
             groups=groups,
             weights=plan.assemble(blocks, groups),
             buffers=buffers,
-            rule=opened.rule,
+            rule=opened.local_rule,
             mask_stream=stream(0, "costs", "dropout"),
         )
         batches = self.data.batches(opened.steps, opened.batch_size, stream(0, "costs", "batches"))
@@ -134,9 +134,9 @@ class Trainee:
             device="device",
             round=opened.round,
             plan_hash=plan.hash,
-            payload=encode_blocks(plan, groups, moved, opened.encoding, stream(0, "costs", "up")),
+            payload=encode_blocks(plan, groups, moved, opened.up, stream(0, "costs", "up")),
             statistics=trained.statistics,
-            learning_rate=opened.rule.learning_rate,
+            learning_rate=opened.local_rule.learning_rate,
             level=level,
             samples=len(self.data),
             loss=trained.metrics.mean_loss,

@@ -72,7 +72,7 @@ def write_run(
         "task": {"name": TASK, "source": SOURCE},
         "run": run,
         "rule": {"name": settings.rule},
-        "round": {"min_devices": settings.devices, "bid_s": WAIT_S, "train_s": WAIT_S},
+        "round": {"min_devices": settings.devices, "bid_s": WAIT_S, "train_deadline_s": WAIT_S},
     }
     path = folder / "run.toml"
     text = "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())

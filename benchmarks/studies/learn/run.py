@@ -98,7 +98,7 @@ def run_rule(
         batch_size=BATCH_SIZE,
         min_devices=len(phones),
         seed=seed,
-        train_s=setting.fleet.deadline_s,
+        train_deadline_s=setting.fleet.deadline_s,
         min_participants=0,  # a round in which all skip counts
     )
     # Before devices are made: a calibration is part of the first round.

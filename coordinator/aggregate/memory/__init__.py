@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.aggregate.memory.contract import Dtype, Made, Memory, MemoryConfig, Piece
+from coordinator.aggregate.memory.contract import Made, Memory, MemoryConfig, MemoryType, Piece
 from coordinator.aggregate.memory.disk.memory import DiskMemory
 from coordinator.aggregate.memory.disk.space import estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
@@ -10,13 +10,13 @@ from coordinator.aggregate.memory.ram import RamMemory
 
 __all__ = [
     "DiskMemory",
-    "Dtype",
     "Made",
     "Memory",
     "MemoryBusy",
     "MemoryConfig",
     "MemoryDamaged",
     "MemoryStoreError",
+    "MemoryType",
     "Piece",
     "RamMemory",
     "estimate_bytes",

@@ -28,7 +28,7 @@ from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-Dtype = Literal["fp32", "fp16", "int8"]
+MemoryType = Literal["fp32", "fp16", "int8"]
 Weighting = Literal["uniform", "samples"]
 Float64 = NDArray[np.float64]
 Rounds = NDArray[np.int32]
@@ -41,7 +41,7 @@ Several threads call it at a time, each with other stretches; together they are 
 class MemoryConfig:
     """Settings of a memory. Raises `ConfigError` for values that make no sense."""
 
-    dtype: Dtype = "fp16"
+    memory_type: MemoryType = "fp16"
     """Type of held values; `values.py` states each type's bound."""
     damping: float = 1.0
     """ρ: factor that an entry's share of `total` fades by every round. In (0, 1]."""
@@ -54,10 +54,10 @@ class MemoryConfig:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", Dtype), ("weighting", Weighting)):
+        for name, known in (("memory_type", MemoryType), ("weighting", Weighting)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(
-                    f"memory {name} is one of {get_args(known)}, not {getattr(self, name)!r}"
+                    f"{name} is one of {get_args(known)}, not {getattr(self, name)!r}"
                 )
         if not (math.isfinite(self.damping) and 0 < self.damping <= 1):
             raise ConfigError(f"memory damping is in (0, 1], not {self.damping!r}")

@@ -64,7 +64,7 @@ class NewestMemory:
         self.entries = sums.entries
         self._store = store
         self._sums = sums
-        self._kind = VALUE_TYPES[config.dtype]
+        self._kind = VALUE_TYPES[config.memory_type]
         self._now = now
         self._changed = False
         self._broken = False

@@ -22,7 +22,7 @@ class RamMemory(NewestMemory):
     """A memory that lives as long as the process; `commit` has nothing to do."""
 
     def __init__(self, plan: ModelPlan, config: MemoryConfig) -> None:
-        kind = VALUE_TYPES[config.dtype]
+        kind = VALUE_TYPES[config.memory_type]
         sums = Sums(plan, kind, totals=config.sums, threads=config.threads)
         super().__init__(plan, config, RamStore(plan, kind), sums)
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.memory.contract import Dtype, Float64
+from coordinator.aggregate.memory.contract import Float64, MemoryType
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 
@@ -181,7 +181,7 @@ class Int8:
         return terms
 
 
-VALUE_TYPES: Mapping[Dtype, ValueType] = {"fp32": Fp32(), "fp16": Fp16(), "int8": Int8()}
+VALUE_TYPES: Mapping[MemoryType, ValueType] = {"fp32": Fp32(), "fp16": Fp16(), "int8": Int8()}
 
 
 def expand(kind: ValueType, held: Held, scales: Float64, sizes: Indices) -> Float32:

@@ -216,7 +216,7 @@ class ProcessDemo:
             "seed": config.seed,
             "up": str(config.up),
             "down": str(config.down),
-            "memory_type": config.memory_dtype,
+            "memory_type": config.memory_type,
         }
         task = {"name": TASK, "source": "task.py:make_task", "evaluation": TEST}
         return "".join(
@@ -233,7 +233,7 @@ class ProcessDemo:
                         "min_devices": devices,
                         "min_participants": 0,  # a round in which all skip counts
                         "bid_s": BID_S,
-                        "train_s": self.fleet.deadline_s,
+                        "train_deadline_s": self.fleet.deadline_s,
                     },
                 ),
             ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import torch
 
-from coordinator.aggregate.memory import Dtype
+from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
@@ -81,7 +81,7 @@ class DemoConfig:
     down: Encoding = field(default_factory=Encoding)
     memory_dir: Path | None = None
     """Where the rule's memory is kept; None: in RAM."""
-    memory_dtype: Dtype = "fp32"
+    memory_type: MemoryType = "fp32"
     threads: int = 1
     """How many devices train at the same time."""
 
@@ -335,8 +335,8 @@ def make_demo(config: DemoConfig) -> Demo:
         "batch_size": BATCH_SIZE,
         "min_devices": config.devices,
         "seed": config.seed,
-        "encoding": config.up,
-        "train_s": fleet.deadline_s,
+        "up": config.up,
+        "train_deadline_s": fleet.deadline_s,
     }
     run = (
         FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
@@ -377,7 +377,7 @@ def make_demo(config: DemoConfig) -> Demo:
         members,
         threads=config.threads,
         memory_dir=config.memory_dir,
-        memory_dtype=config.memory_dtype,
+        memory_type=config.memory_type,
     )
     return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
 

@@ -152,7 +152,7 @@ class Costing:
             level=level,
             seconds=math.inf,
             joules=None,
-            peak_bytes=memory_bound(work, data, opened.rule, opened.encoding),
+            peak_bytes=memory_bound(work, data, opened.local_rule, opened.up),
             bytes_down=work.weight_bytes,
             bytes_up=work.weight_bytes,
         )

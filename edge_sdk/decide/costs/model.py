@@ -260,7 +260,7 @@ class CostModel:
             seconds[level], peaks[level] = longest, most
         held = held_bytes if self._shares_memory else 0.0
         least = self._least_memory(opened, batch)
-        encoding = opened.encoding.agreed(available_encodings())
+        encoding = opened.up.agreed(available_encodings())
         index = 0 if opened.model is None else opened.model.size
         return tuple(
             self._cost(
@@ -308,7 +308,7 @@ class CostModel:
 
     def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
         """As calibrated, without what rounds taught."""
-        passes = 2 if opened.rule.sam_radius > 0 else 1
+        passes = 2 if opened.local_rule.sam_radius > 0 else 1
         work = work_at(self.plan, self.manifest, level, batch)
         return opened.steps * passes * self._step(work) + self._fixed(work)
 
@@ -335,7 +335,7 @@ class CostModel:
         return all(entry.kept is None and entry.batch is None for entry in graphs)
 
     def _memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
-        rule, encoding = opened.rule, opened.encoding
+        rule, encoding = opened.local_rule, opened.up
         measured = self.calibration.samples
         largest = max(each.weight_bytes for each in measured)
         grown = fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
@@ -353,7 +353,7 @@ class CostModel:
 
     def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         """What a round takes however much is held: its arrays may not find room in that."""
-        arrays = ARRAYS + _more_arrays(opened.rule, opened.encoding)
+        arrays = ARRAYS + _more_arrays(opened.local_rule, opened.up)
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)

@@ -5,7 +5,8 @@ there and nowhere else, and the text below it says what it means (`edge_sdk.prog
 the documentation from that). To add a key is to add a field. Rules:
 
 - A field that is a dataclass is a table; `Flat` puts the keys of one beside those of its owner; a
-  tuple of dataclasses is an array of tables. An optional table that is empty is absent.
+  tuple of dataclasses is an array of tables. An optional table of a program's file that is empty is
+  absent.
 - A key has the variable `TESSERA_<KEY>`, that of a table `TESSERA_<TABLE>_<KEY>`.
 - Paths in a file are relative to its folder, others to the present one.
 - An unknown key or variable is an error that suggests the nearest known one.
@@ -172,7 +173,9 @@ def _table(cls: type[T], content: Any, where: str, source: _Source) -> T:
     known = _names(cls)
     for key in content:
         if key not in known:
-            advice = nearest(str(key), known, source.places)
+            # A table that is misspelt is one of the first level's.
+            misspelt = not where and isinstance(content[key], Mapping)
+            advice = nearest(str(key), known, None if misspelt else source.places)
             raise ConfigError(f"{label}{prefix}{key} is not a known key{advice}")
     arguments = _arguments(cls, content, prefix, source)
     try:
@@ -189,7 +192,9 @@ def _arguments(
         if kind.flat:
             own = {key: content[key] for key in _names(kind.plain) if key in content}
             arguments[name] = _table(kind.plain, own, prefix.rstrip("."), source)
-        elif content.get(name) is None or (kind.optional and content[name] == {}):
+        elif content.get(name) is None or (
+            content[name] == {} and kind.optional and kind.table is not None and source.variables
+        ):
             if _required(entries(cls)[name]):
                 variable = (PREFIX + f"{prefix}{name}".replace(".", "_")).upper()
                 advice = f"; set it in the file, or as {variable}" if source.variables else ""
@@ -219,7 +224,7 @@ def _value(kind: FieldType, value: Any, where: str, source: _Source) -> Any:
         value = value.value
     if kind.rows is not None:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{said} = {value!r:.80}: must be tables [[{where}]]")
+            raise ConfigError(f"{said} = {value!r:.80}: must be a list of tables [[{where}]]")
         return tuple(
             _table(kind.rows, each, f"{where}[{index}]", source) for index, each in enumerate(value)
         )

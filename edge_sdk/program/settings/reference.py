@@ -227,5 +227,5 @@ def type_words(kind: FieldType) -> str:
     names = {int: "whole number", float: "number", bool: "true or false", str: "text", Path: "path"}
     words = names.get(plain, "table of names and values")
     if kind.table is not None:
-        words = f"table with {', '.join(entries(kind.table))}; value"
+        return f"table with {', '.join(entries(kind.table))}; value {within}"
     return words if within is None else f"{words}, {within}"

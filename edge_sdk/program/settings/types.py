@@ -277,7 +277,10 @@ def _mapping(kind: FieldType, value: Any, base: Path, spelt: bool) -> dict[str, 
         raise TypeError("a table of names and values")
     if kind.plain is Any:
         return dict(value)
-    return {str(key): convert(kind, each, base, spelt=False) for key, each in value.items()}
+    try:
+        return {str(key): convert(kind, each, base, spelt=False) for key, each in value.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"a table, and everything in it {error}") from error
 
 
 def _number(plain: type[int] | type[float], value: Any, spelt: bool) -> float:

@@ -42,11 +42,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Form(NamedTuple):
     """How a field's value is written, and how it is read.
 
-    `read` raises `TypeError`, `ValueError` or a `ProtocolError` for what is no such value.
+    `read` raises `TypeError`, `ValueError` or a `ProtocolError` for what is no such value. `name`:
+    what the field is called on the wire; None: as in its class.
     """
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
+    name: str | None = None
 
 
 Forms = Mapping[str, Form]
@@ -95,7 +97,8 @@ def unpack_map(data: bytes | memoryview, what: str, max_bytes: int) -> dict[str,
 def write_fields(message: Any, forms: Forms) -> dict[str, Any]:
     """Every field of a message in its form. Raises `MessageError` for a value that has none."""
     return {
-        name: _converted(form.write, getattr(message, name), name) for name, form in forms.items()
+        form.name or name: _converted(form.write, getattr(message, name), form.name or name)
+        for name, form in forms.items()
     }
 
 
@@ -104,10 +107,11 @@ def read_fields(cls: type[Any], content: Mapping[str, Any], forms: Forms) -> dic
     known = {each.name: each for each in fields(cls)}
     arguments = {}
     for name, form in forms.items():
-        if name in content:
-            arguments[name] = _converted(form.read, content[name], name)
+        key = form.name or name
+        if key in content:
+            arguments[name] = _converted(form.read, content[key], key)
         elif _required(known[name]):
-            raise MessageError(f"the field {name!r} is missing")
+            raise MessageError(f"the field {key!r} is missing")
     return arguments
 
 
@@ -249,6 +253,11 @@ def optional(form: Form) -> Form:
         lambda value: None if value is None else form.write(value),
         lambda value: None if value is None else form.read(value),
     )
+
+
+def called(name: str, form: Form) -> Form:
+    """The same, under another name on the wire than in its class."""
+    return form._replace(name=name)
 
 
 COUNT = Form(count, count)

@@ -44,16 +44,16 @@ class RoundOpen:
 
     round: int
     plan_hash: str
-    rule: LocalRule
+    local_rule: LocalRule
     steps: int
     batch_size: int
     bid_s: float
-    train_s: float
+    train_deadline_s: float
     whole: bool = False
     """Only the whole model is of use this round: offer that or skip."""
     replay_within: int = 0
     """A device that skips sends its last movement again if it is at most this many rounds old."""
-    encoding: Encoding = field(default_factory=Encoding)
+    up: Encoding = field(default_factory=Encoding)
     """How movements travel."""
     run: str = ""
     model: Blob | None = None
@@ -72,7 +72,7 @@ class RoundOpen:
         for name in ("round", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
-        for name in ("bid_s", "train_s"):
+        for name in ("bid_s", "train_deadline_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise MessageError(f"{name} must be above 0 seconds, not {getattr(self, name)!r}")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory import Dtype, Made, MemoryConfig
+from coordinator.aggregate.memory import Made, MemoryConfig, MemoryType
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
@@ -32,7 +32,7 @@ class Entry:
     values: NDArray[np.float32]
 
 
-def bound(dtype: Dtype, values: NDArray[np.float32]) -> NDArray[np.float64]:
+def bound(dtype: MemoryType, values: NDArray[np.float32]) -> NDArray[np.float64]:
     """How far what is held of a block may be from what was given, as `values.py` states it."""
     given = np.abs(values.astype(np.float64))
     most = given.max(initial=0.0)
@@ -115,7 +115,7 @@ class Oracle:
             part = slice(low, low + len(entry.values))
             total[part] += self._term(entry.made, entry.values)
             factor = self._term(entry.made, np.ones(1, dtype=np.float32))[0]
-            slack[part] += factor * bound(self.config.dtype, entry.values)
+            slack[part] += factor * bound(self.config.memory_type, entry.values)
         return total, slack
 
     def _term(self, made: Made, values: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig, RamMemory
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.memory.contract import Float64, Weighting
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -31,7 +31,7 @@ from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.contract.memory.oracle import PLAN, Oracle, bound, movement
 
 DEVICES = ("ada", "bob", "eve")
-DTYPES: tuple[Dtype, ...] = ("fp32", "fp16", "int8")
+DTYPES: tuple[MemoryType, ...] = ("fp32", "fp16", "int8")
 
 movements = st.lists(
     st.tuples(
@@ -62,7 +62,7 @@ class History(RuleBasedStateMachine):
     memory: Memory
 
     @initialize(
-        dtype=st.sampled_from(DTYPES),
+        memory_type=st.sampled_from(DTYPES),
         damping=st.sampled_from([1.0, 0.8]),
         max_staleness=st.integers(0, 6),
         weighting=st.sampled_from(["uniform", "samples"]),
@@ -155,7 +155,7 @@ class History(RuleBasedStateMachine):
                     start += len(entry.values)
                     assert piece.made == entry.made
                     off = abs(values.astype(np.float64) - entry.values)
-                    assert (off <= bound(self.config.dtype, entry.values)).all()
+                    assert (off <= bound(self.config.memory_type, entry.values)).all()
                     found += 1
                 assert start == len(piece.blocks.values)
             assert rounds == sorted(rounds)
@@ -245,7 +245,7 @@ def _with(blocks: Blocks) -> Contribution:
 
 
 def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -260,7 +260,7 @@ def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
 
 
 def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -277,7 +277,7 @@ def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) ->
 
 
 def test_given_values_may_be_changed_after_writing(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp32"))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     expected = given.blocks.values.tolist()
@@ -288,7 +288,7 @@ def test_given_values_may_be_changed_after_writing(store: str, tmp_path: Path) -
 
 
 def test_sum_is_zero_again_when_huge_values_have_left(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(dtype="fp16", max_staleness=1))
+    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp16", max_staleness=1))
     memory.advance(1)
     memory.write([movement("ada", 1, [0, 1], 1, magnitude=1e30), movement("bob", 1, [0], 2)])
     memory.advance(3)
@@ -322,11 +322,13 @@ def test_closed_memory_refuses(store: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
-    store: str, tmp_path: Path, dtype: Dtype
+    store: str, tmp_path: Path, dtype: MemoryType
 ) -> None:
     """Batches of 64 devices change the sums one after the other, though in one pass."""
-    together = open_memory(store, tmp_path / "together", MemoryConfig(dtype=dtype, damping=0.8))
-    apart = open_memory(store, tmp_path / "apart", MemoryConfig(dtype=dtype, damping=0.8))
+    together = open_memory(
+        store, tmp_path / "together", MemoryConfig(memory_type=dtype, damping=0.8)
+    )
+    apart = open_memory(store, tmp_path / "apart", MemoryConfig(memory_type=dtype, damping=0.8))
     changes = np.full((2, PLAN.parameters), np.nan)
     for now in (1, 2):
         given = [
@@ -354,10 +356,10 @@ def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [1, 2, 3])
 def test_values_at_any_address_are_held_and_summed_alike(
-    store: str, tmp_path: Path, dtype: Dtype, shift: int
+    store: str, tmp_path: Path, dtype: MemoryType, shift: int
 ) -> None:
-    straight = open_memory(store, tmp_path / "straight", MemoryConfig(dtype=dtype))
-    odd = open_memory(store, tmp_path / "odd", MemoryConfig(dtype=dtype))
+    straight = open_memory(store, tmp_path / "straight", MemoryConfig(memory_type=dtype))
+    odd = open_memory(store, tmp_path / "odd", MemoryConfig(memory_type=dtype))
     given = movement("ada", 1, list(range(9)), seed=1)
     data = memoryview(bytearray(shift) + given.blocks.values.tobytes())[shift:]
     values = np.frombuffer(data, np.float32)
@@ -410,9 +412,9 @@ def large_rounds(memory: Memory, *, rounds: int = 4) -> list[list[Contribution]]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_sums_over_many_tiles_are_the_oracles(
-    store: str, tmp_path: Path, dtype: Dtype, weighting: Weighting
+    store: str, tmp_path: Path, dtype: MemoryType, weighting: Weighting
 ) -> None:
-    config = MemoryConfig(dtype=dtype, damping=0.8, max_staleness=2, weighting=weighting)
+    config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=2, weighting=weighting)
     memory: Memory
     if store == "ram":
         memory = RamMemory(LARGE, config)
@@ -433,10 +435,10 @@ def test_sums_over_many_tiles_are_the_oracles(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_store_or_threads(tmp_path: Path, dtype: Dtype) -> None:
+def test_bits_do_not_depend_on_store_or_threads(tmp_path: Path, dtype: MemoryType) -> None:
     results = set()
     for threads in (1, 2, 3):
-        config = MemoryConfig(dtype=dtype, damping=0.8, max_staleness=2, threads=threads)
+        config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=2, threads=threads)
         memories: list[Memory] = [
             RamMemory(LARGE, config),
             DiskMemory(tmp_path / str(threads), LARGE, config, reserve_bytes=0),

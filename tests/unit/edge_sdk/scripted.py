@@ -182,11 +182,11 @@ class Coordinator:
         return RoundOpen(
             round=round,
             plan_hash=self.plan.hash,
-            rule=RULE,
+            local_rule=RULE,
             steps=steps,
             batch_size=4,
             bid_s=60,
-            train_s=60,
+            train_deadline_s=60,
             run=self.run,
             model=self._publish(encode_index(self.plan, index)),
             **more,

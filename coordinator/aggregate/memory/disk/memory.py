@@ -74,7 +74,9 @@ class DiskMemory(NewestMemory):
         what it should be, `MemoryStoreError` when it was made for something else, `ConfigError`
         when the disk is too small.
         """
-        sums = Sums(plan, VALUE_TYPES[config.dtype], totals=config.sums, threads=config.threads)
+        sums = Sums(
+            plan, VALUE_TYPES[config.memory_type], totals=config.sums, threads=config.threads
+        )
         try:
             store = DiskStore(folder, plan, config, devices, reserve_bytes)
             try:
@@ -102,7 +104,7 @@ class DiskStore:
         make_folder(folder)
         self._folder = folder
         self._sizes = plan.block_sizes
-        self._kind = VALUE_TYPES[config.dtype]
+        self._kind = VALUE_TYPES[config.memory_type]
         self._maps = SegmentMaps(folder, self._kind)
         self._writer: SegmentWriter | None = None
         self._added = 0
@@ -111,7 +113,7 @@ class DiskStore:
         """Values that died since the last commit, by segment."""
         self._lock = _lock(folder)
         try:
-            needed = estimate_bytes(plan, devices, config.dtype, sums=config.sums)
+            needed = estimate_bytes(plan, devices, config.memory_type, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
             _check_index_there(folder)
             self._index = MemoryIndex(folder / INDEX, plan.block_count)
@@ -132,7 +134,7 @@ class DiskStore:
         wanted = {
             "version": VERSION,
             "plan": plan.hash,
-            "dtype": config.dtype,
+            "dtype": config.memory_type,
             "damping": config.damping,
             "weighting": config.weighting,
             "sums": config.sums,

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from coordinator.aggregate.memory.contract import Dtype
+from coordinator.aggregate.memory.contract import MemoryType
 from coordinator.aggregate.memory.values import VALUE_TYPES
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -18,13 +18,15 @@ ROW_BYTES = 512
 """An index row with its entries in the table's indices, generously, without its bit set."""
 
 
-def estimate_bytes(plan: ModelPlan, devices: int, dtype: Dtype, *, sums: bool = True) -> int:
+def estimate_bytes(
+    plan: ModelPlan, devices: int, memory_type: MemoryType, *, sums: bool = True
+) -> int:
     """Return the most bytes in a folder between commits, with every device held in full.
 
     A commit may need as much again as it stores and rewrites, until it has deleted what that
     replaced.
     """
-    kind = VALUE_TYPES[dtype]
+    kind = VALUE_TYPES[memory_type]
     scales = 8 * plan.block_count if kind.scaled else 0
     movement = plan.parameters * kind.dtype.itemsize + scales
     index = 4 * plan.block_count + SHARE_LIVE * (ROW_BYTES + plan.block_count // 8)
@@ -43,7 +45,8 @@ def check_space(folder: Path, needed_bytes: int, reserve_bytes: int) -> None:
         raise ConfigError(
             f"the memory in {folder} may grow to {_gigabytes(needed_bytes)}; there is room for "
             f"{_gigabytes(max(0, used + free - reserve_bytes))}, with {_gigabytes(reserve_bytes)} "
-            "kept in reserve: name a larger disk, a shorter dtype (fp16, int8) or fewer devices"
+            "kept in reserve: name a larger disk, a shorter memory_type (fp16, int8) or fewer "
+            "devices"
         )
 
 

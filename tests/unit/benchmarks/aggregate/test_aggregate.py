@@ -209,7 +209,7 @@ def test_closing_holds_the_blocks_of_each_device_uncopied() -> None:
 
 def test_filled_memory_holds_every_device_in_full() -> None:
     plan = perceptron_plan(5, (16, 24), 3)
-    memory = RamMemory(plan, MemoryConfig(dtype="fp32"))
+    memory = RamMemory(plan, MemoryConfig(memory_type="fp32"))
     values = random_values(plan.parameters + 5, stream(0, "test"))
     fill(memory, range(2), values)
     fill(memory, range(2, 3), values)

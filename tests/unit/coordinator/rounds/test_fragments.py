@@ -59,7 +59,7 @@ CONFIG = FragmentsConfig(
     min_devices=2,
     seed=5,
     bid_s=10,
-    train_s=100,
+    train_deadline_s=100,
     rest_s=30,
 )
 

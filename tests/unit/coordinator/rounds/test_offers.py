@@ -148,7 +148,7 @@ def model_chunks(opened: RoundOpen) -> set[bytes]:
 
 def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice, RoundOpen]:
     """A device has trained from version 0, and then skips; another one goes on."""
-    world = World(folder, fragments_config(updates=99, train_s=1e6, rest_s=1e6, bid_s=1e6))
+    world = World(folder, fragments_config(updates=99, train_deadline_s=1e6, rest_s=1e6, bid_s=1e6))
     first = world.add("first", level=lambda number: 1.0 if number <= 2 else None)
     other = world.add("other", sends=False)
     world.settle()

@@ -66,7 +66,7 @@ CONFIG = RoundsConfig(
     min_devices=2,
     seed=5,
     bid_s=10,
-    train_s=100,
+    train_deadline_s=100,
 )
 
 
@@ -338,7 +338,7 @@ def test_tick_without_a_deadline_does_nothing(phase: RoundPhase) -> None:
         "min_devices",
         "max_staleness",
         "bid_s",
-        "train_s",
+        "train_deadline_s",
         "rms_limit",
     ],
 )

@@ -88,7 +88,7 @@ def rounds_config(**changes: Any) -> RoundsConfig:
         "rounds": 2,
         "min_participants": 1,
         "bid_s": 10.0,
-        "train_s": 100.0,
+        "train_deadline_s": 100.0,
     }
     return RoundsConfig(**{**values, **changes})
 
@@ -105,7 +105,7 @@ def fragments_config(**changes: Any) -> FragmentsConfig:
         "seed": 7,
         "updates": 6,
         "bid_s": 10.0,
-        "train_s": 100.0,
+        "train_deadline_s": 100.0,
     }
     return FragmentsConfig(**{**values, **changes})
 

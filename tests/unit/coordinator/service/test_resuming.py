@@ -120,11 +120,11 @@ def test_round_without_assignments_is_void_and_the_next_is_opened(tmp_path: Path
     world.add("b").opened[1] = RoundOpen(  # it never bids in round 1
         round=1,
         plan_hash="",
-        rule=world.machine.local_rule,
+        local_rule=world.machine.local_rule,
         steps=1,
         batch_size=1,
         bid_s=1,
-        train_s=1,
+        train_deadline_s=1,
     )
     world.settle()
     assert world.state.phase is RoundPhase.BIDDING
@@ -159,7 +159,7 @@ def test_resumed_round_is_retained_again_and_its_devices_hear_their_groups(tmp_p
 
 
 def test_device_that_left_while_nobody_listened_is_waited_for_a_little_only(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1, train_s=1e6, away_s=10.0))
+    world = World(tmp_path / "run", rounds_config(rounds=1, train_deadline_s=1e6, away_s=10.0))
     a, b = world.add("a"), world.add("b", sends=False)
     world.settle()
     world.crash()
@@ -176,7 +176,7 @@ def test_device_that_left_while_nobody_listened_is_waited_for_a_little_only(tmp_
 
 
 def test_withdrawal_is_remembered(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1, train_s=1e6))
+    world = World(tmp_path / "run", rounds_config(rounds=1, train_deadline_s=1e6))
     world.add("a")
     b = world.add("b", sends=False)
     c = world.add("c", sends=False)
@@ -304,7 +304,7 @@ def test_kept_movement_that_is_of_no_use_any_more_is_logged(
         ({"local_rule": LocalRule(learning_rate=0.2)}, "learning_rate 0.1, the settings say 0.2"),
         ({"steps": 3}, "steps 1, the settings say 3"),
         ({"batch_size": 8}, "batch_size 4, the settings say 8"),
-        ({"encoding": Encoding(kind="fp16")}, "up fp32, the settings say fp16"),
+        ({"up": Encoding(kind="fp16")}, "up fp32, the settings say fp16"),
     ],
 )
 def test_settings_that_changed_while_a_round_is_open_are_refused(

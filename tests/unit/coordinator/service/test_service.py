@@ -199,7 +199,7 @@ def test_asynchronous_run_mixes_every_arrival(tmp_path: Path) -> None:
 
 
 def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(updates=20, train_s=1e6))
+    world = World(tmp_path / "run", fragments_config(updates=20, train_deadline_s=1e6))
     slow = world.add("slow", sends=False)
     world.add("quick", level=lambda number: 1.0 if number < 8 else None)
     world.settle()
@@ -222,7 +222,7 @@ def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path:
 
 def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice]:
     """One movement is in the model, and in no checkpoint."""
-    world = World(folder, fragments_config(updates=20, train_s=1e6))
+    world = World(folder, fragments_config(updates=20, train_deadline_s=1e6))
     world.add("idle", level=lambda _: None)
     one = world.add("one", sends=False, level=lambda number: 1.0 if number < 3 else None)
     world.settle()
@@ -274,7 +274,7 @@ def test_asynchronous_receipt_is_given_at_a_stop(tmp_path: Path) -> None:
 
 
 def test_asynchronous_versions_are_published_as_time_allows(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(updates=12, train_s=1e6))
+    world = World(tmp_path / "run", fragments_config(updates=12, train_deadline_s=1e6))
     world.crash()
     world.clock.slow_s = 1.0
     world.start()  # publishing the first version takes long
@@ -319,7 +319,7 @@ def test_report_counts_what_became_of_movements_and_says_why(tmp_path: Path) -> 
 
 
 def test_asynchronous_device_that_starts_anew_gets_its_groups_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(train_s=1e6))
+    world = World(tmp_path / "run", fragments_config(train_deadline_s=1e6))
     first = world.add("one", sends=False)
     world.add("two", sends=False)
     world.settle()
@@ -434,7 +434,7 @@ def test_finished_run_that_is_started_again_is_finished(tmp_path: Path) -> None:
 
 
 def test_broker_that_comes_back_empty_is_filled_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=2, train_s=1e6))
+    world = World(tmp_path / "run", rounds_config(rounds=2, train_deadline_s=1e6))
     one, two = world.add("one"), world.add("two", sends=False)
     world.settle()
     before = dict(world.broker.retained)

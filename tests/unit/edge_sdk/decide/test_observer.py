@@ -36,11 +36,11 @@ def opening(round: int = 1, **more: Any) -> RoundOpen:
     return RoundOpen(
         round=round,
         plan_hash=PLAN.hash,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=4,
         batch_size=2,
         bid_s=1,
-        train_s=60,
+        train_deadline_s=60,
         **more,
     )
 

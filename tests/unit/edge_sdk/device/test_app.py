@@ -114,11 +114,11 @@ class Bench:
             RoundOpen(
                 round=round,
                 plan_hash=plan_hash,
-                rule=LocalRule(learning_rate=0.1),
+                local_rule=LocalRule(learning_rate=0.1),
                 steps=2,
                 batch_size=2,
                 bid_s=1,
-                train_s=1,
+                train_deadline_s=1,
                 **more,
             )
         )

@@ -200,9 +200,9 @@ def test_mistake_is_named(tmp_path: Path, text: str, advice: str) -> None:
 
 def test_wrong_variable_and_flag_are_named_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="TESSERA_BROKER_PORT = 'x'"):
-        load_config(None, environment={"TESSERA_BROKER_PORT": "x"})
+        load_config(None, environment={"TESSERA_TASK": "t", "TESSERA_BROKER_PORT": "x"})
     with pytest.raises(ConfigError, match="--evaluate-every = 'x'"):
-        load_config(None, environment={}, flags={"evaluate_every": "x"})
+        load_config(None, environment={}, flags={"task": "t", "evaluate_every": "x"})
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def opening(round: int, replay_within: int = 0, plan_hash: str = "p") -> RoundOp
     return RoundOpen(
         round=round,
         plan_hash=plan_hash,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=1,
         batch_size=1,
         bid_s=1,
-        train_s=1,
+        train_deadline_s=1,
         replay_within=replay_within,
     )
 

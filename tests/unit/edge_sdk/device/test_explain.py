@@ -59,11 +59,11 @@ def config(tmp_path: Path) -> DeviceConfig:
     opened = RoundOpen(
         round=1,
         plan_hash=plan.hash,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=5,
         batch_size=4,
         bid_s=5,
-        train_s=1e6,
+        train_deadline_s=1e6,
     )
     (folder / NOTICE).write_bytes(encode_message(notice))
     (folder / OPENED).write_bytes(encode_message(opened))

@@ -128,7 +128,7 @@ def test_impossible_value_is_unknown_and_named(impossible: Snapshot) -> None:
     ("content", "words"),
     [
         ({"batery": {}}, "did you mean 'battery'"),
-        ({"battery": {"percents": 3}}, "battery.percents; did you mean 'percent'"),
+        ({"battery": {"percents": 3}}, "battery.percents is .* did you mean 'percent'"),
         ({"battery": {"percent": "50"}}, "must be a number"),
         ({"battery": {"percent": True}}, "must be a number"),
         ({"battery": {"percent": 10**400}}, "finite"),
@@ -140,7 +140,7 @@ def test_impossible_value_is_unknown_and_named(impossible: Snapshot) -> None:
         ({"heat": {"zones": {"cpu": 3}}}, "list"),
         ({"heat": {"zones": [{"name": "cpu"}]}}, "celsius"),
         ({"heat": {"zones": [{"name": "cpu", "celsius": None}]}}, "celsius"),
-        ({"power": {"rails": {"IN": "x"}}}, "power.rails.IN"),
+        ({"power": {"rails": {"IN": "x"}}}, "power.rails = .*everything in it a number"),
         ({"power": {"mode": 3}}, "a text"),
         ({"ages_s": {"battery.percent": 3}}, "of a value that is there"),
         ({"battery": {"percent": 3}, "ages_s": {"battery.percent": -1}}, "seconds"),

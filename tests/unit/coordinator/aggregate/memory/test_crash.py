@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, RamMemory
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryType, RamMemory
 from tests.contract.memory.oracle import PLAN
 from tests.unit.coordinator.aggregate.memory.writer import DEVICES, config, one_round
 
@@ -28,7 +28,7 @@ def bits(memory: Memory) -> list[bytes]:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_killed_writer_leaves_a_whole_commit(tmp_path: Path, dtype: Dtype) -> None:
+def test_killed_writer_leaves_a_whole_commit(tmp_path: Path, dtype: MemoryType) -> None:
     stream = np.random.default_rng(3)
     reference = RamMemory(PLAN, config(dtype))
     for kill in range(8):

@@ -13,11 +13,11 @@ import pytest
 
 from coordinator.aggregate.memory import (
     DiskMemory,
-    Dtype,
     MemoryBusy,
     MemoryConfig,
     MemoryDamaged,
     MemoryStoreError,
+    MemoryType,
     RamMemory,
     estimate_bytes,
 )
@@ -28,7 +28,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim, Tensor
 from tests.contract.memory.oracle import PLAN, movement
 
-CONFIG = MemoryConfig(dtype="fp32", damping=0.8)
+CONFIG = MemoryConfig(memory_type="fp32", damping=0.8)
 ALL = list(range(PLAN.block_count))
 
 
@@ -91,7 +91,7 @@ def test_folder_open_twice_in_one_process_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (replace(CONFIG, dtype="int8"), "dtype fp32, not int8"),
+        (replace(CONFIG, memory_type="int8"), "dtype fp32, not int8"),
         (replace(CONFIG, damping=1.0), "damping 0.8, not 1.0"),
         (replace(CONFIG, weighting="samples"), "weighting uniform, not samples"),
         (replace(CONFIG, sums=False), "sums True, not False"),
@@ -170,13 +170,13 @@ def test_failed_write_makes_the_memory_unusable_until_reopened(folder: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
-def test_folder_holds_at_most_what_was_estimated(tmp_path: Path, dtype: Dtype) -> None:
+def test_folder_holds_at_most_what_was_estimated(tmp_path: Path, dtype: MemoryType) -> None:
     """Segments within twice of what is live; and compaction does not change what is held."""
     wide = ModelPlan(
         axes=PLAN.axes,
         tensors=(*PLAN.tensors, Tensor("t", "float32", (Dim(6 * 400, 0, inner=400),))),
     )
-    config = MemoryConfig(dtype=dtype, damping=0.8, max_staleness=6)
+    config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=6)
     memory, twin = open_disk(tmp_path, config, wide), RamMemory(wide, config)
     stream = np.random.default_rng(5)
     devices = [f"device{number}" for number in range(8)]

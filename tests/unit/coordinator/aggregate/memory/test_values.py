@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator.aggregate.memory.contract import Dtype
+from coordinator.aggregate.memory.contract import MemoryType
 from coordinator.aggregate.memory.values import PIECE, VALUE_TYPES, expand
 from tests.contract.memory.oracle import bound
 
@@ -26,7 +26,7 @@ blocks = st.lists(
 """Anything; and blocks of one magnitude, from the least float32 to the largest."""
 
 
-def held(dtype: Dtype, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+def held(dtype: MemoryType, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
     """Blocks as they come back from being held."""
     kind = VALUE_TYPES[dtype]
     values = np.concatenate(parts)
@@ -46,7 +46,7 @@ def held(dtype: Dtype, parts: list[NDArray[np.float32]]) -> list[NDArray[np.floa
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
 @settings(max_examples=300)
 @given(drawn=blocks)
-def test_held_values_keep_the_bound(dtype: Dtype, drawn: list[list[float]]) -> None:
+def test_held_values_keep_the_bound(dtype: MemoryType, drawn: list[list[float]]) -> None:
     parts = [np.array(block, dtype=np.float32) for block in drawn]
     for part, back in zip(parts, held(dtype, parts), strict=True):
         off = abs(back.astype(np.float64) - part)
@@ -56,7 +56,7 @@ def test_held_values_keep_the_bound(dtype: Dtype, drawn: list[list[float]]) -> N
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 @pytest.mark.parametrize("magnitude", [1e-45, 1e-38, 1e-30, 1.0, 1e30, 3.4028235e38])
-def test_block_of_any_magnitude_keeps_its_values(dtype: Dtype, magnitude: float) -> None:
+def test_block_of_any_magnitude_keeps_its_values(dtype: MemoryType, magnitude: float) -> None:
     part = (np.array([1, -0.5, 0.25, 0]) * magnitude).astype(np.float32)
     (back,) = held(dtype, [part])
     assert np.isfinite(back).all()

@@ -15,14 +15,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from coordinator.aggregate.memory import DiskMemory, Dtype, Memory, MemoryConfig
+from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType
 from tests.contract.memory.oracle import PLAN, movement
 
 DEVICES = ("ada", "bob", "eve", "kim")
 
 
-def config(dtype: Dtype) -> MemoryConfig:
-    return MemoryConfig(dtype=dtype, damping=0.8, max_staleness=3)
+def config(dtype: MemoryType) -> MemoryConfig:
+    return MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=3)
 
 
 def one_round(memory: Memory, now: int) -> None:
@@ -66,7 +66,7 @@ def kill_at(call: int) -> None:
 
 def main() -> None:
     folder, dtype, call = sys.argv[1:]
-    memory = DiskMemory(Path(folder), PLAN, config(cast(Dtype, dtype)), reserve_bytes=0)
+    memory = DiskMemory(Path(folder), PLAN, config(cast(MemoryType, dtype)), reserve_bytes=0)
     if int(call):
         kill_at(int(call))
     print("ready", flush=True)

@@ -33,7 +33,7 @@ def say(
 def memory_for(rule: Rule, *, max_staleness: int = 50) -> RamMemory:
     """An empty memory as a run with this rule opens it."""
     config = MemoryConfig(
-        dtype="fp32",
+        memory_type="fp32",
         damping=rule.damping,
         max_staleness=max_staleness,
         weighting=rule.weighting,

@@ -119,11 +119,11 @@ def opened(task: Task, steps: int, batch: int) -> RoundOpen:
     return RoundOpen(
         round=1,
         plan_hash=task.plan.hash,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=steps,
         batch_size=batch,
         bid_s=1,
-        train_s=1,
+        train_deadline_s=1,
     )
 
 

@@ -105,11 +105,11 @@ def opened(task: Task, **changes: object) -> RoundOpen:
     standard = RoundOpen(
         round=1,
         plan_hash=task.plan.hash,
-        rule=RULE,
+        local_rule=RULE,
         steps=20,
         batch_size=16,
         bid_s=1,
-        train_s=10,
+        train_deadline_s=10,
     )
     return replace(standard, **changes)  # type: ignore[arg-type]
 

@@ -393,11 +393,11 @@ def opening(task: Task, round: int, rounds: int, deadline_s: float) -> RoundOpen
     return RoundOpen(
         round=round,
         plan_hash=task.plan.hash,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=STEPS,
         batch_size=BATCH,
         bid_s=60,
-        train_s=deadline_s,
+        train_deadline_s=deadline_s,
         rounds_left=rounds - round + 1,
     )
 

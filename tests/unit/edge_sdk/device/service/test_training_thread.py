@@ -20,11 +20,11 @@ def opened(round: int) -> RoundOpen:
     return RoundOpen(
         round=round,
         plan_hash="a" * 64,
-        rule=LocalRule(learning_rate=0.1),
+        local_rule=LocalRule(learning_rate=0.1),
         steps=1,
         batch_size=1,
         bid_s=1,
-        train_s=1,
+        train_deadline_s=1,
     )
 
 

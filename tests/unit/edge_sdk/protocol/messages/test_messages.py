@@ -16,11 +16,11 @@ BID: dict[str, Any] = {"device": "pi", "round": 1, "level": 0.5, "reason": "half
 OPEN: dict[str, Any] = {
     "round": 1,
     "plan_hash": "0" * 64,
-    "rule": LocalRule(learning_rate=0.1),
+    "local_rule": LocalRule(learning_rate=0.1),
     "steps": 1,
     "batch_size": 1,
     "bid_s": 10.0,
-    "train_s": 600.0,
+    "train_deadline_s": 600.0,
 }
 
 
@@ -67,7 +67,7 @@ def test_round_of_nothing_is_refused(name: str, value: int) -> None:
         RoundOpen(**OPEN | {name: value})
 
 
-@pytest.mark.parametrize("name", ["bid_s", "train_s"])
+@pytest.mark.parametrize("name", ["bid_s", "train_deadline_s"])
 @pytest.mark.parametrize("value", [0, -1.0, NAN, INF])
 def test_round_without_a_sound_time_limit_is_refused(name: str, value: float) -> None:
     with pytest.raises(MessageError, match=name):

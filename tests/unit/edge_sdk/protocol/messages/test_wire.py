@@ -78,14 +78,14 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
         RoundOpen(
             round=7,
             plan_hash=SHA.hex(),
-            rule=LocalRule(learning_rate=0.05, momentum=0.5, clip_norm=2.0),
+            local_rule=LocalRule(learning_rate=0.05, momentum=0.5, clip_norm=2.0),
             steps=20,
             batch_size=32,
             bid_s=5.0,
-            train_s=600.0,
+            train_deadline_s=600.0,
             whole=True,
             replay_within=3,
-            encoding=Encoding(kind="top-k", keep=0.25, zstd=True),
+            up=Encoding(kind="top-k", keep=0.25, zstd=True),
             run=RUN,
             model=Blob(900, (A,)),
             rounds_left=13,
@@ -247,7 +247,10 @@ def test_document_names_every_message_and_field() -> None:
     """Each section has a table with a row for every field, and for nothing else."""
     text = DOCUMENT.read_text()
     described = {
-        **{kind: list(FORMS[cls]) for kind, cls in TYPES.items()},
+        **{
+            kind: [form.name or name for name, form in FORMS[cls].items()]
+            for kind, cls in TYPES.items()
+        },
         "blob": list(BLOB_FORMS),
         "rule": list(RULE_FORMS),
         "movement": [*MOVEMENT_FORMS, "statistics"],
@@ -277,11 +280,12 @@ def test_unknown_fields_are_ignored(kind: str) -> None:
 def test_missing_fields_take_their_default_or_are_named(kind: str) -> None:
     message = EXAMPLES[kind][0]
     for entry in fields(message):
-        data = content(kind, **{entry.name: ...})
+        name = FORMS[type(message)][entry.name].name or entry.name
+        data = content(kind, **{name: ...})
         try:
             default = replace(message, **{entry.name: _default(entry)})
         except LookupError:
-            with pytest.raises(MessageError, match=f"{entry.name!r} is missing"):
+            with pytest.raises(MessageError, match=f"{name!r} is missing"):
                 decode_message(data)
         else:
             assert decode_message(data) == default
