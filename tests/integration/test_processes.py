@@ -74,7 +74,7 @@ def make_task():
 
 @dataclass(frozen=True)
 class Program:
-    """A program that was started, and the file that has what it says."""
+    """A running program and its log file."""
 
     name: str
     process: subprocess.Popen[bytes]

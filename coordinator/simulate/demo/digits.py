@@ -1,4 +1,4 @@
-"""What the demo trains: scikit-learn's handwritten digits, split unevenly among devices."""
+"""The demo's data and model: scikit-learn's handwritten digits, split unevenly among devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLICIES = (
     Policy(level=0.25),
     Policy(level=0.25, participation=1 / 3),
 )
-"""Eight kinds of device, from one that can do everything to one that can hardly take part."""
+"""Eight kinds of device, from one that can do everything to one that can barely take part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class Digits:
 
 
 def load_digits(seed: int) -> Digits:
-    """The 1,797 digits that ship with scikit-learn, shuffled."""
+    """Load and shuffle the 1,797 digits that ship with scikit-learn."""
     from sklearn.datasets import load_digits as load
 
     pixels, labels = load(return_X_y=True)
@@ -56,7 +56,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def make_model(seed: int) -> nn.Module:
-    """A small CNN; torch's global generator is left alone."""
+    """Make a small CNN without touching torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -73,7 +73,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
-    """Devices with the policies above in turn, each with its own uneven share of the data."""
+    """Make devices with the policies above in turn, each with its own uneven share of the data."""
     names = tuple(f"device-{number:0{len(str(devices))}}" for number in range(1, devices + 1))
     shares = deal(data, names, seed)
     policies = islice(cycle(POLICIES), devices)
@@ -83,7 +83,7 @@ def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
 
 
 def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:
-    """An uneven share of the data for each device."""
+    """Give each device an uneven share of the data."""
     shares = dirichlet_shares(data.targets, len(names), stream(seed, "demo", "shares"))
     return {
         name: ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows])
@@ -94,7 +94,7 @@ def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayDat
 def dirichlet_shares(
     labels: Array, devices: int, random: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Rows for each device: every class is dealt out by a Dirichlet draw of its own.
+    """Choose rows for each device: every class has its own Dirichlet draw.
 
     Every row is given out once; a device that drew nothing takes one row of the largest share.
     """
