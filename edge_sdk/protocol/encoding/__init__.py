@@ -1,1 +1,1 @@
-"""How values of blocks become bytes: fp32, fp16, int8, top-k, zstd."""
+"""Encodings of block values as bytes: fp32, fp16, int8, top-k, zstd."""
