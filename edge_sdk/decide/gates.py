@@ -1,17 +1,17 @@
 """Conditions under which a device trains at all, checked before a round and during it.
 
-    gate       closed when                                       not known
+    gate       closed when                                       if unknown
     ---------  ------------------------------------------------  ---------------------------------
     battery    below the floor and not charging                  closed: it may be almost empty
     heat       throttled, status moderate or above, or within    open: the kernel slows a hot
                the margin of a trip point                        processor down by itself
     network    metered, unless the owner allows it               open: wired boards do not say
-    memory     programs wait for memory (PSI)                    open: levels are weighed by what
-                                                                 is free
+    memory     programs wait for memory (PSI)                    open: levels are weighed by free
+                                                                 memory
     hours      within the owner's quiet hours                    –
 
-A device that is known to have no battery runs on mains, so its first gate is open. The thresholds
-30 % and *moderate* are those of Android's own federated computing; the others are ours.
+A device known to have no battery runs on mains, so its first gate is open. The thresholds 30 % and
+*moderate* are those of Android's own federated computing; the others are ours.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from edge_sdk.machine.snapshot import Snapshot, Zone
 GateName = Literal["battery", "heat", "network", "memory", "hours"]
 
 MODERATE = 2
-"""Android's thermal status from which on background work should stop."""
+"""Android's thermal status at which background work should stop."""
 DAY_MINUTES = 24 * 60
 TRIPS = ("passive", "hot", "critical")
-"""Trip points at which the system slows down or worse; fans start at other ones."""
+"""Trip points at which the system slows down or worse; fans start at others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where the gates close. Raises `ValueError` for values that make no sense."""
+    """Thresholds of the gates. Raises `ValueError` for invalid values."""
 
     battery_floor: float = 30.0
-    """Percent; below it the device trains only while charging."""
+    """Percent below which the device trains only while charging."""
     heat_margin_c: float = 10.0
-    """Degrees that a zone stays below the trip point at which the system slows down."""
+    """Degrees a zone must stay below the trip point at which the system slows down."""
     allow_metered: bool = False
     memory_pressure: float = 10.0
-    """Percent of the last 10 s in which some program waited for memory."""
+    """Largest percentage of the last 10 s in which some program waited for memory."""
     quiet_hours: tuple[int, int] | None = None
-    """From and to, in minutes of the local day, in which nothing is trained; may span midnight."""
+    """Start and end, in minutes of the local day, of no training; may span midnight."""
 
     def __post_init__(self) -> None:
         for name, high in (("battery_floor", 100.0), ("memory_pressure", 100.0)):
@@ -60,16 +60,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition as it is now."""
+    """The current state of one condition."""
 
     name: GateName
     open: bool
     reason: str
-    """What was seen and how it compares, such as `battery 24 % < 30 % and not charging`."""
+    """Observation and threshold, such as `battery 24 % < 30 % and not charging`."""
 
 
 def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
-    """All gates, in the order in which they are reported. `minute`: of the local day."""
+    """Check all gates, in the order in which they are reported. `minute`: of the local day."""
     return [
         _battery(limits, snapshot),
         _heat(limits, snapshot),
@@ -80,12 +80,12 @@ def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
 
 
 def closed_gate(limits: Limits, snapshot: Snapshot, minute: int) -> Gate | None:
-    """The first gate that is closed; None: all are open."""
+    """Return the first closed gate; None: all are open."""
     return next((gate for gate in check_gates(limits, snapshot, minute) if not gate.open), None)
 
 
 def parse_hours(text: str) -> tuple[int, int]:
-    """Quiet hours as the owner writes them, `22:30-07:00`. Raises `ValueError`."""
+    """Parse quiet hours as the owner writes them, `22:30-07:00`. Raises `ValueError`."""
     match = re.fullmatch(r"(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)", text.strip())
     if match is None:
         raise ValueError(f"{text!r}: write hours like 22:30-07:00")
@@ -142,7 +142,7 @@ def _heat(limits: Limits, snapshot: Snapshot) -> Gate:
 
 
 def _trips(zones: tuple[Zone, ...]) -> Iterator[tuple[Zone, float]]:
-    """Zones with the lowest temperature at which the system slows down because of them."""
+    """Yield zones with the lowest temperature at which they make the system slow down."""
     for zone in zones:
         marks = [trip.celsius for trip in zone.trips if trip.kind in TRIPS]
         if marks:

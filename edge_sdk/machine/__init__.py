@@ -1,9 +1,9 @@
-"""What the device can afford: probes look at the machine, a snapshot says what they saw.
+"""The machine's state: probes read its sensors, and a snapshot holds their readings.
 
     probe = choose_probe()
     probe.snapshot().battery.percent      # None: unknown
 
-Probes are loaded when one is first asked for: who only decides upon snapshots needs none of them.
+Probes are loaded on first use: code that only decides from snapshots needs none of them.
 """
 
 from __future__ import annotations

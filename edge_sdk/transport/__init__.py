@@ -1,1 +1,1 @@
-"""How messages travel: the in-memory link; MQTT comes beside it."""
+"""Links that carry messages: over MQTT and in memory."""

@@ -1,4 +1,4 @@
-"""The in-memory link: messages between endpoints of one process, in the order they were sent."""
+"""The in-memory link: a queue of messages between endpoints of one process, in sending order."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class MemoryLink(Generic[M]):
     def attach(self, name: str, receive: Callable[[M], None]) -> None:
         """Add an endpoint. Names are unique."""
         if name in self._endpoints:
-            raise StateError(f"there is an endpoint {name!r} already")
+            raise StateError(f"endpoint {name!r} already exists")
         self._endpoints[name] = receive
 
     def send(self, to: str, message: M) -> None:
-        """Queue a message for one endpoint; for one that is not there, it is lost."""
+        """Queue a message for one endpoint; it is lost if there is no such endpoint."""
         self._queue.append((to, message))
 
     def broadcast(self, sender: str, message: M) -> None:
-        """Queue a message for everybody but the sender, in the order they were attached."""
+        """Queue a message for everybody except the sender, in the order of attachment."""
         for name in self._endpoints:
             if name != sender:
                 self.send(name, message)
 
     def take(self, *, alone: str) -> list[Callable[[], None]]:
-        """The oldest messages, as deliveries that may happen at the same time; empty if none.
+        """Take the oldest messages, as deliveries that may run at the same time; empty if none.
 
-        They are for endpoints that all differ; one for `alone` comes by itself.
+        Their endpoints all differ; a message for `alone` comes by itself.
         """
         taken: dict[str, Callable[[], None]] = {}
         while self._queue:
@@ -53,7 +53,7 @@ class MemoryLink(Generic[M]):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is waiting."""
+        """True if nothing is waiting."""
         return not self._queue
 
 

@@ -1,8 +1,8 @@
-"""A fleet: devices that are emulated together, each a profile and the state it starts in.
+"""A fleet: devices that are emulated together, each a profile and its initial state.
 
-A fleet is a TOML file: how time passes and how much work there is, then one table `[[members]]`
-per device; docs/devices.md describes it. What is in it is a scenario somebody chose, so its numbers
-need no source.
+A fleet is a TOML file: the passing of time and the amount of work, then one table `[[members]]`
+per device; docs/devices.md describes it. Its contents are a chosen scenario, so its numbers need no
+source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edge_sdk.protocol.messages.topics import check_device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A device of a fleet as it starts. Raises `BoardError` for a state that cannot be."""
+    """A device of a fleet as it starts. Raises `BoardError` for an impossible state."""
 
     name: str
     """Unique in its fleet."""
@@ -42,14 +42,14 @@ class Member:
     """0 to 100; None exactly for boards without a battery, which are on mains."""
     charging: bool = False
     charging_hours: tuple[int, int] | None = None
-    """From and to, in minutes of the day, in which it is on its charger; None: as `charging`."""
+    """Start and end, in minutes of the day, of its time on the charger; None: as `charging`."""
     background_load: float = 0.0
-    """Share of the CPU that others use, 0 to below 1."""
+    """Share of the CPU that other programs use, 0 to below 1."""
     network: Link = "wifi"
     wifi_hours: tuple[int, int] | None = None
-    """From and to, in minutes of the day, in which a device on a mobile network has Wi-Fi."""
+    """Start and end, in minutes of the day, of Wi-Fi for a device on a mobile network."""
     up_mbit_s: float | None = None
-    """None: what the profile says is usual, if it does."""
+    """None: the usual value in the profile, if any."""
     down_mbit_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -78,32 +78,32 @@ class Member:
 
     @property
     def metered(self) -> bool:
-        """Whether traffic costs money, but for `wifi_hours`: on mobile networks."""
+        """True if traffic costs money outside `wifi_hours`: on mobile networks."""
         return self.network == "mobile"
 
     def charges_at(self, minute: int) -> bool:
-        """Whether it is on its charger in this minute of the day."""
+        """True if it is on its charger in this minute of the day."""
         return self.charging or _is_within(self.charging_hours, minute)
 
     def metered_at(self, minute: int) -> bool:
-        """Whether traffic costs money in this minute of the day."""
+        """True if traffic costs money in this minute of the day."""
         return self.metered and not _is_within(self.wifi_hours, minute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Members, and what they are told to do when. Raises `BoardError` for what cannot be."""
+    """Members and their schedule. Raises `BoardError` for impossible values."""
 
     members: tuple[Member, ...]
-    """In the order of the file; no two have the same name."""
+    """Members in the order of the file, with unique names."""
     work: float = 1.0
-    """For how many of a device's steps one step of the run stands."""
+    """Number of a device's steps that one step of the run stands for."""
     interval_s: float = 600.0
-    """Between the beginnings of two rounds."""
+    """Seconds between the starts of two rounds."""
     deadline_s: float = 600.0
-    """For fetching, training and sending in a round."""
+    """Seconds for fetching, training and sending in a round."""
     starts: int = 12 * 60
-    """When the first round begins, in minutes of the day."""
+    """Start of the first round, in minutes of the day."""
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -114,19 +114,19 @@ class Fleet:
             raise BoardError(f"starts = {self.starts}: must be a minute of the day")
 
     def __iter__(self) -> Iterator[Member]:
-        """Its members."""
+        """Iterate over its members."""
         return iter(self.members)
 
     def __len__(self) -> int:
-        """How many members it has."""
+        """Return the number of members."""
         return len(self.members)
 
     def __getitem__(self, index: int) -> Member:
-        """One of its members."""
+        """Return one of its members."""
         return self.members[index]
 
     def find(self, name: str) -> Member:
-        """The member of this name. Raises `BoardError`."""
+        """Return the member of this name. Raises `BoardError`."""
         named = {member.name: member for member in self.members}
         if name not in named:
             raise BoardError(f"the fleet has no member {name!r}{nearest(name, named)}")
@@ -134,7 +134,7 @@ class Fleet:
 
 
 def load_fleet(path: Path) -> Fleet:
-    """The fleet in a file. Raises `BoardError`: which file, member and key."""
+    """Load a fleet from a file. Raises `BoardError`, which names file, member and key."""
     content = read_toml(path)
     try:
         return _read_fleet(content, path.parent)
@@ -143,12 +143,12 @@ def load_fleet(path: Path) -> Fleet:
 
 
 def find_fleet(name: str) -> Fleet:
-    """A fleet that ships with the project, such as `mixed`. Raises `BoardError`."""
+    """Load a fleet that ships with the project, such as `mixed`. Raises `BoardError`."""
     return load_fleet(shipped_fleet(name))
 
 
 def shipped_fleet(name: str) -> Path:
-    """The file of a fleet that ships with the project. Raises `BoardError`."""
+    """Return the file of a fleet that ships with the project. Raises `BoardError`."""
     folder = shipped() / "fleets"
     names = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in names:
@@ -161,7 +161,7 @@ _SCENARIO: dict[str, tuple[float, float]] = {
     "interval_s": (1, 7 * 86_400),
     "deadline_s": (1, 7 * 86_400),
 }
-"""What a fleet has besides its members, with the least and the greatest that makes sense."""
+"""Settings of a fleet besides its members, with their smallest and largest sensible values."""
 _NUMBERS = ("battery_percent", "background_load", "up_mbit_s", "down_mbit_s")
 _HOURS = ("charging_hours", "wifi_hours")
 _KEYS = ("device", *(each.name for each in fields(Member) if each.name != "board"))
