@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
 from benchmarks.device.commands import compare, costs, device, kit, profile
+from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.report.options import EXIT_INTERRUPTED
@@ -16,7 +17,20 @@ from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from edge_sdk import TesseraError, __version__
 
-COMMANDS = (device, kit, compare, profile, learn, step, footprint, costs, aggregate, wire, load)
+COMMANDS = (
+    device,
+    kit,
+    compare,
+    profile,
+    learn,
+    step,
+    footprint,
+    costs,
+    aggregate,
+    wire,
+    load,
+    fleet,
+)
 """In the order of `--help`. What a command needs besides its options it imports when it runs."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import add_common, check_writable
+from benchmarks.report.command import Measured, add_command
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table, or_dash
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    add_command(
+        commands,
         "aggregate",
+        _measure,
         help="what closing a round costs the coordinator, and bytes on the wire",
         description=(
             "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
@@ -33,23 +35,18 @@ def add_parser(commands: Any) -> None:
             "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
             "parameters and up to 1,000 devices, under one and 3 GB."
         ),
-        epilog="example: tessera-bench aggregate --quick --json aggregate.json",
+        example="aggregate --quick --json aggregate.json",
+        quick="smaller model, fewer devices",
     )
-    add_common(parser, "smaller model, fewer devices")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
     from tempfile import gettempdir
 
-    from rich.console import Console
-
     from benchmarks.aggregate import config as configs
     from benchmarks.aggregate import scale, throughput, traffic
-    from benchmarks.report.figures import environment, print_figures, write_json
 
-    check_writable(arguments.json)
     config = configs.QUICK if arguments.quick else configs.FULL
     configs.check_disk(Path(gettempdir()), config.disk_bytes)
 
@@ -62,22 +59,20 @@ def _run(arguments: argparse.Namespace) -> int:
     with progress("bytes", len(traffic.encodings())) as part:
         messages = traffic.measure_traffic(config.traffic, part("by level and encoding"))
 
-    figures = [
-        *throughput.throughput_figures(rates),
-        *scale.scale_figures(fleets),
-        *traffic.traffic_figures(messages),
-    ]
-    console = Console()
-    console.print(_throughput_table(rates, config.throughput.threads))
-    if fleets:
-        console.print(_scale_table(fleets))
-    console.print(_traffic_table(messages))
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "aggregate",
-            "environment": environment("numpy", "zstandard", "tessera-fl"),
-            "config": {**asdict(config), "quick": arguments.quick},
+    return Measured(
+        figures=[
+            *throughput.throughput_figures(rates),
+            *scale.scale_figures(fleets),
+            *traffic.traffic_figures(messages),
+        ],
+        shown=[
+            _throughput_table(rates, config.throughput.threads),
+            *([_scale_table(fleets)] if fleets else []),
+            _traffic_table(messages),
+        ],
+        packages=("numpy", "zstandard"),
+        config=asdict(config),
+        data={
             "method": {
                 "throughput": throughput.METHOD,
                 "devices": scale.METHOD,
@@ -86,9 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "throughput": [asdict(row) for row in rates],
             "devices": [asdict(row) for row in fleets],
             "bytes": [asdict(row) for row in messages],
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+        },
+    )
 
 
 def _throughput_table(rows: Sequence[ThroughputRow], threads: int) -> Table:

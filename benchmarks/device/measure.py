@@ -20,17 +20,17 @@ from benchmarks.device.modelled import board_cores, joules_of
 from benchmarks.device.results import (
     Amount,
     BackendName,
-    Bytes,
     Case,
     Config,
     Curve,
-    Heat,
     Joules,
     Key,
     LeftOut,
     Predicted,
     Results,
-    Spread,
+    RoundBytes,
+    TimeSpread,
+    TrialHeat,
 )
 from benchmarks.device.trial.fresh import ProcessFailed, run_fresh
 from benchmarks.device.trial.learning import learn, make_curve
@@ -176,7 +176,7 @@ def _case(
         said = run_fresh("case", ask)
     except ProcessFailed as error:
         return left_out(str(error))
-    round_s = Spread(**said["round_s"], provenance="measured")
+    round_s = TimeSpread(**said["round_s"], provenance="measured")
     joules, board = _joules(said["energy"], power_sensor(probe.snapshot())), bench.seen.board
     if joules is None and board is not None and threads == board_cores(board):
         joules = joules_of(board, round_s.median)  # whose watts are those of all cores
@@ -187,16 +187,16 @@ def _case(
         threads=threads,
         parameters=said["parameters"],
         macs=said["macs"],
-        step_s=Spread(**said["step_s"], provenance="measured"),
+        step_s=TimeSpread(**said["step_s"], provenance="measured"),
         round_s=round_s,
-        train_s=Spread(**said["train_s"], provenance="measured"),
+        train_s=TimeSpread(**said["train_s"], provenance="measured"),
         peak_bytes=Amount(value=said["peak_bytes"], provenance="measured"),
         grown_bytes=Amount(value=said["grown_bytes"], provenance="measured"),
         joules=joules,
-        bytes=tuple(Bytes(**row, provenance="counted") for row in said["bytes"])
+        bytes=tuple(RoundBytes(**row, provenance="counted") for row in said["bytes"])
         if sized is None
         else sized.bytes,
-        heat=Heat(**said["heat"]),
+        heat=TrialHeat(**said["heat"]),
         predicted=predicted[level],
     )
 

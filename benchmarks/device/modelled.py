@@ -24,23 +24,23 @@ from benchmarks.device.kit import CHUNK_BYTES
 from benchmarks.device.results import (
     Amount,
     BackendName,
-    Bytes,
     Case,
-    Clock,
     Config,
+    CoreClock,
     Curve,
     Joules,
     LeftOut,
     Machine,
     Results,
-    Spread,
+    RoundBytes,
+    TimeSpread,
 )
 from benchmarks.device.trial.learning import make_curve
 from edge_sdk.decide.costs.model import bytes_down, bytes_up, memory_bound
 from edge_sdk.decide.costs.work import batch_bytes, largest_groups, work_at
 from edge_sdk.decide.emulation.emulation import MIB, PASSES, Emulation
-from edge_sdk.decide.emulation.fleet import Member
-from edge_sdk.machine.board import Board, Quantity, Speed
+from edge_sdk.decide.emulation.fleet import FleetMember
+from edge_sdk.machine.board import Board, Quantity, SpeedSpec
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -183,12 +183,12 @@ def _timed(board: Board, threads: int) -> Emulation | str:
     one = board.speed.one_core_ratio
     if one is None:
         return "the profile has no speed.one_core_ratio"
-    return _emulation(replace(board, speed=Speed(speed_ratio=one)))
+    return _emulation(replace(board, speed=SpeedSpec(speed_ratio=one)))
 
 
 def _emulation(board: Board) -> Emulation:
     percent = None if board.battery is None else 100.0
-    return Emulation(Member(name="board", board=board, battery_percent=percent))
+    return Emulation(FleetMember(name="board", board=board, battery_percent=percent))
 
 
 def board_cores(board: Board) -> int:
@@ -196,8 +196,8 @@ def board_cores(board: Board) -> int:
     return int(sum(each.count.value for each in board.cores))
 
 
-def _spread(seconds: float) -> Spread:
-    return Spread(median=seconds, p90=seconds, samples=0, provenance="modelled")
+def _spread(seconds: float) -> TimeSpread:
+    return TimeSpread(median=seconds, p90=seconds, samples=0, provenance="modelled")
 
 
 def joules_of(board: Board, seconds: float) -> Joules | None:
@@ -218,11 +218,11 @@ def joules_of(board: Board, seconds: float) -> Joules | None:
     )
 
 
-def _bytes(plan: ModelPlan, level: float, text: str) -> Bytes:
+def _bytes(plan: ModelPlan, level: float, text: str) -> RoundBytes:
     encoding = Encoding.parse(text)
     # Of a movement the largest values are most of it; of a model they are no model.
     travels = encoding.kind != "top-k"
-    return Bytes(
+    return RoundBytes(
         encoding=text,
         up=bytes_up(plan, level, encoding),
         down=_index_bytes(plan, encoding) + bytes_down(plan, level, encoding) if travels else None,
@@ -260,7 +260,7 @@ def _machine(board: Board) -> Machine:
         python=NOT_RUN,
         cores=board_cores(board),
         clocks=tuple(
-            Clock(
+            CoreClock(
                 cores=int(each.count.value),
                 max_mhz=None if each.ghz is None else 1e3 * each.ghz.value,
             )

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.report.figures import Figure, write_json
+from benchmarks.report.figures import Figure, render_json
 from edge_sdk import TesseraError
+from edge_sdk.program.files import write_whole
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 
 VERSION = 1
@@ -39,7 +40,7 @@ class ResultsError(TesseraError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class TimeSpread:
     """Seconds that were measured again and again; modelled ones have one value for both."""
 
     median: float
@@ -70,7 +71,7 @@ class Joules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bytes:
+class RoundBytes:
     """Payload of one round in an encoding; `down` None: the model does not travel like this."""
 
     encoding: str
@@ -80,7 +81,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heat:
+class TrialHeat:
     """How warm the processor was, or else the hottest place. None: no sensor tells."""
 
     start_c: float | None = None
@@ -111,18 +112,18 @@ class Case:
     parameters: int
     macs: float
     """Multiply-accumulates of one training step of a whole batch."""
-    step_s: Spread
-    round_s: Spread
+    step_s: TimeSpread
+    round_s: TimeSpread
     """From the model's chunks on disk to the movement on disk; only the link is left out."""
-    train_s: Spread | None = None
+    train_s: TimeSpread | None = None
     """Of a round, its training alone: what `Predicted.seconds` is of. None: nobody timed it."""
     peak_bytes: Amount
     """The most the process ever had resident."""
     grown_bytes: Amount
     """Of this, above what it had before its first round."""
     joules: Joules | None = None
-    bytes: tuple[Bytes, ...] = ()
-    heat: Heat = field(default_factory=Heat)
+    bytes: tuple[RoundBytes, ...] = ()
+    heat: TrialHeat = field(default_factory=TrialHeat)
     predicted: Predicted | None = None
 
     @property
@@ -155,7 +156,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LearningPoint:
     """A training after so many rounds; all but the accuracy are sums. None: not known."""
 
     round: int
@@ -178,13 +179,13 @@ class Curve:
     """Of seconds; the accuracy is always one of a real training."""
     joules_provenance: Provenance | None = None
     joules_source: str | None = None
-    points: tuple[Point, ...] = ()
+    points: tuple[LearningPoint, ...] = ()
     failed: str | None = None
     """Why there are no points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class CoreClock:
     """Cores that are alike."""
 
     cores: int
@@ -206,7 +207,7 @@ class Machine:
     python: str
     cores: float | None = None
     """Usable at once."""
-    clocks: tuple[Clock, ...] = ()
+    clocks: tuple[CoreClock, ...] = ()
     memory_bytes: float | None = None
     power_mode: str | None = None
     load: float | None = None
@@ -279,11 +280,11 @@ class Results:
                 raise ResultsError(f"{path} = {number!r}: must be from {least:g} to {most:g}")
         for index, case in enumerate(self.cases):
             for name in ("step_s", "round_s", "train_s"):
-                spread: Spread | None = getattr(case, name)
+                spread: TimeSpread | None = getattr(case, name)
                 if spread is not None and spread.p90 < spread.median:
                     raise ResultsError(f"cases[{index}].{name}: its p90 is below its median")
             for name in ("step_s", "round_s", "train_s", "peak_bytes", "grown_bytes"):
-                seen: Spread | Amount | None = getattr(case, name)
+                seen: TimeSpread | Amount | None = getattr(case, name)
                 if seen is not None and seen.provenance != self.provenance:
                     raise ResultsError(
                         f"cases[{index}].{name} is {seen.provenance}, in results that are "
@@ -334,9 +335,8 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> None:
     """Put the file in the place of an older one, whole or not at all. Raises `OSError`."""
-    half = path.with_name(path.name + ".part")
-    write_json(half, figures, {"command": COMMAND, "results": to_plain(results)})
-    half.replace(path)
+    text = render_json(figures, {"command": COMMAND, "results": to_plain(results)})
+    write_whole(path, text.encode())
 
 
 def read_results(path: Path) -> Results:

@@ -95,9 +95,14 @@ def _version(package: str) -> str | None:
 
 
 def write_json(path: Path, figures: Sequence[Figure], data: Mapping[str, Any]) -> None:
-    """Write one run: its figures and, beside them at the top level, the command's own `data`.
+    """Write one run, see `render_json`. Raises `FigureError`, and then writes nothing."""
+    path.write_text(render_json(figures, data), encoding="utf-8")
 
-    Raises `FigureError`, and writes nothing, when two figures have one name or `data` uses a name
+
+def render_json(figures: Sequence[Figure], data: Mapping[str, Any]) -> str:
+    """One run: its figures and, beside them at the top level, the command's own `data`.
+
+    Raises `FigureError` when two figures have one name or `data` uses a name
     of the common part.
     """
     names = [figure.name for figure in figures]
@@ -106,8 +111,7 @@ def write_json(path: Path, figures: Sequence[Figure], data: Mapping[str, Any]) -
     if clash := sorted(_COMMON & data.keys()):
         raise FigureError(f"{clash[0]!r} belongs to every file's common part; rename the data")
     document = {"schema": SCHEMA, "figures": [asdict(figure) for figure in figures], **data}
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def print_figures(figures: Sequence[Figure], console: Console) -> None:

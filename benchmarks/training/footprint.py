@@ -62,7 +62,7 @@ class FootprintConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRow:
+class FootprintRow:
     """One family on one backend. Medians over the processes; MB are 10⁶ bytes."""
 
     family: str
@@ -89,7 +89,7 @@ def measure_memory(
     families: Sequence[str],
     config: FootprintConfig,
     begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[MemoryRow]:
+) -> list[FootprintRow]:
     """Train in fresh processes, the backends in turn.
 
     `begin` is called with each family, and its result `config.reps + 1` times.
@@ -102,7 +102,7 @@ def measure_memory(
 
 def _memory_rows(
     family: str, config: FootprintConfig, bytecode: str, tick: Callable[[], None]
-) -> list[MemoryRow]:
+) -> list[FootprintRow]:
     runs: dict[str, list[dict[str, Any]]] = {backend: [] for backend in BACKENDS}
     with TemporaryDirectory() as files:
         write_files(family, config.batch, Path(files))
@@ -116,7 +116,7 @@ def _memory_rows(
                 runs[backend].append(train_in_child(backend, family, config.steps, files, own))
             tick()
     return [
-        MemoryRow(
+        FootprintRow(
             family=family,
             backend=backend,
             steps=results[0]["steps"],
@@ -219,7 +219,7 @@ def _size_bytes(found: Distribution) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def footprint_figures(memory: Sequence[MemoryRow], disk: Sequence[DiskRow]) -> list[Figure]:
+def footprint_figures(memory: Sequence[FootprintRow], disk: Sequence[DiskRow]) -> list[Figure]:
     """The figures of `measure_memory` and `measure_disk`."""
     figures = [
         Figure(

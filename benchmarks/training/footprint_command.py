@@ -6,22 +6,25 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import check_families, names
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchmarks.training.footprint import DiskRow, MemoryRow
+    from benchmarks.training.footprint import DiskRow, FootprintRow
 
 FOOTPRINT_FAMILIES = ("mlp", "cnn", "vit-small")
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "footprint",
+        _measure,
         help="memory of a training process and disk of a device's environment",
         description=(
             "Peak resident memory (VmHWM) of a fresh process that trains the full model for 20 "
@@ -31,9 +34,9 @@ def add_parser(commands: Any) -> None:
             "require, as installed in the environment that runs this, pip and setuptools not "
             "counted. MB are 10⁶ bytes. Takes about a minute; --quick half of it."
         ),
-        epilog="example: tessera-bench footprint --quick --json footprint.json",
+        example="footprint --quick --json footprint.json",
+        quick="one process of each kind, not 3",
     )
-    add_common(parser, "one process of each kind, not 3")
     parser.add_argument(
         "--families",
         type=names,
@@ -41,15 +44,11 @@ def add_parser(commands: Any) -> None:
         metavar="A,B",
         help=f"which models, by name (default {','.join(FOOTPRINT_FAMILIES)})",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
 
-    from rich.console import Console
-
-    from benchmarks.report.figures import environment, print_figures, write_json
     from benchmarks.report.imports import MEASURABLE
     from benchmarks.training.footprint import (
         DISK_METHOD,
@@ -63,10 +62,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     families = arguments.families
     check_families(families)
-    check_writable(arguments.json)
     config = FootprintConfig(reps=1 if arguments.quick else 3)
 
-    memory: list[MemoryRow] = []
+    memory: list[FootprintRow] = []
     if MEASURABLE:
         with progress("memory", len(families) * (config.reps + 1)) as part:
             memory = measure_memory(families, config, part)
@@ -77,26 +75,20 @@ def _run(arguments: argparse.Namespace) -> int:
             disk.append(measure_disk(extra))
             tick()
 
-    figures = footprint_figures(memory, disk)
-    console = Console()
-    if memory:
-        console.print(_memory_table(memory))
-    console.print(_disk_table(disk))
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "footprint",
-            "environment": environment("torch", "onnxruntime", "numpy", "tessera-fl"),
-            "config": {**asdict(config), "quick": arguments.quick},
+    return Measured(
+        figures=footprint_figures(memory, disk),
+        shown=[*([_memory_table(memory)] if memory else []), _disk_table(disk)],
+        packages=("torch", "onnxruntime", "numpy"),
+        config=asdict(config),
+        data={
             "method": {"memory": MEMORY_METHOD, "disk": DISK_METHOD},
             "memory": [asdict(row) for row in memory],
             "disk": [asdict(row) for row in disk],
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+        },
+    )
 
 
-def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+def _memory_table(rows: Sequence[FootprintRow]) -> Table:
     table = make_table(
         "Memory of a fresh process that trains the full model",
         *("family", "backend", "imported MB", "peak MB"),

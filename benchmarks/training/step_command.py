@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import check_families, names
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table, or_dash
 
@@ -22,8 +23,10 @@ STEP_FAMILIES = (*QUICK_FAMILIES, "lenet-28", "lenet-32", "text", "sensor-cnn")
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "step",
+        _measure,
         help="one training step at each level, and the cost of importing the SDK",
         description=(
             "CPU time of one training step of the torch backend at 100, 75, 50 and 25 % of every "
@@ -33,9 +36,9 @@ def add_parser(commands: Any) -> None:
             "Variants take turns within the run. Then memory and CPU time of `import edge_sdk` in "
             "fresh interpreters. Takes a few minutes; --quick under one."
         ),
-        epilog="example: tessera-bench step --quick --families cnn --json step.json",
+        example="step --quick --families cnn --json step.json",
+        quick="fewer and shorter turns, more noise",
     )
-    add_common(parser, "fewer and shorter turns, more noise")
     parser.add_argument(
         "--families",
         type=names,
@@ -54,21 +57,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 3)"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from benchmarks.report import imports
-    from benchmarks.report.figures import environment, print_figures, write_json
     from benchmarks.training.step import StepConfig, keep_freed_memory, measure_family, step_figures
 
     families = arguments.families or (QUICK_FAMILIES if arguments.quick else STEP_FAMILIES)
     check_families(families)
-    check_writable(arguments.json)
     config = StepConfig(
         batch=arguments.batch,
         threads=arguments.threads,
@@ -88,28 +86,23 @@ def _run(arguments: argparse.Namespace) -> int:
             import_rows = imports.measure_imports(import_reps, part("edge_sdk"))
 
     figures = step_figures(rows)
-    console = Console()
-    for name in families:
-        console.print(_step_table(name, config.batch, [row for row in rows if row.family == name]))
+    shown = [
+        _step_table(name, config.batch, [row for row in rows if row.family == name])
+        for name in families
+    ]
     if import_rows:
         figures += imports.import_figures(import_rows)
-        console.print(_import_table(import_rows))
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "step",
-            "environment": environment("torch", "onnxruntime", "onnx", "numpy", "tessera-fl"),
-            "config": {
-                **asdict(config),
-                "quick": arguments.quick,
-                "import_reps": import_reps,
-                "freed_memory_kept": kept,
-            },
+        shown.append(_import_table(import_rows))
+    return Measured(
+        figures=figures,
+        shown=shown,
+        packages=("torch", "onnxruntime", "onnx", "numpy"),
+        config={**asdict(config), "import_reps": import_reps, "freed_memory_kept": kept},
+        data={
             "rows": [asdict(row) for row in rows],
             "imports": [asdict(row) for row in import_rows],
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+        },
+    )
 
 
 def _step_table(name: str, batch: int, rows: Sequence[StepRow]) -> Table:

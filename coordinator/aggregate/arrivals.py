@@ -41,7 +41,7 @@ class Arrival:
         return len(self.movement.payload)
 
 
-class Refused(Exception):
+class MovementRefused(Exception):
     """A movement that cannot be used; the text is the reason, for its sender."""
 
 
@@ -66,19 +66,21 @@ def check_arrival(
     """Decode and check a movement against what its device was to do in the round it names.
 
     `expected` None: nothing. What the movement says of level and samples is not used: the bid's
-    count, so nobody gains weight, or another yardstick, after the fact. Raises `Refused`, and
-    nothing else, for any movement.
+    count, so nobody gains weight, or another yardstick, after the fact. Raises
+    `MovementRefused`, and nothing else, for any movement.
     """
     if movement.plan_hash != plan.hash:
-        raise Refused(f"it is for plan {movement.plan_hash[:12]}…, this task has {plan.hash[:12]}…")
+        raise MovementRefused(
+            f"it is for plan {movement.plan_hash[:12]}…, this task has {plan.hash[:12]}…"
+        )
     if movement.learning_rate != learning_rate:
         # Memory and replays are scaled by it: a wrong one would multiply the movement.
-        raise Refused(
+        raise MovementRefused(
             f"it says it was made at learning rate {movement.learning_rate}; "
             f"the round's is {learning_rate}"
         )
     if expected is None:
-        raise Refused(
+        raise MovementRefused(
             f"{movement.device!r} has no assignment of round {movement.round}: it got none, "
             "withdrew, or was rejected before"
         )
@@ -86,22 +88,22 @@ def check_arrival(
         header = decode_header(plan, movement.payload)
         came = header.encoding
         if replace(came, zstd=came.zstd or encoding.zstd) != encoding:
-            raise Refused(f"it is encoded as {came}; this task asks for {encoding}")
+            raise MovementRefused(f"it is encoded as {came}; this task asks for {encoding}")
         if plan.choose(header.groups) != plan.choose(expected.groups):
-            raise Refused("it holds other groups than were assigned")
+            raise MovementRefused("it holds other groups than were assigned")
         groups, blocks = decode_blocks(plan, movement.payload)
         plan.check_statistics(movement.statistics, groups)
     except ProtocolError as error:
-        raise Refused(str(error)) from error
+        raise MovementRefused(str(error)) from error
     _check_numbers("a value", blocks.values)
     for name, array in movement.statistics.items():
         _check_numbers(f"statistic {name!r}", array)
         if name.endswith(VARIANCE) and (array < 0).any():
-            raise Refused(f"statistic {name!r} is a variance below 0")
+            raise MovementRefused(f"statistic {name!r} is a variance below 0")
     scale = scale_of(plan, blocks, level=expected.level, learning_rate=learning_rate)
     objection = None if rms_limit is None else usual.objection(plan, scale, rms_limit)
     if objection is not None:
-        raise Refused(objection)
+        raise MovementRefused(objection)
     contribution = Contribution(
         device=movement.device,
         made=movement.round,
@@ -116,6 +118,6 @@ def check_arrival(
 
 def _check_numbers(what: str, array: Array) -> None:
     if not np.isfinite(array).all():
-        raise Refused(f"{what} is not finite")
+        raise MovementRefused(f"{what} is not finite")
     if array.size and max(-float(array.min()), float(array.max())) > MAX_VALUE:
-        raise Refused(f"{what} is beyond ±{MAX_VALUE:g}")
+        raise MovementRefused(f"{what} is beyond ±{MAX_VALUE:g}")

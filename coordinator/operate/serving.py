@@ -22,6 +22,7 @@ from coordinator.operate.taskfile import Evaluator, compile_task, load_evaluatio
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
 from coordinator.service.service import Service, ServiceConfig
+from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.transport.mqtt.certificates import certificate_advice
 from edge_sdk.transport.opening import open_link
@@ -74,12 +75,11 @@ def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
     with embedded_broker(folder / BROKER, port=broker.port, password=broker.password) as settings:
         settings = replace(settings, chunk_bytes=broker.chunk_bytes)
         path = folder / BROKER_FILE
-        path.touch(mode=0o600)
-        path.write_text(broker_table(settings))
+        write_whole(path, broker_table(settings).encode(), mode=0o600)
         try:
             yield settings
         finally:
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def broker_table(settings: BrokerSettings) -> str:

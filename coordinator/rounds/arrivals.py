@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coordinator.aggregate.arrivals import Arrival, Expected, Refused, check_arrival
+from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Keep
 from coordinator.rounds.state import (
-    Phase,
+    RoundPhase,
     RoundsConfig,
     RoundsState,
     Step,
@@ -27,7 +27,7 @@ def on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) ->
     if round > state.round:
         future = f"round {round} has not begun; this is round {state.round}"
         return state, [receipt_of(device, round, Outcome.REJECTED, future)]
-    if round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING):
+    if round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING):
         return _on_current(config, state, movement)
     past = state.past.get(round)
     if past is None:
@@ -39,7 +39,7 @@ def on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) ->
         return state, []
     try:
         arrival = _checked(config, state, movement, past.expected.get(device))
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
     if remembers(config, state):
         state = replace(state, keeping_late=state.keeping_late | {(device, round)})
@@ -55,7 +55,7 @@ def _on_current(config: RoundsConfig, state: RoundsState, movement: Movement) ->
         return state, []
     try:
         arrival = _checked(config, state, movement, expected_of(state).get(device))
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
     state = replace(state, keeping=state.keeping | {device})
     return _learned(state, arrival), [Keep(round, arrival)]
@@ -68,7 +68,9 @@ def on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
     if replay.round > state.round:
         future = f"round {replay.round} has not begun; this is round {state.round}"
         return state, [receipt_of(device, replay.round, Outcome.REJECTED, future)]
-    open_now = state.phase in (Phase.BIDDING, Phase.TRAINING) and replay.round == state.round
+    open_now = (
+        state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING) and replay.round == state.round
+    )
     if not open_now:
         closed = _is_closed(state, replay.round)
         return state, [receipt_of(device, replay.round, Outcome.LATE, closed)]
@@ -83,10 +85,10 @@ def on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
     age = state.round - movement.round
     try:
         if age > replay_within(config):
-            raise Refused(f"it is {age} rounds old; the rule takes {replay_within(config)}")
+            raise MovementRefused(f"it is {age} rounds old; the rule takes {replay_within(config)}")
         expected = None if past is None else past.expected.get(device)
         arrival = _checked(config, state, movement, expected)
-    except Refused as refusal:
+    except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
     state = replace(state, keeping_replays=state.keeping_replays | {device})
     return _learned(state, arrival), [Keep(replay.round, arrival)]
@@ -137,7 +139,7 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
     """What a device sent is stored. Raises `StateError` for what was never to be stored."""
     if not 1 <= round <= state.round or device not in state.devices:
         raise StateError(f"a movement of {device!r} was kept that round {round} never had")
-    current = round == state.round and state.phase in (Phase.BIDDING, Phase.TRAINING)
+    current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in state.keeping:
         counted, keeping = state.counted | {device}, state.keeping - {device}
         state = replace(state, counted=counted, keeping=keeping)
@@ -187,7 +189,7 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
 def remembers(config: RoundsConfig, state: RoundsState) -> bool:
     """Whether a movement that came too late still has a use: a commit that takes it is to come."""
     last = state.round - state.void >= config.rounds
-    over = state.phase is Phase.FINISHED or (last and state.phase is Phase.CLOSING)
+    over = state.phase is RoundPhase.FINISHED or (last and state.phase is RoundPhase.CLOSING)
     return config.rule.remembers == "movements" and not over
 
 

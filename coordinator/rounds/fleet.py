@@ -15,7 +15,7 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fleet:
+class FleetRecord:
     """A value; arrays in it are never changed. Made by `new_fleet`."""
 
     last_covered: Indices
@@ -31,12 +31,12 @@ class Fleet:
     norms: NDArray[np.float64] | None = None
     """Per block, the squared norm of the global weights; None where no policy asks."""
 
-    def heard(self, bids: Iterable[Bid]) -> Fleet:
+    def heard(self, bids: Iterable[Bid]) -> FleetRecord:
         """With what devices said of themselves in a round's bids."""
         said = {bid.device: bid.samples for bid in bids if bid.samples}
         return replace(self, samples={**self.samples, **said})
 
-    def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> Fleet:
+    def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
         """After a round in which these devices trained these groups."""
         coverage = plan.coverage(counted.values())
         return replace(
@@ -47,7 +47,7 @@ class Fleet:
         )
 
 
-def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> Fleet:
+def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> FleetRecord:
     """A fleet of which nothing is known."""
     zeros = np.zeros(plan.block_count, dtype=np.int64)
-    return Fleet(zeros, zeros, norms=norms)
+    return FleetRecord(zeros, zeros, norms=norms)

@@ -34,12 +34,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from coordinator.aggregate.arrivals import Expected, GroupsByAxis, Refused, check_arrival
+from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
 from coordinator.aggregate.rules import FedRaa
 from coordinator.masks import Situation
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Joined, Keep, Kept, Left, Send, Tick
-from coordinator.rounds.fleet import Fleet, new_fleet
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
@@ -110,7 +110,7 @@ Effect = Send | Keep | Reserve | Release | Apply
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class DeviceWork:
     """What one device is at."""
 
     stage: Stage
@@ -126,13 +126,13 @@ class Work:
 class FragmentsState:
     """All the coordinator remembers. Made by `start`."""
 
-    fleet: Fleet
+    fleet: FleetRecord
     version: int = 0
     openings: int = 0
     running: bool = False
     finished: bool = False
     devices: frozenset[str] = frozenset()
-    work: Mapping[str, Work] = field(default_factory=dict)
+    work: Mapping[str, DeviceWork] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     """The newest round of each device whose movement was applied."""
 
@@ -189,7 +189,7 @@ def _on_joined(config: FragmentsConfig, state: FragmentsState, device: str, now:
 
 def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float) -> Step:
     round = state.openings + 1
-    work = Work(Stage.ASKED, round, now + config.bid_s)
+    work = DeviceWork(Stage.ASKED, round, now + config.bid_s)
     state = replace(state, openings=round, work={**state.work, device: work})
     return state, [Send(device, config.opening(round, whole=not config.rule.fragments))]
 
@@ -223,7 +223,9 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         stream=stream(config.seed, "masks", work.round),
     )
     groups = config.masks(situation)[device]
-    training = Work(Stage.TRAINING, work.round, now + config.train_s, bid, groups, state.version)
+    training = DeviceWork(
+        Stage.TRAINING, work.round, now + config.train_s, bid, groups, state.version
+    )
     state = replace(state, fleet=fleet, work={**state.work, device: training})
     assignment = Assignment(device=device, round=work.round, groups=groups)
     return state, [Reserve(device, work.round, groups), Send(device, assignment)]
@@ -240,7 +242,7 @@ def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
 
 
 def _rest(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> FragmentsState:
-    resting = Work(Stage.RESTING, state.work[bid.device].round, now + config.rest_s, bid)
+    resting = DeviceWork(Stage.RESTING, state.work[bid.device].round, now + config.rest_s, bid)
     return replace(state, work={**state.work, bid.device: resting})
 
 
@@ -266,7 +268,7 @@ def _on_movement(
             state.fleet.usual,
             config.rms_limit,
         )
-    except Refused as refusal:
+    except MovementRefused as refusal:
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
         skip = Bid(device=device, round=round, level=None, reason=reason)
         state = _rest(config, state, skip, now)
@@ -321,7 +323,7 @@ def _on_tick(config: FragmentsConfig, state: FragmentsState, now: float) -> Step
     return state, effects
 
 
-def _expected(work: Work) -> Expected | None:
+def _expected(work: DeviceWork) -> Expected | None:
     if work.groups is None or work.bid is None:
         return None
     return Expected(work.groups, work.bid.level or 1.0, work.bid.samples)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -75,7 +75,10 @@ class Theorem:
 
 
 def theorem_terms(
-    plan: ModelPlan, fleet: Fleet, round: int, counted: Mapping[str, Mapping[str, tuple[int, ...]]]
+    plan: ModelPlan,
+    fleet: FleetRecord,
+    round: int,
+    counted: Mapping[str, Mapping[str, tuple[int, ...]]],
 ) -> Theorem:
     """The terms of a round that `fleet` already includes."""
     coverage = plan.coverage(counted.values())
@@ -119,7 +122,7 @@ def device_round(
     )
 
 
-def longest_skip(fleet: Fleet, round: int, selected: frozenset[str]) -> int:
+def longest_skip(fleet: FleetRecord, round: int, selected: frozenset[str]) -> int:
     """Rounds since the selected device that has waited longest last trained, plus one.
 
     One that never trained has waited since the first round.

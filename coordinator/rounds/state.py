@@ -15,11 +15,11 @@ from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
 
 
-class Phase(Enum):
+class RoundPhase(Enum):
     """What the coordinator is doing."""
 
     WAITING = "waiting for devices"
@@ -135,8 +135,8 @@ class OpenRound:
 class RoundsState:
     """All the coordinator remembers between events. Made by `start`."""
 
-    fleet: Fleet
-    phase: Phase = Phase.WAITING
+    fleet: FleetRecord
+    phase: RoundPhase = RoundPhase.WAITING
     round: int = 0
     deadline: float | None = None
     """When to send `Tick` at the latest."""

@@ -69,7 +69,7 @@ from coordinator.rounds.state import (
     Event,
     OpenRound,
     PastRound,
-    Phase,
+    RoundPhase,
     RoundsConfig,
     RoundsState,
     Step,
@@ -94,7 +94,7 @@ __all__ = [
     "Event",
     "OpenRound",
     "PastRound",
-    "Phase",
+    "RoundPhase",
     "RoundsConfig",
     "RoundsState",
     "Step",
@@ -114,7 +114,7 @@ def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> Rou
 def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
     """The state after an event at time `now` (seconds, any origin), and what to do about it."""
     state, effects = _react(config, state, event, now)
-    if state.phase is not Phase.TRAINING:
+    if state.phase is not RoundPhase.TRAINING:
         return state, effects
     if not _is_complete(config, state):
         return _mind_absent(config, state, now), effects
@@ -130,7 +130,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
     deadline = now + config.train_s
     return replace(
         state,
-        phase=Phase.TRAINING,
+        phase=RoundPhase.TRAINING,
         round=opened.round,
         deadline=deadline,
         train_by=deadline,
@@ -176,10 +176,10 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
-            if state.phase is Phase.BIDDING:
+            if state.phase is RoundPhase.BIDDING:
                 return _assign(config, state, now)
             return _close(config, state)
-        case Committed(round) if state.phase is Phase.CLOSING and round == state.round:
+        case Committed(round) if state.phase is RoundPhase.CLOSING and round == state.round:
             return _on_committed(config, state, event, now)
         case _:
             raise StateError(f"{event} cannot happen while {state.phase.value}")
@@ -196,9 +196,9 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
         present=state.present | {device},
         away=state.away - {device},
     )
-    if state.phase is Phase.WAITING and len(state.present) >= config.min_devices:
+    if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
-    if state.phase is Phase.BIDDING and not known:
+    if state.phase is RoundPhase.BIDDING and not known:
         deadline = now + config.bid_s if state.deadline is None else state.deadline
         state = replace(state, selected=state.selected | {device}, deadline=deadline)
         return state, [Send(device, opening_of(config, state))]
@@ -207,7 +207,7 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
 
 def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
     state = replace(state, present=state.present - {device}, away=state.away | {device})
-    if state.phase is Phase.BIDDING and device not in state.bids:
+    if state.phase is RoundPhase.BIDDING and device not in state.bids:
         state = replace(state, selected=state.selected - {device})
         return _assign_if_complete(config, state, now)
     return state, []
@@ -216,13 +216,13 @@ def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) 
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
     if bid.round != state.round or bid.device not in state.selected:
         return state, []
-    if state.phase is Phase.BIDDING:
+    if state.phase is RoundPhase.BIDDING:
         if bid.device in state.replayed | state.keeping_replays:
             return state, []  # its word for this round is said
         state = replace(state, bids={**state.bids, bid.device: bid})
         return _assign_if_complete(config, state, now)
     owes = bid.device in state.assigned and bid.device not in state.counted
-    if state.phase is not Phase.TRAINING or not owes:
+    if state.phase is not RoundPhase.TRAINING or not owes:
         return state, []
     if bid.level is None:
         return withdraw(state, bid), []
@@ -232,7 +232,7 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
 def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     opened = RoundsState(
         state.fleet,
-        phase=Phase.BIDDING,
+        phase=RoundPhase.BIDDING,
         round=state.round + 1,
         deadline=now + config.bid_s,
         devices=state.devices,
@@ -278,7 +278,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     deadline = now + config.train_s
     state = replace(
         state,
-        phase=Phase.TRAINING,
+        phase=RoundPhase.TRAINING,
         deadline=deadline,
         train_by=deadline,
         fleet=fleet,
@@ -359,7 +359,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
     past[state.round] = PastRound(expected_of(state), outcomes)
     state = replace(
         state,
-        phase=Phase.CLOSING,
+        phase=RoundPhase.CLOSING,
         deadline=None,
         late=frozenset(),
         past=past,
@@ -375,7 +375,7 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
     state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
     closed = Broadcast(RoundClosed(round=event.round))
     if _is_over(config, state, accuracy):
-        return replace(state, phase=Phase.FINISHED), [closed]
+        return replace(state, phase=RoundPhase.FINISHED), [closed]
     state, effects = _open(config, state, now)
     return state, [closed, *effects]
 

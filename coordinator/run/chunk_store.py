@@ -6,12 +6,12 @@ needs any of its chunks any more.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from edge_sdk.program.files import PlacedFile, make_folder, remove, remove_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +25,22 @@ class ChunkStore:
     """Chunks by hash, in named sets. What a folder held before is deleted."""
 
     def __init__(self, folder: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        remove_folder(folder)
+        make_folder(folder)
         self._folder = folder
         self._sets: dict[str, frozenset[bytes]] = {}
         self._users: Counter[bytes] = Counter()
         """How many sets need a chunk."""
         self._places: dict[bytes, _Place] = {}
-        self._files: dict[int, int] = {}
-        """Open descriptors, by the file's number."""
+        self._files: dict[int, PlacedFile] = {}
+        """Open files, by number."""
         self._held: Counter[int] = Counter()
         """How many chunks of a file are needed."""
         self._next = 1
 
     def __getitem__(self, hash: bytes) -> bytes:
         place = self._places[hash]
-        return os.pread(self._files[place.file], place.size, place.offset)
+        return self._files[place.file].read_at(place.size, place.offset)
 
     def get(self, hash: bytes) -> bytes | None:
         """A chunk's bytes; None if it is gone."""
@@ -62,22 +62,20 @@ class ChunkStore:
         comes. Returns the hashes of those that were not here before.
         """
         number, self._next = self._next, self._next + 1
-        path, offset = self._path(number), 0
+        file, offset = PlacedFile(self._folder / f"{number:08}.bin"), 0
+        self._files[number] = file
         members, new = set(here), []
-        with path.open("wb") as file:
-            for hash, chunk in chunks:
-                members.add(hash)
-                if hash in self._places:
-                    continue
-                file.write(chunk)
-                self._places[hash] = _Place(number, offset, len(chunk))
-                offset += len(chunk)
-                new.append(hash)
-        if new:
-            self._files[number] = os.open(path, os.O_RDONLY)
-            self._held[number] = len(new)
-        else:
-            path.unlink()
+        for hash, chunk in chunks:
+            members.add(hash)
+            if hash in self._places:
+                continue
+            file.write_at(chunk, offset)
+            self._places[hash] = _Place(number, offset, len(chunk))
+            offset += len(chunk)
+            new.append(hash)
+        self._held[number] = len(new)
+        if not new:
+            self._remove(number)
         self._users.update(members)
         self._sets[name] = frozenset(members)
         return new
@@ -100,16 +98,17 @@ class ChunkStore:
 
     def close(self) -> None:
         """Give up what is open."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
+        for file in self._files.values():
+            file.close()
         self._files.clear()
 
     def _release(self, number: int) -> None:
         self._held[number] -= 1
         if not self._held[number]:
-            del self._held[number]
-            os.close(self._files.pop(number))
-            self._path(number).unlink()
+            self._remove(number)
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number:08}.bin"
+    def _remove(self, number: int) -> None:
+        del self._held[number]
+        file = self._files.pop(number)
+        file.close()
+        remove(file.path)

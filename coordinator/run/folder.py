@@ -23,11 +23,9 @@ Rules:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -36,16 +34,25 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregate.arrivals import Expected
-from coordinator.aggregate.memory.disk.segments import sync_folder
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
     SavedModel,
     check_folder_free,
     read_model,
-    replacing,
     save_model,
+)
+from edge_sdk.program.files import (
+    append_line,
+    lock_file,
+    make_folder,
+    remove,
+    remove_folder,
+    remove_leftovers,
+    sync_folder,
+    whole_folder,
+    write_whole,
 )
 from edge_sdk.protocol.messages.round import Outcome
 from edge_sdk.protocol.plan.blocks import Float32
@@ -99,7 +106,7 @@ class Checkpoint:
     theta: Float32
     """Weights in block order."""
     buffers: Mapping[str, Array]
-    fleet: Fleet
+    fleet: FleetRecord
     """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
     best: tuple[float, int] = (-math.inf, 0)
     devices: frozenset[str] = frozenset()
@@ -111,10 +118,9 @@ class Checkpoint:
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
     """Make the folder of a new run: all of it, or nothing. Raises `ConfigError`."""
     check_folder_free(folder)
-    with replacing(folder) as partial:
-        partial.mkdir()
-        save_model(model, partial / MODEL)
-        (partial / CHECKPOINTS).mkdir()
+    with whole_folder(folder) as draft:
+        save_model(model, draft / MODEL)
+        make_folder(draft / CHECKPOINTS)
         zeros = np.zeros(model.plan.block_count, dtype=np.int64)
         first = Checkpoint(
             round=0,
@@ -122,13 +128,11 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
             version=0,
             theta=model.plan.flatten(model.weights),
             buffers=model.buffers,
-            fleet=Fleet(zeros, zeros),
+            fleet=FleetRecord(zeros, zeros),
         )
-        write_durably(_checkpoint_path(partial, 0), _encode(first))
-        write_durably(partial / COUNTERS, _json({"opened": 0, "session": 0}))
-        write_durably(partial / ABOUT, _json({"format": FORMAT, **asdict(about)}))
-        if folder.is_dir():
-            folder.rmdir()  # an empty one; renaming onto it is not allowed everywhere
+        write_whole(_checkpoint_path(draft, 0), _encode(first))
+        write_whole(draft / COUNTERS, _json({"opened": 0, "session": 0}))
+        write_whole(draft / ABOUT, _json({"format": FORMAT, **asdict(about)}))
 
 
 def is_run(folder: Path) -> bool:
@@ -147,6 +151,8 @@ class Run:
         self._lock: int | None = None
         lock = _lock(folder)
         try:
+            for each in (folder, folder / CHECKPOINTS):
+                remove_leftovers(each)
             self.about = _read_about(folder)
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
@@ -192,20 +198,19 @@ class Run:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""
-        path = _checkpoint_path(self.folder, checkpoint.round)
-        write_durably(path, _encode(checkpoint))
+        write_whole(_checkpoint_path(self.folder, checkpoint.round), _encode(checkpoint))
 
     def drop_latest(self) -> None:
         """Remove the newest checkpoint, if there is one before it."""
         if len(rounds := self.rounds()) > 1:
-            _checkpoint_path(self.folder, rounds[-1]).unlink()
+            remove(_checkpoint_path(self.folder, rounds[-1]))
 
     def prune(self, *, keep_last: int, keep_every: int) -> None:
         """Remove old checkpoints, but for the last few and every so-manyth."""
         numbers = self.rounds()
         for number in numbers[:-keep_last]:
             if number % keep_every:
-                _checkpoint_path(self.folder, number).unlink()
+                remove(_checkpoint_path(self.folder, number))
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, ascending."""
@@ -227,13 +232,11 @@ class Run:
             raise ConfigError(f"there is no checkpoint of round {to_round}; there are {known}")
         _decode(_checkpoint_path(self.folder, to_round), self.plan)
         # First what belongs to the newest model: with an older one it would do harm.
-        (self.folder / ROUND).unlink(missing_ok=True)
-        for name in (MOVEMENTS, MEMORY):
-            if (self.folder / name).is_dir():
-                shutil.rmtree(self.folder / name)
+        for name in (ROUND, MOVEMENTS, MEMORY):
+            remove_folder(self.folder / name)
         sync_folder(self.folder)
         for number in reversed([each for each in rounds if each > to_round]):
-            _checkpoint_path(self.folder, number).unlink()
+            remove(_checkpoint_path(self.folder, number))
         sync_folder(self.folder / CHECKPOINTS)
         self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
 
@@ -241,16 +244,11 @@ class Run:
 
     def record(self, entry: Mapping[str, Any]) -> None:
         """Append a line to the history."""
-        with (self.folder / HISTORY).open("a+b") as file:
-            if file.tell() and not _ends_line(file.fileno(), file.tell()):
-                file.write(b"\n")  # the last line was cut short by a crash
-            file.write(_json(entry))
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.folder / HISTORY, _json(entry))
 
     def _write_counters(self) -> None:
         content = _json({"opened": self.opened, "session": self._session})
-        write_durably(self.folder / COUNTERS, content)
+        write_whole(self.folder / COUNTERS, content)
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:
@@ -265,15 +263,6 @@ def read_history(folder: Path) -> Iterator[dict[str, Any]]:
             continue  # cut short by a crash
         if isinstance(entry, dict):
             yield entry
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Put a file in its place, whole and synced."""
-    with replacing(path) as partial, partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_folder(path.parent)
 
 
 # -- formats -------------------------------------------------------------------------------------
@@ -347,7 +336,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             for name, array in arrays.items()
             if name.startswith(_BUFFER)
         },
-        fleet=Fleet(
+        fleet=FleetRecord(
             arrays["last_covered"],
             arrays["times_covered"],
             trained=state["trained"],
@@ -387,15 +376,8 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, allow_nan=False) + "\n").encode()
 
 
-def _ends_line(descriptor: int, size: int) -> bool:
-    return os.pread(descriptor, 1, size - 1) == b"\n"
-
-
 def _lock(folder: Path) -> int:
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / LOCK)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise RunError(f"{folder} is open in another process: stop it, or name another") from error
-    return descriptor

@@ -18,7 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from coordinator.rounds.state import OpenRound, RoundsConfig
-from coordinator.run.folder import RunError, write_durably
+from coordinator.run.folder import RunError
+from edge_sdk.program.files import remove, write_whole
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import Bid
 
@@ -52,7 +53,7 @@ class Journal:
             "assigned": {name: dict(groups) for name, groups in opened.assigned.items()},
             "terms": dict(terms),
         }
-        write_durably(self._path, (json.dumps(content, allow_nan=False) + "\n").encode())
+        write_whole(self._path, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     def read(self) -> OpenRound | None:
         """The round that was open; None: none was. Raises `RunError` if the file is damaged."""
@@ -89,4 +90,4 @@ class Journal:
 
     def clear(self) -> None:
         """The round is committed, or void."""
-        self._path.unlink(missing_ok=True)
+        remove(self._path)

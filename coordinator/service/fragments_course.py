@@ -312,7 +312,7 @@ class FragmentsCourse:
         self._parts.prune()
         self._parts.receiving.clear_kept()
 
-    def _training(self, device: str) -> fragments.Work | None:
+    def _training(self, device: str) -> fragments.DeviceWork | None:
         work = self._state.work.get(device)
         return work if work is not None and work.stage is Stage.TRAINING else None
 

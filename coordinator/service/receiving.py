@@ -11,8 +11,6 @@ that missed one offers the same bytes again.
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
@@ -20,7 +18,7 @@ from math import prod
 from mmap import mmap
 from pathlib import Path
 
-from coordinator.aggregate.memory.disk.segments import sync_folder
+from edge_sdk.program.files import PlacedFile, make_folder, move, remove, remove_folder
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -52,46 +50,45 @@ class UploadFile(mmap):
 
     def __new__(cls, path: Path, size: int) -> UploadFile:
         """A new file of so many bytes. Raises `OSError` when the disk has no room for it."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = PlacedFile(path, mode=0o600)
         try:
             # Room is taken now: a disk that fills up later would end the process (SIGBUS).
-            _reserve(descriptor, size)
-            made = super().__new__(cls, descriptor, size)
+            file.reserve(size)
+            made = super().__new__(cls, file.fileno(), size)
         except BaseException:
-            path.unlink()
+            remove(path)
             raise
         finally:
-            os.close(descriptor)
+            file.close()
         made.path = path
         return made
 
     def __del__(self) -> None:
         path = getattr(self, "path", None)
         if path is not None:
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def keep(self, path: Path) -> None:
         """Make the bytes durable under this name."""
         if self.path is None:
             return
         self.flush()
-        descriptor = os.open(self.path, os.O_RDONLY)
+        file = PlacedFile(self.path, new=False)
         try:
-            os.fsync(descriptor)
+            file.sync()
         finally:
-            os.close(descriptor)
-        os.replace(self.path, path)
+            file.close()
+        move(self.path, path)
         self.path = None
-        sync_folder(path.parent)
 
 
 class Receiving:
     """All that devices upload. Of what earlier processes left, only what was kept remains."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
-        shutil.rmtree(uploads, ignore_errors=True)
+        remove_folder(uploads)
         for folder in (uploads, movements):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         self._folder = uploads
         self._movements = movements
         self._numbers = count(1)
@@ -161,7 +158,7 @@ class Receiving:
     def clear_kept(self) -> None:
         """Delete what was kept: it is in the model, or in memory."""
         for path in self._movements.iterdir():
-            path.unlink()
+            remove(path)
 
     def drop_idle(self, now: float) -> list[Offer]:
         """Drop uploads of which nothing was heard for long."""
@@ -185,11 +182,3 @@ def read_upload(upload: Upload) -> Movement | Replay:
     if movement.round != offer.round:
         raise MessageError(f"a movement of round {movement.round}, offered as of {offer.round}")
     return movement if offer.answers is None else Replay(round=offer.answers, movement=movement)
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
-    for start in range(0, size, 2**20):
-        os.pwrite(descriptor, bytes(min(2**20, size - start)), start)

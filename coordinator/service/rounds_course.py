@@ -13,7 +13,7 @@ from coordinator.aggregate.memory import Memory
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import remembers, unkept
-from coordinator.rounds.synchronous import OpenRound, Phase, RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
@@ -79,7 +79,7 @@ class RoundsCourse:
             past=checkpoint.past,
         )
         if _is_complete(config, checkpoint):
-            self._state = replace(self._state, phase=Phase.FINISHED)
+            self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
         interrupted = self._interrupted(checkpoint)
@@ -151,7 +151,7 @@ class RoundsCourse:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._state.phase is Phase.FINISHED
+        return self._state.phase is RoundPhase.FINISHED
 
     @property
     def deadline(self) -> float | None:
@@ -186,7 +186,7 @@ class RoundsCourse:
     def _note_assignments(self) -> None:
         """Before anybody hears of them, and when a device withdraws."""
         state = self._state
-        assigned = state.phase in (Phase.TRAINING, Phase.CLOSING)
+        assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
             opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
             self._journal.write(opened, terms_of(self._config))
@@ -201,7 +201,7 @@ class RoundsCourse:
         if (wanted := offer.answers or round) > state.round:
             future = f"round {wanted} has not begun; this is round {state.round}"
             return receipt_for(offer, Outcome.REJECTED, future)
-        collects = state.phase in (Phase.BIDDING, Phase.TRAINING)
+        collects = state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
         if offer.answers is not None:
             if offer.answers == state.round and device in state.replayed:
                 return receipt_for(offer, Outcome.COUNTED)
@@ -228,7 +228,7 @@ class RoundsCourse:
     def say_again(self, device: str | None = None) -> list[Said]:
         """What devices, or one, may have missed: the assignments of those who still train."""
         state = self._state
-        if state.phase is not Phase.TRAINING:
+        if state.phase is not RoundPhase.TRAINING:
             return []
         owing = sorted(state.assigned.keys() - state.counted - state.keeping)
         return [
@@ -336,7 +336,7 @@ class RoundsCourse:
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
     """Whether something that was kept is in the model or in memory, or was for a void round."""
     if isinstance(sent, Replay):
-        return sent.round < state.round or state.phase is not Phase.TRAINING
+        return sent.round < state.round or state.phase is not RoundPhase.TRAINING
     past = state.past.get(sent.round)
     if past is None:
         return sent.round < min(state.past, default=0)

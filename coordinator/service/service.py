@@ -41,7 +41,7 @@ from coordinator.service.close import open_memory
 from coordinator.service.courses import Clock, Evaluate, Keeping, Parts, Said, make_model
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.outgoing.publishing import Publisher
-from coordinator.service.outgoing.sending import Sending
+from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, is_kept, largest_movement, read_upload
 from coordinator.service.rounds_course import RoundsCourse, whole_checkpoint
 from edge_sdk.program.watchdog import Watchdog
@@ -144,7 +144,7 @@ class Service:
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
         self._store = ChunkStore(run.folder / CHUNKS)
-        self._sending = Sending(self._link, self._store.get)
+        self._sending = ChunkSending(self._link, self._store.get)
         self._publisher = Publisher(
             self._sending,
             self._topics,

@@ -24,7 +24,7 @@ from coordinator.rounds import events, fragments
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.report import DeviceRound, RoundReport
-from coordinator.rounds.synchronous import Phase, RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import RoundPhase, RoundsConfig, RoundsState
 from coordinator.service.close import close_round, open_memory
 from coordinator.service.reports import report_round, report_updates
 from edge_sdk.data.arrays import ArrayData, Batch
@@ -106,12 +106,12 @@ class Federation:
                 data=member.data,
                 policy=member.policy,
                 source=model,
-                send=self._outboxes[member.name].append,
                 seed=config.seed,
                 observer=None if member.observe is None else member.observe(own),
                 clock=time.perf_counter if member.emulation is None else member.emulation.clock,
             )
-            self._link.attach(member.name, partial(_tell, app, member.emulation))
+            outbox = self._outboxes[member.name]
+            self._link.attach(member.name, partial(_tell, app, member.emulation, outbox))
 
     def run(self) -> Iterator[RoundReport]:
         """Train to the end, yielding every round as it closes.
@@ -145,10 +145,12 @@ class Federation:
             self._course.handle(message)
 
 
-def _tell(app: DeviceApp, emulation: Emulation | None, message: Message) -> None:
+def _tell(
+    app: DeviceApp, emulation: Emulation | None, outbox: list[Message], message: Message
+) -> None:
     if emulation is not None and isinstance(message, RoundOpen):
         emulation.round_opened(message.round)
-    app.receive(message)  # type: ignore[arg-type]
+    outbox += app.receive(message)  # type: ignore[arg-type]
 
 
 def _one_by_one(deliveries: Iterable[Callable[[], None]]) -> None:
@@ -226,7 +228,7 @@ class _Rounds:
 
     @property
     def finished(self) -> bool:
-        return self._state.phase is Phase.FINISHED
+        return self._state.phase is RoundPhase.FINISHED
 
     def wait(self) -> None:
         self._now = max(self._now, self._state.deadline or self._now)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.errors import ConfigError
-from coordinator.task.saved_model import SavedModel, contiguous, replacing
+from coordinator.task.saved_model import SavedModel, contiguous
 from edge_sdk import __version__
+from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.task.graphs import GraphEntry, Port
 
@@ -45,39 +46,39 @@ def export_model(model: SavedModel, format: str, path: Path, *, force: bool = Fa
         raise ConfigError(f"cannot write {path}: name a file in an existing folder")
     if path.exists() and not force:
         raise ConfigError(f"{path} already exists: name another file, or replace it with --force")
-    with replacing(path) as partial:
-        FORMATS[format](model, partial)
+    write_whole(path, FORMATS[format](model))
 
 
-def _write_safetensors(model: SavedModel, path: Path) -> None:
+def _safetensors_bytes(model: SavedModel) -> bytes:
     from safetensors.numpy import save
 
-    path.write_bytes(save(contiguous(model.arrays)))
+    encoded: bytes = save(contiguous(model.arrays))
+    return encoded
 
 
-def _write_torch(model: SavedModel, path: Path) -> None:
+def _torch_bytes(model: SavedModel) -> bytes:
     import torch
 
-    # In memory first: torch would write the temporary name into the file.
     data = BytesIO()
     torch.save({n: torch.from_numpy(np.array(a)) for n, a in model.arrays.items()}, data)
-    path.write_bytes(data.getvalue())
+    return data.getvalue()
 
 
-def _write_onnx(model: SavedModel, path: Path) -> None:
+def _onnx_bytes(model: SavedModel) -> bytes:
     size = sum(array.nbytes for array in model.arrays.values())
     if size > MAX_ONNX_BYTES:
         raise ConfigError(
             f"the model has {size} bytes of weights, but an ONNX file holds at most "
             f"{MAX_ONNX_BYTES}: export to safetensors instead"
         )
-    path.write_bytes(inference_graph(model).SerializeToString(deterministic=True))
+    encoded: bytes = inference_graph(model).SerializeToString(deterministic=True)
+    return encoded
 
 
-FORMATS: dict[str, Callable[[SavedModel, Path], None]] = {
-    "onnx": _write_onnx,
-    "safetensors": _write_safetensors,
-    "torch": _write_torch,
+FORMATS: dict[str, Callable[[SavedModel], bytes]] = {
+    "onnx": _onnx_bytes,
+    "safetensors": _safetensors_bytes,
+    "torch": _torch_bytes,
 }
 
 

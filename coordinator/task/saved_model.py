@@ -12,8 +12,6 @@ weights against the plan, the graphs against the manifest. Nothing is ever execu
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.errors import ConfigError
+from edge_sdk.program.files import make_folder, whole_folder, write_whole
 from edge_sdk.protocol.errors import GraphError, ProtocolError, TensorError
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.layout import Array
@@ -76,13 +75,13 @@ def save_model(model: SavedModel, path: Path) -> None:
     from safetensors.numpy import save
 
     check_folder_free(path)
-    with replacing(path) as partial:
-        (partial / GRAPHS).mkdir(parents=True)
-        (partial / PLAN).write_bytes(model.plan.encoded)
-        (partial / WEIGHTS).write_bytes(save(contiguous(model.arrays)))
-        (partial / MANIFEST).write_bytes(model.manifest.encoded)
+    with whole_folder(path) as draft:
+        make_folder(draft / GRAPHS)
+        write_whole(draft / PLAN, model.plan.encoded)
+        write_whole(draft / WEIGHTS, save(contiguous(model.arrays)))
+        write_whole(draft / MANIFEST, model.manifest.encoded)
         for entry in model.manifest.graphs:
-            _graph_path(partial, entry).write_bytes(model.files[entry.sha256])
+            write_whole(_graph_path(draft, entry), model.files[entry.sha256])
 
 
 def read_model(path: Path) -> SavedModel:
@@ -144,20 +143,6 @@ def load_weights(
 def contiguous(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays in C order, sorted by name, so that safetensors writes equal bytes."""
     return {name: np.array(arrays[name], order="C") for name in sorted(arrays)}
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`, renamed to `path` on success."""
-    partial = path.absolute().with_name(f".{path.absolute().name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial)
-        else:
-            partial.unlink(missing_ok=True)
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:

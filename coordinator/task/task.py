@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from coordinator.errors import ConfigError
-from coordinator.task.tracing.program import Program
+from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.trace import TracedModel, trace_model
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -65,7 +65,7 @@ class Task:
         return self.traced.plan
 
     @property
-    def train_program(self) -> Program:
+    def train_program(self) -> TracedProgram:
         """The model in training mode, for the torch backend."""
         return self.traced.train
 

@@ -23,7 +23,7 @@ from edge_sdk.decide.budget import History
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight
 from edge_sdk.decide.gates import Gate, closed_gate
-from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.messages.round import RoundOpen
 
@@ -33,13 +33,6 @@ SETTLE_S = 6.0
 """Seconds to wait for sensors read by a command, such as a phone's battery, when a round opens."""
 LOOK_S = 1.0
 """Shortest time between two checks of the gates during training."""
-
-
-class Probe(Protocol):
-    """Describes the device as it is now; see `edge_sdk.machine.probe`."""
-
-    def snapshot(self) -> Snapshot:
-        """Return at once; never raises."""
 
 
 class Costs(Protocol):

@@ -16,9 +16,9 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.machine import (
-    Connected,
     Decide,
     Decided,
+    DevicePhase,
     DeviceState,
     Effect,
     Event,
@@ -29,10 +29,10 @@ from edge_sdk.device.machine import (
     Finished,
     Forget,
     Found,
-    Keep,
-    Phase,
+    KeepMovement,
+    LinkUp,
     Resend,
-    Send,
+    SendMessage,
     SendReplay,
     Train,
     handle,
@@ -62,6 +62,9 @@ from edge_sdk.train.backend import Backend, Job
 
 log = logging.getLogger(__name__)
 
+Outbound = Bid | Movement | Replay
+"""A message of a device to the coordinator."""
+
 RESIDUAL_ROUNDS = 20
 """Rounds after which what top-k left out is forgotten."""
 
@@ -74,7 +77,7 @@ class ModelSource(Protocol):
 
 
 class DeviceApp:
-    """One device: give it messages, it does the rest."""
+    """One device: give it messages; it works through them and returns what to send."""
 
     def __init__(
         self,
@@ -84,7 +87,6 @@ class DeviceApp:
         data: ArrayData,
         policy: Policy,
         source: ModelSource,
-        send: Callable[[Bid | Movement | Replay], None],
         seed: int,
         store: ArrayStore | None = None,
         movements: MovementStore | None = None,
@@ -106,7 +108,6 @@ class DeviceApp:
         self._data = data
         self._policy = policy
         self._source = source
-        self._send = send
         self._seed = seed
         self._residuals = Residuals(
             backend.plan, MemoryStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
@@ -121,26 +122,45 @@ class DeviceApp:
         self._clock = clock
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> DevicePhase:
         """What the device is doing."""
         return self._state.phase
 
-    def connected(self) -> None:
-        """The link is up again: send what has no receipt yet."""
-        self._handle(Connected())
+    def connected(self) -> list[Outbound]:
+        """Take up the link again; returns every movement that has no receipt yet."""
+        return self._handle(LinkUp())
 
-    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
-        """Deal with a message of the coordinator, to the end."""
-        self._handle(message)
+    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> list[Outbound]:
+        """Work through a message of the coordinator; returns what to send, in order."""
+        return self._handle(message)
 
-    def _handle(self, event: Event) -> None:
-        events = [event]
+    def _handle(self, event: Event) -> list[Outbound]:
+        events, sent = [event], list[Outbound]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
-                answer = self._perform(effect)
-                if answer is not None:
-                    events.append(answer)
+                match effect:
+                    case SendMessage(message):
+                        sent.append(message)
+                    case Resend(round):
+                        sent += self._again(round)
+                    case SendReplay(round, made):
+                        sent += (Replay(round=round, movement=each) for each in self._again(made))
+                    case _:
+                        answer = self._perform(effect)
+                        if answer is not None:
+                            events.append(answer)
+        return sent
+
+    def _again(self, round: int) -> list[Movement]:
+        """Return the movement kept of this round; none if it cannot be read."""
+        try:
+            return [self._movements.read(round)]
+        except (KeyError, OSError, ProtocolError) as error:
+            log.warning(
+                "%s: the movement of round %d cannot be sent again: %s", self.name, round, error
+            )
+            return []
 
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
@@ -158,7 +178,7 @@ class DeviceApp:
                     extra=fact("training", round=opened.round, steps=opened.steps),
                 )
                 return self._attempt(opened.round, lambda: self._train(effect))
-            case Keep(movement):
+            case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
                     movement.round,
@@ -172,13 +192,6 @@ class DeviceApp:
                 self._unsettled[round] = outcome in (Outcome.COUNTED, Outcome.MEMORY)
                 self._settle()
                 self._movements.forget(round, rejected=outcome is Outcome.REJECTED)
-            case Resend(round):
-                if round in self._movements.waiting:
-                    self._send(self._movements.read(round))
-            case SendReplay(round, made):
-                self._send(Replay(round=round, movement=self._movements.read(made)))
-            case Send(message):
-                self._send(message)
         return None
 
     def _fetch(self, assignment: Assignment) -> Fetched | Found:

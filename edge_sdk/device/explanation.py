@@ -18,12 +18,12 @@ from edge_sdk.data.folder import load_data
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import Decision, Sight, Verdict, decide, gates, verdicts
 from edge_sdk.decide.gates import Gate
-from edge_sdk.decide.observer import Observer, Probe, local_minute
+from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import NOTICE, OPENED, load_task
 from edge_sdk.device.stores.movements import device_path
 from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
-from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.protocol.chunks import Blob, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
 from edge_sdk.protocol.messages.round import RoundOpen

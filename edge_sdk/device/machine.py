@@ -23,7 +23,7 @@ Rules:
 - A message of the coordinator that the table does not list is late, early or a duplicate: it is
   ignored. A local event that the table does not list is a bug: it raises `StateError`.
 - Rounds only go forward: a `RoundOpen` that is not newer than the newest seen is ignored.
-- A movement is kept until its receipt, however many rounds go by, and sent again on `Connected`.
+- A movement is kept until its receipt, however many rounds go by, and sent again on `LinkUp`.
 - A `Decided` for another round than the present one was overtaken by a newer round: ignored.
 - Where the round wants replays, a skip is spoken for by the last movement, if the device keeps a
   copy and it is young enough. A replay is not kept: one that is lost is a silent skip.
@@ -51,7 +51,7 @@ from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 
 
-class Phase(Enum):
+class DevicePhase(Enum):
     """What the device is doing."""
 
     IDLE = "idle"
@@ -112,7 +112,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Connected:
+class LinkUp:
     """The link is up, for the first time or again: what was sent before may be lost."""
 
 
@@ -126,7 +126,7 @@ Event = (
     | Found
     | Finished
     | Failed
-    | Connected
+    | LinkUp
 )
 
 
@@ -161,7 +161,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepMovement:
     """Store the movement until its receipt."""
 
     movement: Movement
@@ -191,13 +191,13 @@ class SendReplay:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Send a message to the coordinator."""
 
     message: Bid | Movement
 
 
-Effect = Decide | Fetch | Train | Keep | Forget | Resend | SendReplay | Send
+Effect = Decide | Fetch | Train | KeepMovement | Forget | Resend | SendReplay | SendMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class DeviceState:
     """All a device remembers between events."""
 
     name: str
-    phase: Phase = Phase.IDLE
+    phase: DevicePhase = DevicePhase.IDLE
     opened: RoundOpen | None = None
     """The round the device is busy with, or was last."""
     newest: RoundOpen | None = None
@@ -237,35 +237,37 @@ def handle(state: DeviceState, event: Event) -> Step:
             state = replace(state, unreceipted=left, copy=None if rejected else state.copy)
             return state, [Forget(event.round, event.outcome)]
         case RoundClosed():
-            if state.phase is Phase.BIDDING and event.round == _opened(state).round:
-                return replace(state, phase=Phase.IDLE), []
+            if state.phase is DevicePhase.BIDDING and event.round == _opened(state).round:
+                return replace(state, phase=DevicePhase.IDLE), []
             return state, []
-        case Connected():
+        case LinkUp():
             return state, [Resend(round) for round in sorted(state.unreceipted)]
         case Decided() if state.newest is not None and event.round < state.newest.round:
             return state, []
-        case Decided() if state.phase is Phase.DECIDING and event.round == _opened(state).round:
+        case Decided() if (
+            state.phase is DevicePhase.DECIDING and event.round == _opened(state).round
+        ):
             return _on_decided(state, event)
-        case Fetched() if state.phase is Phase.FETCHING:
+        case Fetched() if state.phase is DevicePhase.FETCHING:
             level = state.offered or 1.0
             work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
-            return replace(state, phase=Phase.TRAINING), [work]
-        case Found() if state.phase is Phase.FETCHING:
+            return replace(state, phase=DevicePhase.TRAINING), [work]
+        case Found() if state.phase is DevicePhase.FETCHING:
             round = _opened(state).round
             done, effects = _next_round(state)
             return done, [Resend(round), *effects]
-        case Finished() if state.phase is Phase.TRAINING:
+        case Finished() if state.phase is DevicePhase.TRAINING:
             movement = event.movement
             kept = state.unreceipted | {movement.round}
             copy = movement.round if movement.keeps_copy else None
             done, effects = _next_round(replace(state, unreceipted=kept, copy=copy))
-            return done, [Keep(event.movement), Send(event.movement), *effects]
-        case Failed() if state.phase in (Phase.FETCHING, Phase.TRAINING):
+            return done, [KeepMovement(event.movement), SendMessage(event.movement), *effects]
+        case Failed() if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
             round = _opened(state).round
             reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: it failed without a word"
             bid = Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
             done, effects = _next_round(state)
-            return done, [Send(bid), *effects]
+            return done, [SendMessage(bid), *effects]
         case _:
             raise StateError(f"{type(event).__name__} cannot happen while {state.phase.value}")
 
@@ -274,7 +276,7 @@ def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
     if state.newest is not None and event.round <= state.newest.round:
         return state, []
     state = replace(state, newest=event)
-    if state.phase in (Phase.FETCHING, Phase.TRAINING):
+    if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
         return state, []
     return _next_round(state)
 
@@ -295,27 +297,27 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
         bytes_per_s=event.facts.bytes_per_s,
         code=decision.code,
     )
-    effects: list[Effect] = [Send(bid)]
+    effects: list[Effect] = [SendMessage(bid)]
     if replays and state.copy is not None:
         effects.append(SendReplay(opened.round, state.copy))
-    phase = Phase.IDLE if skips else Phase.BIDDING
+    phase = DevicePhase.IDLE if skips else DevicePhase.BIDDING
     return replace(state, phase=phase, offered=decision.level), effects
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:
-    fits = state.phase is Phase.BIDDING and event.round == _opened(state).round
+    fits = state.phase is DevicePhase.BIDDING and event.round == _opened(state).round
     if not fits or event.device != state.name:
         return state, []
-    state = replace(state, phase=Phase.FETCHING, assignment=event)
+    state = replace(state, phase=DevicePhase.FETCHING, assignment=event)
     return state, [Fetch(_opened(state), event)]
 
 
 def _next_round(state: DeviceState) -> Step:
     """Turn to the newest round if it is not the one just dealt with, else rest."""
     if state.newest is None or state.newest == state.opened:
-        return replace(state, phase=Phase.IDLE, assignment=None), []
+        return replace(state, phase=DevicePhase.IDLE, assignment=None), []
     opened = state.newest
-    state = replace(state, phase=Phase.DECIDING, opened=opened, assignment=None)
+    state = replace(state, phase=DevicePhase.DECIDING, opened=opened, assignment=None)
     return state, [Decide(opened)]
 
 

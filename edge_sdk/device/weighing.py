@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from edge_sdk.decide.gates import closed_gate
-from edge_sdk.decide.observer import Observer, Probe, local_minute
+from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.device.config import ConfigError, DeviceConfig
-from edge_sdk.machine.snapshot import Battery, Snapshot
+from edge_sdk.machine.snapshot import Battery, Probe, Snapshot
 
 if TYPE_CHECKING:
     from edge_sdk.decide.costs.costing import Costing

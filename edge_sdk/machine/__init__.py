@@ -20,6 +20,7 @@ from edge_sdk.machine.snapshot import (
     MemoryState,
     Network,
     Power,
+    Probe,
     Snapshot,
     Trip,
     Zone,
@@ -29,7 +30,6 @@ from edge_sdk.program.plain import ProfileError
 if TYPE_CHECKING:
     from edge_sdk.machine.probe import (
         LocalProbe,
-        Probe,
         ProbeName,
         PushedProbe,
         StaticProbe,

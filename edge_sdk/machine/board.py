@@ -30,7 +30,7 @@ from edge_sdk.protocol.errors import TesseraError
 
 Provenance = Literal["measured", "datasheet", "derived", "assumed"]
 Kind = Literal["phone", "board", "computer"]
-Link = Literal["wifi", "ethernet", "mobile"]
+LinkKind = Literal["wifi", "ethernet", "mobile"]
 Sensor = Literal["skin", "chip"]
 
 
@@ -58,7 +58,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class CoreSpec:
     """CPU cores of one class."""
 
     core: str
@@ -68,7 +68,7 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemorySpec:
     """RAM; on Jetsons CPU and GPU share it."""
 
     memory_mb: Quantity
@@ -77,7 +77,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
+class SpeedSpec:
     """How fast the CPU trains, in reference cores."""
 
     speed_ratio: Quantity | None = None
@@ -87,7 +87,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Power:
+class PowerSpec:
     """Watts of the whole device, or of what the source names."""
 
     idle_w: Quantity | None = None
@@ -99,7 +99,7 @@ class Power:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Battery:
+class BatterySpec:
     """A device without one is on mains."""
 
     battery_wh: Quantity
@@ -107,16 +107,16 @@ class Battery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkSpec:
     """What is usual where the device stands, over the link named."""
 
-    link: Link | None = None
+    link: LinkKind | None = None
     up_mbit_s: Quantity | None = None
     down_mbit_s: Quantity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heat:
+class HeatSpec:
     """When the device slows itself down, and by how much."""
 
     sensor: Sensor | None = None
@@ -127,8 +127,8 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """What could train beside the CPU; `Speed` leaves it out."""
+class GpuSpec:
+    """What could train beside the CPU; `SpeedSpec` leaves it out."""
 
     title: str
     fp32_gflops: Quantity | None = None
@@ -143,15 +143,15 @@ class Board:
     title: str
     kind: Kind
     soc: str
-    cores: tuple[Cores, ...]
+    cores: tuple[CoreSpec, ...]
     """Fastest class first."""
-    memory: Memory
-    speed: Speed = field(default_factory=Speed)
-    power: Power = field(default_factory=Power)
-    battery: Battery | None = None
-    network: Network = field(default_factory=Network)
-    heat: Heat = field(default_factory=Heat)
-    gpu: Gpu | None = None
+    memory: MemorySpec
+    speed: SpeedSpec = field(default_factory=SpeedSpec)
+    power: PowerSpec = field(default_factory=PowerSpec)
+    battery: BatterySpec | None = None
+    network: NetworkSpec = field(default_factory=NetworkSpec)
+    heat: HeatSpec = field(default_factory=HeatSpec)
+    gpu: GpuSpec | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -179,13 +179,13 @@ class Board:
 # -- what keys there are -------------------------------------------------------------------------
 
 SECTIONS: dict[str, type[Any]] = {
-    "memory": Memory,
-    "speed": Speed,
-    "power": Power,
-    "battery": Battery,
-    "network": Network,
-    "heat": Heat,
-    "gpu": Gpu,
+    "memory": MemorySpec,
+    "speed": SpeedSpec,
+    "power": PowerSpec,
+    "battery": BatterySpec,
+    "network": NetworkSpec,
+    "heat": HeatSpec,
+    "gpu": GpuSpec,
 }
 """The tables of a profile besides `[[cores]]`, in the order they are written."""
 
@@ -212,7 +212,7 @@ LIMITS: dict[str, tuple[float, float]] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "kind": get_args(Kind),
-    "link": get_args(Link),
+    "link": get_args(LinkKind),
     "sensor": get_args(Sensor),
 }
 """Keys that name one of a few things. Those neither here nor in `LIMITS` are texts."""
@@ -274,7 +274,7 @@ def _read_board(content: Mapping[str, Any]) -> Board:
     if not isinstance(classes, list):
         raise BoardError("cores: must be tables [[cores]], one for each class of cores")
     values["cores"] = tuple(
-        _read_section(Cores, table, f"cores[{index}]") for index, table in enumerate(classes)
+        _read_section(CoreSpec, table, f"cores[{index}]") for index, table in enumerate(classes)
     )
     for name, section in SECTIONS.items():
         if name in content:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from edge_sdk.machine.probe import Probe
+    from edge_sdk.machine.snapshot import Probe
 
 PERIOD_S = 0.1
 MAX_AGE_S = 2.0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from edge_sdk.machine.sensors import android, desktop, jetson, raspberry_pi
 from edge_sdk.machine.sensors.commands import Background, Command
@@ -25,7 +25,7 @@ from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.power_supply import read_battery
 from edge_sdk.machine.sensors.linux.system import LinuxSources, network_manager
 from edge_sdk.machine.sensors.linux.thermal import read_heat
-from edge_sdk.machine.snapshot import Snapshot
+from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.plain import ProfileError
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,6 @@ ProbeName = Literal["linux", "raspberry-pi", "jetson", "android", "macos", "wind
 
 Source = Callable[[], Snapshot]
 """Reads what it knows, without waiting. May raise: that loses its values and no more."""
-
-
-class Probe(Protocol):
-    """Describes the device as it is now."""
-
-    def snapshot(self) -> Snapshot:
-        """Return at once; never raises."""
-        ...
 
 
 class StaticProbe:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 
@@ -256,6 +256,14 @@ class Snapshot:
         if wrong:
             raise ProfileError(f"{'; '.join(wrong)}; leave out unknown values")
         return snapshot
+
+
+class Probe(Protocol):
+    """Tells what the device looks like now."""
+
+    def snapshot(self) -> Snapshot:
+        """At once; never raises."""
+        ...
 
 
 def _assembled(values: Mapping[str, Any], ages_s: Mapping[str, float]) -> Snapshot:

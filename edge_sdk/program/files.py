@@ -1,28 +1,163 @@
-"""Files that appear whole or not at all, and are on the disk when the call returns."""
+"""Durable files: whole or not there, and on the disk when the call returns.
+
+A file or folder that is replaced is written beside its place under a draft's name, synced and
+renamed; then its folder is synced. Whoever is killed in between leaves the old one or the new one,
+and perhaps a draft, which the next start removes (`remove_leftovers`).
+
+    .<name>.<8 hex digits>.draft    the only temporary name there is
+
+Everything a run keeps is written, renamed and removed here, each step by one call of this module's
+`os`. Only SQLite (the index of a memory) writes by itself.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO, cast
+
+Data = bytes | bytearray | memoryview
+Writer = Callable[[BinaryIO], object]
+"""Writes a file's content to a stream that can seek."""
+
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows would change line ends
+_DRAFT = ".draft"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in the place of what was there; after a crash it is the old or the new one."""
-    draft = path.with_name(path.name + ".new")
+def write_whole(
+    path: Path, data: Data | Writer, *, mode: int | None = None, synced: bool = True
+) -> None:
+    """Put a file in the place of what was there; after a crash it is the old or the new one.
+
+    `mode`: its permissions, which stand before the content does; None: as the umask has them. Not
+    `synced`: it is whole for other processes, but a power cut may leave any bytes under this name.
+    Raises `OSError`, and what a writer raises; what was there before then still is.
+    """
+    draft = _draft_of(path)
+    permissions = 0o666 if mode is None else 0o600
     try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, permissions)
+        try:
+            if callable(data):
+                with io.BufferedWriter(_Stream(handle)) as stream:
+                    data(cast(BinaryIO, stream))
+            else:
+                _write_all(handle, data)
+            if mode is not None:
+                os.fchmod(handle, mode)
+            if synced:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    if synced:
+        sync_folder(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill with `write_whole` and `make_folder`; it takes the name `path`, where
+    there is nothing or an empty folder, when all went well.
+
+    One process at a time makes a folder: drafts of the same name are removed.
+    """
+    path = path.absolute()
+    for leftover in _drafts(path.parent, path.name):
+        remove_folder(leftover)
+    draft = _draft_of(path)
+    try:
+        os.mkdir(draft)
+        yield draft
+        if path.is_dir():
+            os.rmdir(path)  # renaming onto it is not allowed everywhere
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            remove_folder(draft)
         raise
     sync_folder(path.parent)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line, which ends with a newline, to a file; one that a crash cut short is ended."""
+    is_new = not path.exists()
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
+    try:
+        size = os.lseek(handle, 0, os.SEEK_END)
+        if size:
+            os.lseek(handle, -1, os.SEEK_END)
+            line = line if os.read(handle, 1) == b"\n" else b"\n" + line
+        _write_all(handle, line)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    if is_new:
+        sync_folder(path.parent)
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and those it is in, unless they are there."""
+    if path.is_dir():
+        return
+    if not path.parent.is_dir():
+        make_folder(path.parent, mode=mode)
+    with suppress(FileExistsError):
+        os.mkdir(path, mode)
+    if not path.is_dir():
+        raise FileExistsError(f"{path} is a file, not a folder")
+    sync_folder(path.parent)
+
+
+def move(path: Path, to: Path) -> None:
+    """Give a file that is on the disk another name, in the place of what had it."""
+    os.replace(path, to)
+    sync_folder(to.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. A power cut may bring it back, unless its folder is synced."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file, if it is there."""
+    try:
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_folder:
+        remove(path)
+        return
+    for name in os.listdir(path):
+        remove_folder(path / name)
+    os.rmdir(path)
+
+
+def remove_leftovers(folder: Path, *, older_than_s: float = 0.0) -> None:
+    """Remove the drafts of processes that were killed.
+
+    Called at start, by the only process that writes there; in a folder that several share,
+    `older_than_s` leaves alone what another may still be writing.
+    """
+    for draft in _drafts(folder):
+        with suppress(FileNotFoundError):
+            if os.stat(draft).st_mtime <= time.time() - older_than_s:
+                remove_folder(draft)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make new names of files last; Windows needs, and allows, no such thing."""
+    """Make new and removed names of files last; Windows needs, and allows, no such thing."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -30,3 +165,98 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def lock_file(path: Path, *, mode: int = 0o644) -> int:
+    """Lock a file, made if need be, until the descriptor that is returned is closed.
+
+    Raises `BlockingIOError` while another process has it locked.
+    """
+    import fcntl  # not on Windows, where no coordinator runs
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, mode)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+class PlacedFile:
+    """A file that is written in place. Nothing that lasts may name it before `sync` returns."""
+
+    def __init__(self, path: Path, *, new: bool = True, mode: int = 0o644) -> None:
+        """Opens a file, which must not be there yet if it is to be `new`."""
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0)
+        self._handle = os.open(path, flags, mode)
+
+    def fileno(self) -> int:
+        """Its descriptor, to map it."""
+        return self._handle
+
+    def write_at(self, data: Data, position: int) -> None:
+        """Write all of the bytes."""
+        rest = memoryview(data).cast("B")
+        while rest:
+            written = os.pwrite(self._handle, rest, position)
+            rest, position = rest[written:], position + written
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """So many bytes, fewer at the end of the file."""
+        return os.pread(self._handle, size, position)
+
+    def reserve(self, size: int) -> None:
+        """Take room on the disk now, so that writing to a map of the file cannot fail."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self._handle, 0, size)
+            return
+        for start in range(0, size, 2**20):
+            self.write_at(bytes(min(2**20, size - start)), start)
+
+    def truncate(self, size: int) -> None:
+        """Make the file this long."""
+        os.ftruncate(self._handle, size)
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk; the name may need `sync_folder`."""
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        """Give the descriptor up."""
+        os.close(self._handle)
+
+
+class _Stream(io.RawIOBase):
+    """A descriptor as a stream; it stays open when the stream is closed."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return os.lseek(self._handle, offset, whence)
+
+    def write(self, data: object) -> int:
+        return os.write(self._handle, cast(Data, data))
+
+
+def _write_all(handle: int, data: Data) -> None:
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _drafts(folder: Path, of: str = "") -> list[Path]:
+    names = os.listdir(folder)
+    return [folder / name for name in names if name.startswith(f".{of}") and name.endswith(_DRAFT)]
+
+
+def _draft_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{_DRAFT}")

@@ -39,7 +39,7 @@ class Forward(Protocol):
         """Return outputs; buffers that are statistics are updated in place."""
 
 
-class Program(Protocol):
+class ModelProgram(Protocol):
     """A model at every width."""
 
     @property
@@ -55,7 +55,7 @@ class TorchTask(Protocol):
         """The task's plan."""
 
     @property
-    def train_program(self) -> Program:
+    def train_program(self) -> ModelProgram:
         """The model in training mode."""
 
     @property

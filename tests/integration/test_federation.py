@@ -329,7 +329,7 @@ def half_a_device(task: Task, manifest: Manifest, name: str) -> Member:
     policy, random = Policy(levels=(1.0, 0.5)), np.random.default_rng(7)
     inputs = random.normal(size=(40, 6)).astype(np.float32)
     data = ArrayData((inputs,), random.integers(0, 3, size=40))
-    board = fleet.Member(name=name, board=find_board("raspberry_pi_4"))
+    board = fleet.FleetMember(name=name, board=find_board("raspberry_pi_4"))
     full_s = full_round_s(Emulation(board), task.plan, LocalRule(learning_rate=0.1), 3, 8)
     emulation = Emulation(board, work=1.2 * 600 / full_s)
     watch = partial(observe, emulation, manifest=manifest, policy=policy, data=data)

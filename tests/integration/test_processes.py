@@ -29,9 +29,10 @@ from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.operate.serving import broker_table
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import MODEL, Checkpoint, Run, is_run, read_history
-from coordinator.simulate.demo.digits import load_digits, make_members
+from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.saved_model import read_model
+from edge_sdk.decide.decision import Policy
 from edge_sdk.device.config import POLICY_KEYS
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
@@ -43,6 +44,17 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAMS = Path(sys.executable).parent
 DEVICES, ROUNDS, STEPS, BATCH_SIZE, SEED = 8, 10, 10, 16, 11
+POLICIES = (
+    Policy(level=1.0),
+    Policy(level=1.0, participation=0.5),
+    Policy(level=0.75),
+    Policy(level=0.75, participation=0.8, schedule="ad-hoc"),
+    Policy(level=0.5),
+    Policy(level=0.5, participation=0.6, schedule="ad-hoc"),
+    Policy(level=0.25),
+    Policy(level=0.25, participation=1 / 3),
+)
+"""Eight kinds of device, from one that can do everything to one that can hardly take part."""
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 WAIT_S = 180.0
 """For things that take seconds: only a program that hangs may fail a test."""
@@ -95,7 +107,11 @@ class Fleet:
         (folder / "task.py").write_text(TASK_FILE)
         digits = load_digits(SEED)
         np.savez(folder / "test.npz", x0=digits.test.inputs[0], y=digits.test.targets)
-        self.members = make_members(digits.train, DEVICES, SEED)
+        names = [f"device-{number}" for number in range(1, DEVICES + 1)]
+        shares = deal(digits.train, names, SEED)
+        self.members = [
+            Member(name, policy, shares[name]) for name, policy in zip(names, POLICIES, strict=True)
+        ]
 
     @property
     def coordinator(self) -> Program:

@@ -31,6 +31,8 @@ HOST = "127.0.0.1"
 CONNECT, PUBLISH, PUBACK = 1, 3, 4
 READ_BYTES = 65_536
 BUFFER_BYTES = 4096
+HANGS_S = 300.0
+"""For everything that is waited for: only what hangs takes so long."""
 
 Direction = Literal["up", "down"]
 """To the broker, or from it."""
@@ -86,8 +88,7 @@ class Hold:
         self._match = match
         self._after = after
         self._waiting: list[tuple[_Pipe, Packet]] = []
-        self.held = threading.Event()
-        """Set when something waits."""
+        self._held = threading.Event()
         self.packets: list[Packet] = []
         """All that waited at some time."""
 
@@ -100,8 +101,12 @@ class Hold:
             return False
         self._waiting.append((pipe, packet))
         self.packets.append(packet)
-        self.held.set()
+        self._held.set()
         return True
+
+    def wait(self) -> None:
+        """Return when something is held."""
+        assert self._held.wait(HANGS_S), "nothing came that is to be held"
 
     def release(self, *, newest_first: bool = False) -> None:
         """Let them pass, and all that comes later."""
@@ -208,7 +213,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         started = asyncio.run_coroutine_threadsafe(self._start(), self._loop)
-        self._server = started.result(10)
+        self._server = started.result(HANGS_S)
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     # -- for tests --------------------------------------------------------------------------
@@ -254,10 +259,10 @@ class Proxy:
 
         self.do(send)
 
-    def wait_for(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds; it is looked at whenever a message passes."""
         with self._changed:
-            assert self._changed.wait_for(holds, timeout_s), "the messages never came"
+            assert self._changed.wait_for(holds, HANGS_S), "the messages never came"
 
     def seen(self, match: Match) -> int:
         """How many messages that match came by."""
@@ -275,9 +280,9 @@ class Proxy:
             await asyncio.sleep(0)
 
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(finish(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(finish(), self._loop).result(HANGS_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(HANGS_S)
         self._loop.close()
 
     def do(self, action: Callable[[], None]) -> None:
@@ -294,7 +299,7 @@ class Proxy:
                 done.set()
 
         self._loop.call_soon_threadsafe(act)
-        assert done.wait(10)
+        assert done.wait(HANGS_S)
 
     # -- in the proxy's thread --------------------------------------------------------------
 

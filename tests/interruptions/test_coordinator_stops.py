@@ -9,6 +9,7 @@ import time
 import pytest
 
 from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.messages.transfer import Offer
 from tests.interruptions.programs import ROOT, Program
 from tests.interruptions.test_places import SKEWED
 from tests.interruptions.world import World, Worlds, is_message, upload_chunks
@@ -28,7 +29,7 @@ def open_round(world: World, *, after: int = 9) -> None:
     """Start, and come to where two is counted in round 1, and one in the middle of its upload."""
     hold = world.proxy("one").hold(upload_chunks, after=after)
     world.start()
-    assert hold.held.wait(60)
+    hold.wait()
     world.device("two").wait_for("receipt", round=1)
 
 
@@ -38,7 +39,7 @@ def test_coordinator_that_stands_still(worlds: Worlds, seconds: int) -> None:
     world = worlds.make(chunk_bytes=1024, keepalive_s=5)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
-    assert hold.held.wait(60)
+    hold.wait()
     process = world.coordinator.process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
@@ -79,7 +80,7 @@ def test_coordinator_that_ends_between_rounds(worlds: Worlds, how: str) -> None:
     holds = [world.proxy(name).hold(is_message(Bid, round=2)) for name in ("one", "two")]
     world.start()
     for hold in holds:
-        assert hold.held.wait(60)
+        hold.wait()
     end(world.coordinator, how)
     for hold in holds:
         hold.release()
@@ -98,10 +99,10 @@ def test_coordinator_killed_in_every_round(worlds: Worlds) -> None:
     bids = [world.proxy("one").hold(is_message(Bid, round=round)) for round in range(1, 5)]
     world.start()
     for round, bid in enumerate(bids, 1):
-        assert bid.held.wait(60)
+        bid.wait()
         hold = world.proxy("one").hold(upload_chunks, after=5)
         bid.release()
-        assert hold.held.wait(60)
+        hold.wait()
         two.wait_for("receipt", round=round)
         world.coordinator.kill()
         hold.release()
@@ -116,12 +117,15 @@ def test_coordinator_killed_in_every_round(worlds: Worlds) -> None:
 def test_asynchronous_coordinator_killed(worlds: Worlds) -> None:
     """In an asynchronous run, the coordinator is killed (`kill -9`) while devices train"""
     world = worlds.make(rounds=8, steps=2000, asynchronous=True)
+    holds = [world.proxy(name).hold(is_message(Offer), after=1) for name in ("one", "two")]
     world.start()
     world.coordinator.wait_for("movement", match="counted")
     for device in world.devices:
         receipt = device.wait_for("receipt", outcome="counted")
         device.wait_for("training", after=receipt)
     world.coordinator.kill()
+    for hold in holds:
+        hold.release()
     world.coordinator.start()
     outcome = world.finish()
     assert sum(each["counted"] for each in outcome.receipts.values()) == 8

@@ -93,7 +93,7 @@ def test_half_open_connection_is_noticed(worlds: Worlds, at: str) -> None:
     hold = proxy.hold(match, after=0 if at == "bid" else 26)
     world.start()
     one = world.device("one")
-    assert hold.held.wait(60)
+    hold.wait()
     proxy.blackhole(new_ones=False)
     hold.release()
     lost = one.wait_for("disconnected", match="no sign of life")
@@ -106,26 +106,24 @@ def test_half_open_connection_is_noticed(worlds: Worlds, at: str) -> None:
 def test_link_that_sends_nothing_after_a_reconnect_is_noticed(worlds: Worlds) -> None:
     """After a reconnect, all that a device sends is lost though the broker acknowledges it"""
     world = worlds.make(keepalive_s=3)
-    proxy, lost = world.proxy("one"), threading.Event()
+    proxy = world.proxy("one")
 
     def lose(packet: Packet) -> list[Packet] | None:
-        swallowed = proxy.connections <= 4 and packet.direction == "up"
-        lost.set()
-        return None if swallowed else [packet]
+        return None if packet.direction == "up" else [packet]
 
     bid = world.proxy("two").hold(is_message(Bid, round=2))
     world.start()
     one = world.device("one")
-    assert bid.held.wait(60)
+    bid.wait()
     one.wait_for("receipt", round=1)
     proxy.tamper = lose
     proxy.cut()
     noticed = one.wait_for("no_echo")
+    proxy.tamper = None
     one.wait_for("connected", after=noticed)
     bid.release()
     world.finish()
     world.expect_undisturbed()
-    assert lost.is_set()
     world.note("its presence did not come back: it connected anew, and said all again")
 
 
@@ -137,7 +135,7 @@ def test_network_gone_for_long(worlds: Worlds) -> None:
     hold = proxy.hold(upload_chunks, after=9)
     world.start()
     one = world.device("one")
-    assert hold.held.wait(60)
+    hold.wait()
     proxy.refuse()
     one.wait_for("disconnected")
     threading.Timer(20.0, proxy.accept).start()

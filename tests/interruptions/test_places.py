@@ -59,7 +59,7 @@ def test_disk_full_on_the_device(worlds: Worlds) -> None:
         if not mounted:
             one.before = no_large_files
         world.start()
-        assert receipt.held.wait(60)
+        receipt.wait()
         if mounted:
             fill(disk)
         receipt.release()
@@ -82,7 +82,7 @@ def test_disk_full_loses_nothing_that_is_kept(worlds: Worlds) -> None:
         if not mounted:
             pytest.skip("needs to mount a disk of its own")
         world.start()
-        assert receipt.held.wait(60)
+        receipt.wait()
         fill(disk)
         one.kill()
         receipt.release()
@@ -101,7 +101,7 @@ def test_disk_full_loses_nothing_that_is_kept(worlds: Worlds) -> None:
 
 def test_task_replaced_while_devices_train(worlds: Worlds) -> None:
     """The coordinator is stopped while devices train, and started with a new run of the task"""
-    world = worlds.make(rounds=2, steps=200_000, train_s=600.0)
+    world = worlds.make(rounds=2, steps=10**9)
     world.start()
     for device in world.devices:
         device.wait_for("training", round=1)

@@ -18,9 +18,9 @@
 - Programs are waited on by the lines of their JSON logs (`programs.py`):
   `program.wait_for(event, match=…, **facts)`; `find` lists lines, `after=line` looks behind one.
   There is no sleeping.
-- "While it trains" is `wait_for("training")` with many `steps`; "in the middle of an upload" is
-  `proxy.hold(topic_ends("/chunk"), after=5)` and its `held`; "between upload and receipt" is a hold
-  on the receipt (`is_message(Receipt)`).
+- "While it trains" is `world.trains_on(name)` and `wait_for("training")`; "in the middle of an
+  upload" is `proxy.hold(topic_ends("/chunk"), after=5)` and its `wait`; "between upload and
+  receipt" is a hold on the receipt (`is_message(Receipt)`).
 - The task is scikit-learn's digits with a model of 64-`units`-10; a movement of the whole model has
   300 × `units` bytes, in chunks of `chunk_bytes`.
 """
@@ -45,7 +45,8 @@ from coordinator.run.folder import About, Run, create_run, read_history
 from coordinator.service.courses import make_model
 from coordinator.task.saved_model import read_model, save_model
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.wire import decode_message
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.wire import decode_message, encode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
 
@@ -79,8 +80,9 @@ class Setup:
     keepalive_s: int = 10
     rule: str = "ram-fed"
     asynchronous: bool = False
-    bid_s: float = 60.0
-    train_s: float = 60.0
+    bid_s: float = 600.0
+    train_s: float = 600.0
+    """Deadlines that nobody misses: who is late makes the run another one."""
     evaluate_every: int = 0
     round: dict[str, Any] = field(default_factory=dict)
     """More of the coordinator's [round] table."""
@@ -184,6 +186,25 @@ class World:
         )
         self._programs[program or name] = made
         return made
+
+    def trains_on(self, name: str) -> None:
+        """Let a device be told to take so many steps that it trains until it is stopped, or until
+        its proxy has no `tamper` any more and it is told again.
+        """
+
+        def lengthen(packet: Packet) -> list[Packet]:
+            if not is_message(RoundOpen)(packet):
+                return [packet]
+            opened = decode_message(packet.payload)
+            assert isinstance(opened, RoundOpen)
+            return [packet.with_payload(encode_message(replace(opened, steps=10**9)))]
+
+        self.proxy(name).tamper = lengthen
+
+    def heard(self, kind: type[Any], **fields: Any) -> None:
+        """Wait until the broker has sent a message on to the coordinator."""
+        proxy, match = self.proxy(COORDINATOR), is_message(kind, **fields)
+        proxy.wait_for(lambda: any(p.direction == "down" and match(p) for p in proxy.passed))
 
     def state_dir(self, name: str) -> Path:
         """What a device keeps."""

@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import add_common, check_families, check_writable, names
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import check_families, names
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchmarks.device.costs.comparison import MemoryRow, TimeRow
+    from benchmarks.device.costs.comparison import PredictionRow, TimeRow
 
 QUICK_FAMILIES = ("mlp", "cnn", "text", "sensor-cnn")
 COSTS_FAMILIES = (
@@ -24,8 +25,10 @@ COSTS_FAMILIES = (
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "costs",
+        _measure,
         help="predicted against measured seconds and memory of a round, at every level",
         description=(
             "What the SDK predicts for a round at 100, 75, 50 and 25 % of every width, from a "
@@ -34,9 +37,9 @@ def add_parser(commands: Any) -> None:
             "round, with several rules and encodings. Linux only. Takes a few minutes; --quick, "
             "with four small models, under one."
         ),
-        epilog="example: tessera-bench costs --families cnn,vit-small --json costs.json",
+        example="costs --families cnn,vit-small --json costs.json",
+        quick="four small models, fewer memory cases",
     )
-    add_common(parser, "four small models, fewer memory cases")
     parser.add_argument(
         "--families",
         type=names,
@@ -46,22 +49,17 @@ def add_parser(commands: Any) -> None:
             f"quick {','.join(QUICK_FAMILIES)})"
         ),
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from benchmarks.device.costs.comparison import METHOD, CostsConfig, compare_costs, cost_figures
-    from benchmarks.report.figures import environment, print_figures, write_json
     from benchmarks.report.imports import MEASURABLE
     from benchmarks.report.options import UsageError
 
     families = arguments.families or (QUICK_FAMILIES if arguments.quick else COSTS_FAMILIES)
     check_families(families)
-    check_writable(arguments.json)
     if not MEASURABLE:
         raise UsageError("peaks of memory cannot be measured here: this command needs Linux")
     config = CostsConfig(reps=3, burst_s=0.1, variants=False) if arguments.quick else CostsConfig()
@@ -69,22 +67,17 @@ def _run(arguments: argparse.Namespace) -> int:
     with progress("costs", len(families) * config.ticks) as part:
         times, memory = compare_costs(families, config, part)
 
-    figures = cost_figures(times, memory)
-    console = Console()
-    console.print(_time_table(times, config.batch))
-    console.print(_memory_table(memory))
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "costs",
-            "environment": environment("onnxruntime", "numpy", "torch", "tessera-fl"),
-            "config": {**asdict(config), "quick": arguments.quick},
+    return Measured(
+        figures=cost_figures(times, memory),
+        shown=[_time_table(times, config.batch), _memory_table(memory)],
+        packages=("onnxruntime", "numpy", "torch"),
+        config=asdict(config),
+        data={
             "method": METHOD,
             "times": [{**asdict(row), "error": row.error} for row in times],
             "memory": [{**asdict(row), "over": row.over} for row in memory],
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+        },
+    )
 
 
 def _time_table(rows: Sequence[TimeRow], batch: int) -> Table:
@@ -105,7 +98,7 @@ def _time_table(rows: Sequence[TimeRow], batch: int) -> Table:
     return table
 
 
-def _memory_table(rows: Sequence[MemoryRow]) -> Table:
+def _memory_table(rows: Sequence[PredictionRow]) -> Table:
     table = make_table(
         "Memory that a round takes, predicted and measured",
         *("family", "level", "rule", "encoding", "after", "predicted\nMB", "measured\nMB", "ratio"),

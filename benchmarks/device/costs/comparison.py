@@ -82,7 +82,7 @@ class TimeRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
+class PredictionRow:
     """One memory case of one family."""
 
     family: str
@@ -106,10 +106,10 @@ class MemoryRow:
 
 def compare_costs(
     families: Sequence[str], config: CostsConfig, begin: Begin = silent
-) -> tuple[list[TimeRow], list[MemoryRow]]:
+) -> tuple[list[TimeRow], list[PredictionRow]]:
     """Predict and measure. `begin` is called with each family, its result `config.ticks` times."""
     times: list[TimeRow] = []
-    memory: list[MemoryRow] = []
+    memory: list[PredictionRow] = []
     for family in families:
         tick = begin(family)
         with TemporaryDirectory(prefix="tessera-bench-") as temporary:
@@ -134,13 +134,13 @@ def _times(family: str, folder: Path, config: CostsConfig) -> list[TimeRow]:
 
 def _memory(
     family: str, folder: Path, config: CostsConfig, tick: Callable[[], None]
-) -> list[MemoryRow]:
+) -> list[PredictionRow]:
     rows = []
     for level, rule, encoding, before in config.cases():
         first = "" if before is None else str(before)
         said = _child("peak_of_round", folder, str(level), str(config.batch), rule, encoding, first)
         rows.append(
-            MemoryRow(
+            PredictionRow(
                 family=family, level=level, rule=rule, encoding=encoding, before=before, **said
             )
         )
@@ -158,7 +158,7 @@ def _child(function: str, folder: Path, *arguments: str) -> dict[str, Any]:
     return said
 
 
-def cost_figures(times: Sequence[TimeRow], memory: Sequence[MemoryRow]) -> list[Figure]:
+def cost_figures(times: Sequence[TimeRow], memory: Sequence[PredictionRow]) -> list[Figure]:
     """The figures of `compare_costs`."""
     figures = [
         Figure(

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.device.trial.trainee import RULE, Trainee
-from edge_sdk.decide.costs.calibration import Kept, calibrate, load, save
+from edge_sdk.decide.costs.calibration import KeptCosts, calibrate, load, save
 from edge_sdk.decide.costs.model import CostModel
 from edge_sdk.machine.resident import forget_peak, peak_resident_bytes, resident_bytes
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -40,7 +40,7 @@ def time_levels(directory: str, levels: str, batch: str, reps: str, burst_s: str
         clock=time.process_time,
     )
     took_s = time.perf_counter() - started
-    save(device.folder / COSTS, Kept(machine=device.machine, calibration=calibration))
+    save(device.folder / COSTS, KeptCosts(machine=device.machine, calibration=calibration))
     model = kept_model(device)
     rounds = {}
     for level in offered:

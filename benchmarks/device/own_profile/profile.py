@@ -20,19 +20,19 @@ from benchmarks.device.results import Machine
 from benchmarks.device.trial.machine import LEAST_RISE, others, power_sensor, usable_threads
 from benchmarks.report.figures import Figure, FigureError
 from edge_sdk.decide.emulation.emulation import MIB, REFERENCE_MACS_PER_S, Emulation
-from edge_sdk.decide.emulation.fleet import Member
+from edge_sdk.decide.emulation.fleet import FleetMember
 from edge_sdk.machine.board import (
     LIMITS,
-    Battery,
+    BatterySpec,
     Board,
-    Cores,
-    Heat,
+    CoreSpec,
+    HeatSpec,
     Kind,
-    Memory,
-    Power,
+    MemorySpec,
+    PowerSpec,
     Quantity,
     Sensor,
-    Speed,
+    SpeedSpec,
 )
 from edge_sdk.machine.probe import ProbeName
 from edge_sdk.machine.sensors.files import Files
@@ -160,8 +160,8 @@ def profile_errors(board: Board, paces: Sequence[Pace]) -> list[float]:
     most, errors = max(pace.threads for pace in paces), []
     for pace in paces:
         one = pace.threads < most and board.speed.one_core_ratio
-        speed = Speed(speed_ratio=one) if one else board.speed
-        emulation = Emulation(Member(name="board", board=replace(fed, speed=speed)))
+        speed = SpeedSpec(speed_ratio=one) if one else board.speed
+        emulation = Emulation(FleetMember(name="board", board=replace(fed, speed=speed)))
         errors.append(abs(emulation.step_s(pace.macs) / pace.step_s - 1))
     return errors
 
@@ -187,14 +187,14 @@ def profile_figures(board: Board, paces: Sequence[Pace]) -> list[Figure]:
     ]
 
 
-def _cores(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> tuple[Cores, ...]:
+def _cores(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> tuple[CoreSpec, ...]:
     whole = usable_threads(snapshot)
     classes = snapshot.cpu.classes or ()
     if sum(each.cores for each in classes) != whole:
         # A quota leaves fewer cores than there are, of no class in particular.
         classes = ()
     made = [
-        Cores(
+        CoreSpec(
             core=identity.core
             if each.capacity is None or len(classes) == 1
             else f"{identity.core}, capacity {each.capacity:g}",
@@ -211,7 +211,7 @@ def _cores(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> tuple[
     if not made:
         peak = snapshot.cpu.max_mhz
         made = [
-            Cores(
+            CoreSpec(
                 core=identity.core,
                 count=_measured(identity, whole, "cores to be used at once, cut to the quota"),
                 ghz=_within(
@@ -224,7 +224,7 @@ def _cores(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> tuple[
     return tuple(made)
 
 
-def _memory(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> Memory:
+def _memory(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> MemorySpec:
     total, free = snapshot.memory.total_bytes, snapshot.memory.available_bytes
     if total is None:
         raise FigureError("the system does not tell how much memory there is; no profile is made")
@@ -241,10 +241,10 @@ def _memory(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> Memor
     )
     if app_mb is None:
         lacking.append("memory.app_mb: the system does not tell what is available")
-    return Memory(memory_mb=memory_mb, app_mb=app_mb)
+    return MemorySpec(memory_mb=memory_mb, app_mb=app_mb)
 
 
-def _speed(identity: Identity, paces: Sequence[Pace], lacking: list[str]) -> Speed:
+def _speed(identity: Identity, paces: Sequence[Pace], lacking: list[str]) -> SpeedSpec:
     most = max(pace.threads for pace in paces)
     one, every = (_rate(paces, threads) for threads in (1, most))
     if one > every:
@@ -255,11 +255,11 @@ def _speed(identity: Identity, paces: Sequence[Pace], lacking: list[str]) -> Spe
         note = f"no more than with all cores, though one thread reached {_short(one)}; " + _paced(
             paces, most
         )
-        return Speed(
+        return SpeedSpec(
             speed_ratio=_ratio(identity, every, _paced(paces, most)),
             one_core_ratio=_ratio(identity, every, note),
         )
-    return Speed(
+    return SpeedSpec(
         speed_ratio=_ratio(identity, every, _paced(paces, most)),
         one_core_ratio=_ratio(identity, one, _paced(paces, 1)),
     )
@@ -297,13 +297,13 @@ def _power(
     idle_w: float | None,
     endurance: Endurance | None,
     lacking: list[str],
-) -> Power:
+) -> PowerSpec:
     why = _why_no_watts(snapshot, idle_w, endurance)
     if why is not None or endurance is None:
         lacking.append(f"power.idle_w, power.train_w: {why}")
-        return Power()
+        return PowerSpec()
     where = power_sensor(snapshot) or "a sensor that fell silent"
-    return Power(
+    return PowerSpec(
         idle_w=_within("idle_w", idle_w, identity, f"{where}, at rest"),
         train_w=_within(
             "train_w",
@@ -334,16 +334,16 @@ def _why_no_watts(
     return None
 
 
-def _battery(identity: Identity, snapshot: Snapshot) -> Battery | None:
+def _battery(identity: Identity, snapshot: Snapshot) -> BatterySpec | None:
     capacity = _within(
         "battery_wh", snapshot.battery.capacity_wh, identity, "as the battery says, when full"
     )
-    return None if capacity is None else Battery(battery_wh=capacity)
+    return None if capacity is None else BatterySpec(battery_wh=capacity)
 
 
 def _heat(
     identity: Identity, snapshot: Snapshot, endurance: Endurance | None, lacking: list[str]
-) -> Heat:
+) -> HeatSpec:
     trips = [
         (trip.celsius, zone.name)
         for zone in snapshot.heat.zones or ()
@@ -368,7 +368,7 @@ def _heat(
         )
     place: Sensor = "skin" if "skin" in name.lower() else "chip"
     sensor = None if throttle_c is None else place
-    return Heat(sensor=sensor, throttle_c=throttle_c, sustained_ratio=sustained)
+    return HeatSpec(sensor=sensor, throttle_c=throttle_c, sustained_ratio=sustained)
 
 
 def _within(key: str, value: float | None, identity: Identity, how: str) -> Quantity | None:

@@ -33,9 +33,9 @@ from benchmarks.report.sheet import (
     without_unknown,
 )
 
-Work = Literal["training", "round", "step", "sample"]
+WorkUnit = Literal["training", "round", "step", "sample"]
 """What seconds are counted for, and joules; those of a round's training are of the round."""
-UNITS: dict[Work, tuple[str, str]] = {
+UNITS: dict[WorkUnit, tuple[str, str]] = {
     "training": ("s of training", "J/round"),
     "round": ("s/round", "J/round"),
     "step": ("ms/step", "mJ/step"),
@@ -47,7 +47,7 @@ Name = tuple[str, float, BackendName]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class BoardCost:
     """A number of one board, and what it is of the first board's; None: that is not there."""
 
     value: float
@@ -66,26 +66,26 @@ class Line:
     backend: BackendName
     board: int
     threads: int
-    seconds: Cost
-    joules: Cost | None
+    seconds: BoardCost
+    joules: BoardCost | None
     """Gross."""
-    peak_bytes: Cost
+    peak_bytes: BoardCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class BoardComparison:
     """`lines` are ordered by case, then by board."""
 
     boards: tuple[Results, ...]
     names: tuple[str, ...]
     """Of the boards, no two alike: `1 Laptop`."""
-    work: Work
+    work: WorkUnit
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
     """What keeps the numbers from meaning the same."""
 
 
-def compare(boards: Sequence[Results], threads: int | None = None) -> Comparison:
+def compare(boards: Sequence[Results], threads: int | None = None) -> BoardComparison:
     """Line up two or more; `threads` None: each board's fastest number for each case.
 
     Raises `UsageError` if there are not two different ones, or no case that two of them have.
@@ -105,7 +105,7 @@ def compare(boards: Sequence[Results], threads: int | None = None) -> Comparison
     lines = [line for name in shared for line in _lines(name, boards, chosen, work)]
     alone = len(names) - len(shared)
     notes = tuple(_notes(boards, threads, work, alone))
-    return Comparison(
+    return BoardComparison(
         boards=tuple(boards),
         names=tuple(_names(boards)),
         work=work,
@@ -122,7 +122,7 @@ def _names(boards: Sequence[Results]) -> Iterator[str]:
         yield f"{board} {results.title}{began}"
 
 
-def _work(boards: Sequence[Results]) -> Work:
+def _work(boards: Sequence[Results]) -> WorkUnit:
     if len({results.config.batch for results in boards}) > 1:
         return "sample"
     if len({results.config.steps for results in boards}) > 1:
@@ -131,7 +131,7 @@ def _work(boards: Sequence[Results]) -> Work:
     return "round" if untimed else "training"
 
 
-def _choose(results: Results, threads: int | None, work: Work) -> dict[Name, Case]:
+def _choose(results: Results, threads: int | None, work: WorkUnit) -> dict[Name, Case]:
     """The case that stands for each name: families in their order, large levels first."""
     order = list(dict.fromkeys(case.family for case in results.cases))
     cases = sorted(
@@ -148,7 +148,7 @@ def _choose(results: Results, threads: int | None, work: Work) -> dict[Name, Cas
 
 
 def _lines(
-    name: Name, boards: Sequence[Results], chosen: Sequence[dict[Name, Case]], work: Work
+    name: Name, boards: Sequence[Results], chosen: Sequence[dict[Name, Case]], work: WorkUnit
 ) -> Iterator[Line]:
     family, level, backend = name
     first = _costs(chosen[0][name], boards[0], work) if name in chosen[0] else (None, None, None)
@@ -170,7 +170,9 @@ def _lines(
         )
 
 
-def _costs(case: Case, results: Results, work: Work) -> tuple[Cost, Cost | None, Cost]:
+def _costs(
+    case: Case, results: Results, work: WorkUnit
+) -> tuple[BoardCost, BoardCost | None, BoardCost]:
     """Seconds, joules and bytes of one case, without ratios."""
     config, joules = results.config, case.joules
     parts = {"step": config.steps, "sample": config.steps * config.batch}.get(work, 1)
@@ -178,21 +180,21 @@ def _costs(case: Case, results: Results, work: Work) -> tuple[Cost, Cost | None,
         _seconds(case, results, work),
         None
         if joules is None or joules.gross is None
-        else Cost(value=joules.gross / parts, modelled=is_modelled(joules)),
-        Cost(value=case.peak_bytes.value, modelled=is_modelled(case.peak_bytes)),
+        else BoardCost(value=joules.gross / parts, modelled=is_modelled(joules)),
+        BoardCost(value=case.peak_bytes.value, modelled=is_modelled(case.peak_bytes)),
     )
 
 
-def _seconds(case: Case, results: Results, work: Work) -> Cost:
+def _seconds(case: Case, results: Results, work: WorkUnit) -> BoardCost:
     if work == "training":
         spread = case.train_s or case.round_s
     else:
         spread = case.round_s if work == "round" else case.step_s
     parts = results.config.batch if work == "sample" else 1
-    return Cost(value=spread.median / parts, modelled=is_modelled(spread))
+    return BoardCost(value=spread.median / parts, modelled=is_modelled(spread))
 
 
-def _over(cost: Cost, first: Cost | None) -> Cost:
+def _over(cost: BoardCost, first: BoardCost | None) -> BoardCost:
     if first is None or not first.value:
         return cost
     return replace(
@@ -220,7 +222,9 @@ def _nothing_shared(boards: Sequence[Results], threads: int | None) -> str:
     )
 
 
-def _notes(boards: Sequence[Results], threads: int | None, work: Work, alone: int) -> Iterator[str]:
+def _notes(
+    boards: Sequence[Results], threads: int | None, work: WorkUnit, alone: int
+) -> Iterator[str]:
     if threads is None:
         yield "Threads: for each case those that make the board fastest."
     else:
@@ -285,7 +289,7 @@ def _other_versions(boards: Sequence[Results]) -> Iterator[str]:
 # -- for people ----------------------------------------------------------------------------------
 
 
-def boards_sheet(comparison: Comparison) -> Sheet:
+def boards_sheet(comparison: BoardComparison) -> Sheet:
     """Who is compared, and what their numbers hold for."""
     rows = []
     for name, results in zip(comparison.names, comparison.boards, strict=True):
@@ -304,7 +308,7 @@ def boards_sheet(comparison: Comparison) -> Sheet:
     return without_unknown([sheet])[0]
 
 
-def case_sheets(comparison: Comparison) -> list[Sheet]:
+def case_sheets(comparison: BoardComparison) -> list[Sheet]:
     """For each family, a row for each case on each board."""
     seconds, joules = UNITS[comparison.work]
     scale = shown_scale(comparison.work)
@@ -334,19 +338,19 @@ def case_sheets(comparison: Comparison) -> list[Sheet]:
     return without_unknown(sheets)
 
 
-def shown_scale(work: Work) -> float:
+def shown_scale(work: WorkUnit) -> float:
     """From seconds and joules to the units in which they are shown."""
     return 1e3 if work in ("step", "sample") else 1.0
 
 
-def _cells(cost: Cost | None, scale: float) -> tuple[str, str]:
+def _cells(cost: BoardCost | None, scale: float) -> tuple[str, str]:
     if cost is None:
         return DASH, DASH
     value = number(cost.value * scale, modelled=cost.modelled)
     return value, number(cost.ratio, modelled=cost.ratio_modelled)
 
 
-def means_sheet(comparison: Comparison) -> Sheet:
+def means_sheet(comparison: BoardComparison) -> Sheet:
     """For each board, how it compares over all cases that it shares with the first."""
     rows = [
         (
@@ -364,7 +368,7 @@ def means_sheet(comparison: Comparison) -> Sheet:
     return without_unknown([sheet])[0]
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: BoardComparison) -> str:
     """All of it as one page; equal for equal comparisons."""
     first = escaped(comparison.boards[0].title)
     parts = [
@@ -381,7 +385,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 # -- as data -------------------------------------------------------------------------------------
 
 
-def comparison_figures(comparison: Comparison) -> list[Figure]:
+def comparison_figures(comparison: BoardComparison) -> list[Figure]:
     """Geometric means of the ratios to the first board, for each other: `compare.2.seconds`."""
     return [
         Figure(name=f"compare.{board}.{name}", value=mean, unit="×")
@@ -392,7 +396,7 @@ def comparison_figures(comparison: Comparison) -> list[Figure]:
 
 
 def _means(
-    comparison: Comparison,
+    comparison: BoardComparison,
 ) -> Iterator[tuple[int, int, list[tuple[float | None, bool]]]]:
     """(board, cases shared with the first, (mean ratio, modelled) of seconds, joules, memory)."""
     for board in range(2, len(comparison.boards) + 1):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.device.report.comparison import UNITS, Comparison, Cost, shown_scale
+from benchmarks.device.report.comparison import UNITS, BoardComparison, BoardCost, shown_scale
 from benchmarks.report.drawing import (
     PALETTE,
     bars_by_level,
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 FAR = 30
 """Where the numbers of a panel are this many times apart, all panels have a logarithmic axis."""
-Costs = dict[float, dict[str, Cost]]
+BoardCosts = dict[float, dict[str, BoardCost]]
 """By level and board."""
 
 
-def write_comparison_plot(comparison: Comparison, path: Path) -> None:
+def write_comparison_plot(comparison: BoardComparison, path: Path) -> None:
     """A row for each family and backend: seconds and, where known, joules. Raises `OSError`."""
     names = [
         name + (" (modelled)" * (results.provenance == "modelled"))
         for name, results in zip(comparison.names, comparison.boards, strict=True)
     ]
     colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(names)}
-    shown: dict[tuple[str, str, bool], Costs] = {}
+    shown: dict[tuple[str, str, bool], BoardCosts] = {}
     with_joules = any(line.joules is not None for line in comparison.lines)
     for line in comparison.lines:
         for energy in (False, True) if with_joules else (False,):
@@ -60,15 +60,17 @@ def write_comparison_plot(comparison: Comparison, path: Path) -> None:
     save(figure, path)
 
 
-def _far_apart(costs: Costs) -> bool:
+def _far_apart(costs: BoardCosts) -> bool:
     values = [cost.value for by_name in costs.values() for cost in by_name.values() if cost.value]
     return bool(values) and max(values) / min(values) > FAR
 
 
-def _draw(axis: Axes, costs: Costs, names: list[str], colours: dict[str, str], far: bool) -> None:
+def _draw(
+    axis: Axes, costs: BoardCosts, names: list[str], colours: dict[str, str], far: bool
+) -> None:
     """Points where numbers are `far` apart, or else bars from 0."""
 
-    def bar(cost: Cost, x: float, width: float, colour: str) -> None:
+    def bar(cost: BoardCost, x: float, width: float, colour: str) -> None:
         axis.bar(
             x,
             cost.value,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from benchmarks.device.results import (
     Amount,
-    Bytes,
     Case,
     Joules,
     Machine,
     Provenance,
     Results,
-    Spread,
+    RoundBytes,
+    TimeSpread,
 )
 from benchmarks.report.sheet import (
     DASH,
@@ -141,7 +141,7 @@ def _case_row(case: Case) -> tuple[str, ...]:
     )
 
 
-def _median_and_p90(spread: Spread | None, scale: float = 1.0) -> tuple[str, str]:
+def _median_and_p90(spread: TimeSpread | None, scale: float = 1.0) -> tuple[str, str]:
     """A dash for the p90 of what was not measured again and again."""
     if spread is None:
         return DASH, DASH
@@ -204,7 +204,7 @@ def bytes_sheet(results: Results) -> Sheet:
     return without_unknown([sheet])[0]
 
 
-def kilobytes(of: Bytes | None, size_bytes: int | None) -> str:
+def kilobytes(of: RoundBytes | None, size_bytes: int | None) -> str:
     """One of the sizes in `of`; a dash for None."""
     size = None if size_bytes is None else size_bytes / 1e3
     return number(size, modelled=is_modelled(of))
@@ -353,6 +353,6 @@ def no_accuracy(results: Results) -> str:
     return f"none of {listed(config.families)} takes samples of {config.data}"
 
 
-def is_modelled(what: Spread | Amount | Joules | Bytes | None) -> bool:
+def is_modelled(what: TimeSpread | Amount | Joules | RoundBytes | None) -> bool:
     """Whether it comes from a profile; what is not known does not."""
     return what is not None and what.provenance == "modelled"

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.data import Dataset, DatasetError, fit_images
 from benchmarks.device.kit import read_task
-from benchmarks.device.results import Case, Curve, Point
+from benchmarks.device.results import Case, Curve, LearningPoint
 from benchmarks.device.trial.fresh import ProcessFailed, run_fresh
 from benchmarks.device.trial.process import Asked
 from edge_sdk.data.arrays import ArrayData
@@ -86,7 +86,7 @@ def make_curve(case: Case, data: str, accuracies: Sequence[float]) -> Curve:
         joules_provenance=None if case.joules is None else case.joules.provenance,
         joules_source=None if case.joules is None else case.joules.source,
         points=tuple(
-            Point(
+            LearningPoint(
                 round=number,
                 accuracy=accuracy,
                 seconds=number * case.round_s.median,

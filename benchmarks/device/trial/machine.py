@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.device.results import Amount, Clock, Machine
+from benchmarks.device.results import Amount, CoreClock, Machine
 from benchmarks.device.trial.process import SENSOR_PERIOD_S, SETTLE_S
 from benchmarks.report.figures import environment
 from edge_sdk.decide.emulation.emulation import MIB
@@ -159,7 +159,7 @@ def _model(files: Files) -> str | None:
     return platform.processor() or None if files.is_machine else None
 
 
-def _clocks(files: Files, snapshot: Snapshot) -> tuple[Clock, ...]:
+def _clocks(files: Files, snapshot: Snapshot) -> tuple[CoreClock, ...]:
     """Of every class of cores; without cpufreq, what the probe found."""
     found = []
     for policy in files.names(CPU, "policy*") or ():
@@ -169,7 +169,7 @@ def _clocks(files: Files, snapshot: Snapshot) -> tuple[Clock, ...]:
         high = files.number(f"{folder}/scaling_max_freq")
         if members:
             found.append(
-                Clock(
+                CoreClock(
                     cores=len(members),
                     max_mhz=None if high is None else high / 1000,
                     governor=files.text(f"{folder}/scaling_governor"),
@@ -179,7 +179,7 @@ def _clocks(files: Files, snapshot: Snapshot) -> tuple[Clock, ...]:
     if found:
         return tuple(found)
     return tuple(
-        Clock(cores=each.cores, max_mhz=each.max_mhz) for each in snapshot.cpu.classes or ()
+        CoreClock(cores=each.cores, max_mhz=each.max_mhz) for each in snapshot.cpu.classes or ()
     )
 
 

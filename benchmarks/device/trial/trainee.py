@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData, Batch
-from edge_sdk.decide.costs.calibration import Machine, this_machine
+from edge_sdk.decide.costs.calibration import MachineKey, this_machine
 from edge_sdk.decide.costs.work import largest_groups
 from edge_sdk.device.stores.movements import FolderMovements
 from edge_sdk.machine.snapshot import Snapshot
@@ -82,7 +82,7 @@ class Trainee:
         self.backend = (make_backend or onnx_backend)(self)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> MachineKey:
         """What a calibration holds for; sensors play no part here."""
         return this_machine(self.plan, Snapshot())
 

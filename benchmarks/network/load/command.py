@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import UsageError, add_common, check_writable
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import UsageError
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "load",
+        _measure,
         help="devices held by one coordinator and one broker",
         description=(
             "Runs a coordinator and a Mosquitto as programs and lets 500 devices take part, 20 % "
@@ -30,25 +33,20 @@ def add_parser(commands: Any) -> None:
             "for each. Needs Linux and mosquitto; folders are made where temporary files are "
             "(TMPDIR) and deleted. Takes a few minutes; --quick, with 60 and 30 devices, under one."
         ),
-        epilog="example: tessera-bench load --devices 200 --json load.json",
+        example="load --devices 200 --json load.json",
+        quick="fewer devices, fewer rounds",
     )
     parser.add_argument(
         "--devices", type=int, metavar="N", help="that take part (500; with --quick, 60)"
     )
-    add_common(parser, "fewer devices, fewer rounds")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from benchmarks.network.stage.processes import MEASURABLE
-    from benchmarks.report.figures import environment, print_figures, write_json
     from coordinator.service.admission.limits import MAX_DEVICES
 
-    check_writable(arguments.json)
     number = arguments.devices
     if number is not None and not 1 <= number <= MAX_DEVICES:
         raise UsageError(f"--devices {number}: from 1 to {MAX_DEVICES}")
@@ -63,28 +61,18 @@ def _run(arguments: argparse.Namespace) -> int:
     with progress("load", config.ticks) as part:
         rows = measure.measure_load(config, part)
 
-    figures = list(measure.load_figures(rows))
-    console = Console()
     held = rows.held
-    console.print(
+    summary = (
         f"{held.held} of {held.devices} devices held, all there after {held.joined_s:.1f} s; "
-        f"{held.rounds} rounds of {held.round_s:.2f} s, the longest {held.longest_round_s:.2f} s",
-        highlight=False,
-        soft_wrap=True,
+        f"{held.rounds} rounds of {held.round_s:.2f} s, the longest {held.longest_round_s:.2f} s"
     )
-    console.print(_held_table(held))
-    console.print(_recovery_table(rows.recovery))
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "load",
-            "environment": environment("onnxruntime", "numpy", "paho-mqtt", "tessera-fl"),
-            "config": {**asdict(config), "quick": arguments.quick},
-            "method": measure.METHOD,
-            **asdict(rows),
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+    return Measured(
+        figures=list(measure.load_figures(rows)),
+        shown=[summary, _held_table(held), _recovery_table(rows.recovery)],
+        packages=("onnxruntime", "numpy", "paho-mqtt"),
+        config=asdict(config),
+        data={"method": measure.METHOD, **asdict(rows)},
+    )
 
 
 def _held_table(row: HeldRow) -> Table:

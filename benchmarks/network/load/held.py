@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks.network.load.site.files import participants_of
 from benchmarks.network.load.site.history import ClosedRound
 from benchmarks.network.load.site.presences import Count, least_between, reached_at
-from benchmarks.network.load.site.site import Spent, open_site
+from benchmarks.network.load.site.site import CpuSpent, open_site
 from benchmarks.network.stage.processes import anonymous_bytes, peak_resident_bytes
 from benchmarks.network.stage.tasks import PreparedTask
 from benchmarks.report.figures import Figure, FigureError
@@ -97,7 +97,7 @@ def measure_held(
         site.start_devices()
         site.wait_for_devices()
         tick()
-        spent: list[Spent] = []
+        spent: list[CpuSpent] = []
         for number in range(1, config.rounds + 2):
             site.wait_for_rounds(number)
             spent.append(site.spent())
@@ -123,7 +123,7 @@ def held_row(
     started_s: float,
     closed: Sequence[ClosedRound],
     counts: Sequence[Count],
-    spent: tuple[Spent, Spent],
+    spent: tuple[CpuSpent, CpuSpent],
     *,
     coordinator: MemoryUse,
     broker: MemoryUse,

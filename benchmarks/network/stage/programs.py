@@ -42,7 +42,7 @@ def device_command(config: Path) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StageProcess:
     """A program that was started, and the file that has what it says."""
 
     name: str
@@ -70,9 +70,9 @@ class Programs:
     folder: Path
     """For their logs."""
     bytecode: Path
-    started: list[Program] = field(default_factory=list)
+    started: list[StageProcess] = field(default_factory=list)
 
-    def start(self, name: str, command: Sequence[str]) -> Program:
+    def start(self, name: str, command: Sequence[str]) -> StageProcess:
         """Start Python with this command; what it says goes to `<name>.log`."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as output, uninterrupted():
@@ -85,10 +85,10 @@ class Programs:
                 # Ctrl-C in a terminal is for us, who stop them in order.
                 start_new_session=True,
             )
-            self.started.append(Program(name, process, log))
+            self.started.append(StageProcess(name, process, log))
         return self.started[-1]
 
-    def end(self, program: Program) -> None:
+    def end(self, program: StageProcess) -> None:
         """Let one end in order, or else at once; it is nobody's concern any more."""
         _end([program])
         self.started.remove(program)
@@ -127,7 +127,7 @@ def program_environment(bytecode: Path) -> dict[str, str]:
     return {name: text for name, text in variables.items() if not name.startswith(PREFIX)}
 
 
-def _end(programs: Sequence[Program]) -> None:
+def _end(programs: Sequence[StageProcess]) -> None:
     try:
         for program in programs:
             _signal(program, signal.SIGTERM)
@@ -141,7 +141,7 @@ def _end(programs: Sequence[Program]) -> None:
             program.process.wait()
 
 
-def _signal(program: Program, number: signal.Signals) -> None:
+def _signal(program: StageProcess, number: signal.Signals) -> None:
     """Tell a program and what it has started."""
     if program.process.poll() is None:
         with suppress(ProcessLookupError):

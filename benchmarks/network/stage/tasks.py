@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -52,11 +51,6 @@ def prepare_family(name: str) -> PreparedTask:
 def prepare_perceptron(widths: tuple[int, ...]) -> PreparedTask:
     """A perceptron of these widths, inputs and outputs included."""
     return _prepare("perceptron", Family(lambda: mlp(*widths), (widths[0],), widths[-1]))
-
-
-def perceptron_parameters(widths: tuple[int, ...]) -> int:
-    """Weights and biases."""
-    return sum((before + 1) * after for before, after in pairwise(widths))
 
 
 def _prepare(name: str, family: Family) -> PreparedTask:

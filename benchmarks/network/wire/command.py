@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import add_common, check_writable
+from benchmarks.report.command import Measured, add_command
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from benchmarks.network.wire.cases.bids import BidsRow
     from benchmarks.network.wire.cases.bytes_by_level import BytesRow
-    from benchmarks.network.wire.cases.device import IdleRow, MemoryRow
+    from benchmarks.network.wire.cases.device import IdleRow, ResidentRow
     from benchmarks.network.wire.cases.fan_out import FanOutRow
     from benchmarks.network.wire.cases.overhead import OverheadRow
     from benchmarks.network.wire.cases.serving import ServingRow
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    add_command(
+        commands,
         "wire",
+        _measure,
         help="bytes, seconds and memory of rounds over a real broker",
         description=(
             "Runs coordinator and devices on a broker of their own (mosquitto, or amqtt where that "
@@ -39,56 +40,42 @@ def add_parser(commands: Any) -> None:
             "and deleted. Takes two minutes; --quick, with fewer rounds and a model of 20 MB, "
             "under one."
         ),
-        epilog="example: tessera-bench wire --quick --json wire.json",
+        example="wire --quick --json wire.json",
+        quick="fewer rounds, a smaller large model",
     )
-    add_common(parser, "fewer rounds, a smaller large model")
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
-
-    from rich.console import Console
 
     from benchmarks.network.wire import config as configs
     from benchmarks.network.wire.measure import METHOD, measure_wire, wire_figures
-    from benchmarks.report.figures import environment, print_figures, write_json
     from coordinator.operate.broker.embedded import available
 
-    check_writable(arguments.json)
     config = configs.QUICK if arguments.quick else configs.FULL
     broker = next(iter(available()), None)
     with progress("wire", config.ticks) as part:
         rows = measure_wire(config, part)
 
-    figures = list(wire_figures(rows))
-    console = Console()
-    if broker != "mosquitto":
-        console.print(f"The broker was {broker}: mosquitto, which is faster, is not installed.")
-    _print_tables(rows, console)
-    print_figures(figures, console)
-    if arguments.json:
-        data = {
-            "command": "wire",
-            "environment": environment("onnxruntime", "numpy", "paho-mqtt", "amqtt", "tessera-fl"),
-            "broker": broker,
-            "config": {**asdict(config), "quick": arguments.quick},
-            "method": METHOD,
-            **asdict(rows),
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+    slower = f"The broker was {broker}: mosquitto, which is faster, is not installed."
+    return Measured(
+        figures=list(wire_figures(rows)),
+        shown=[*([] if broker == "mosquitto" else [slower]), *_tables(rows)],
+        packages=("onnxruntime", "numpy", "paho-mqtt", "amqtt"),
+        config=asdict(config),
+        data={"broker": broker, "method": METHOD, **asdict(rows)},
+    )
 
 
-def _print_tables(rows: WireRows, console: Console) -> None:
+def _tables(rows: WireRows) -> Iterator[Table]:
     for model in dict.fromkeys(row.model for row in rows.bytes):
-        console.print(_bytes_table([row for row in rows.bytes if row.model == model]))
-    console.print(_fan_out_table(rows.fan_out))
+        yield _bytes_table([row for row in rows.bytes if row.model == model])
+    yield _fan_out_table(rows.fan_out)
     if rows.overhead:
-        console.print(_overhead_table(rows.overhead))
-        console.print(_device_table(rows.memory, rows.idle))
-        console.print(_serving_table(rows.serving))
-    console.print(_bids_table(rows.bids))
+        yield _overhead_table(rows.overhead)
+        yield _device_table(rows.memory, rows.idle)
+        yield _serving_table(rows.serving)
+    yield _bids_table(rows.bids)
 
 
 def _bytes_table(rows: Sequence[BytesRow]) -> Table:
@@ -152,7 +139,7 @@ def _overhead_table(rows: Sequence[OverheadRow]) -> Table:
     return table
 
 
-def _device_table(memory: Sequence[MemoryRow], idle: Sequence[IdleRow]) -> Table:
+def _device_table(memory: Sequence[ResidentRow], idle: Sequence[IdleRow]) -> Table:
     table = make_table(
         "A device as a program: the most resident, and a minute of idling",
         *("model", "program\nMB", "training\nalone MB", "more\nMB"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.network.wire.cases.bids import BidsConfig
 from benchmarks.network.wire.cases.bytes_by_level import BytesConfig
-from benchmarks.network.wire.cases.device import DeviceConfig
+from benchmarks.network.wire.cases.device import DeviceCaseConfig
 from benchmarks.network.wire.cases.fan_out import FanOutConfig
 from benchmarks.network.wire.cases.overhead import OverheadConfig
 from benchmarks.network.wire.cases.serving import ServingConfig
@@ -25,7 +25,7 @@ class WireConfig:
     wide_bytes: BytesConfig = field(default_factory=lambda: BytesConfig(encodings=PLAIN_ENCODINGS))
     fan_out: FanOutConfig = field(default_factory=FanOutConfig)
     overhead: OverheadConfig = field(default_factory=OverheadConfig)
-    device: DeviceConfig = field(default_factory=DeviceConfig)
+    device: DeviceCaseConfig = field(default_factory=DeviceCaseConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     bids: BidsConfig = field(default_factory=BidsConfig)
 
@@ -52,7 +52,7 @@ QUICK = WireConfig(
     wide_bytes=BytesConfig(encodings=PLAIN_ENCODINGS, rounds=2),
     fan_out=FanOutConfig(rounds=2),
     overhead=OverheadConfig(rounds=5),
-    device=DeviceConfig(rounds=2, alone=1, idle_s=32.0),  # one keepalive at least
+    device=DeviceCaseConfig(rounds=2, alone=1, idle_s=32.0),  # one keepalive at least
     serving=ServingConfig(widths=(784, 1536, 1536, 1024, 10)),  # 5 million parameters
     bids=BidsConfig(uploads=3, quiet_bids=200),
 )

@@ -14,7 +14,7 @@ from benchmarks.network.stage.tasks import prepare_family, prepare_perceptron
 from benchmarks.network.wire.cases import bids, bytes_by_level, device, fan_out, overhead, serving
 from benchmarks.network.wire.cases.bids import BidsRow
 from benchmarks.network.wire.cases.bytes_by_level import BytesRow
-from benchmarks.network.wire.cases.device import IdleRow, MemoryRow
+from benchmarks.network.wire.cases.device import IdleRow, ResidentRow
 from benchmarks.network.wire.cases.fan_out import FanOutRow
 from benchmarks.network.wire.cases.overhead import OverheadRow
 from benchmarks.network.wire.cases.serving import ServingRow
@@ -40,7 +40,7 @@ class WireRows:
     fan_out: list[FanOutRow]
     bids: list[BidsRow]
     overhead: list[OverheadRow]
-    memory: list[MemoryRow]
+    memory: list[ResidentRow]
     idle: list[IdleRow]
     serving: list[ServingRow]
 

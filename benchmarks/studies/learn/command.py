@@ -20,9 +20,9 @@ from benchmarks.studies.learn.config import DEVICES, QUICK, LearnConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.studies.learn.run import Run
+    from benchmarks.studies.learn.run import StudyRun
     from benchmarks.studies.learn.setting import Setting
-    from benchmarks.studies.learn.study import Comparison, Spread, Summary
+    from benchmarks.studies.learn.study import RuleComparison, SeedSpread, Summary
 
 
 def add_parser(commands: Any) -> None:
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console()
     setting = make_setting(load_data(arguments.data))
     console.print(_scenario(setting, config), highlight=False, soft_wrap=True)
-    runs: list[Run] = []
+    runs: list[StudyRun] = []
     interrupted = False
     try:
         with progress("learn", len(config.cases) * config.rounds) as part:
@@ -154,7 +154,7 @@ def _conclude(
     arguments: argparse.Namespace,
     config: LearnConfig,
     setting: Setting,
-    runs: list[Run],
+    runs: list[StudyRun],
     console: Console,
 ) -> None:
     from dataclasses import asdict
@@ -208,7 +208,7 @@ def _conclude(
         write_json(arguments.json, figures, data)
 
 
-def _print_tables(comparison: Comparison, work: float, console: Console) -> None:
+def _print_tables(comparison: RuleComparison, work: float, console: Console) -> None:
     totals = make_table(
         "In all (joules and hours modelled)",
         *("rule", "seeds", "accuracy %", "kJ", "MB", "phone\nhours", "trained\n%", "level\n%"),
@@ -261,7 +261,7 @@ def _until(summary: Summary) -> tuple[str, str]:
     return _range(joules, 1e-3, 0), _range(size, 1e-6, 0)
 
 
-def _range(spread: Spread, factor: float, digits: int = 1) -> str:
+def _range(spread: SeedSpread, factor: float, digits: int = 1) -> str:
     """The mean, and the least and the greatest where they are others."""
     middle, least, greatest = (
         f"{factor * each:.{digits}f}" for each in (spread.mean, spread.least, spread.greatest)

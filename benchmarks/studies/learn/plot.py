@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.studies.learn.run import Run
+from benchmarks.studies.learn.run import StudyRun
 from benchmarks.studies.learn.study import Spent, accuracy_at
 
 COLOURS = {"ra-fed": "C0", "ram-fed": "C1", "ccfl-2": "C2", "fedavg": "C3"}
@@ -24,7 +24,7 @@ FEW = 12
 """Runs of fewer rounds rank no rules; all of them is shown, each round with a mark."""
 
 
-def save_plot(runs: Sequence[Run], path: Path, title: str) -> None:
+def save_plot(runs: Sequence[StudyRun], path: Path, title: str) -> None:
     """Means over seeds as lines, from the least to the greatest as bands; at least one run."""
     import matplotlib
 
@@ -60,7 +60,9 @@ def save_plot(runs: Sequence[Run], path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def curves_of(runs: Sequence[Run], what: Spent) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def curves_of(
+    runs: Sequence[StudyRun], what: Spent
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Amounts spent, as far as all of a rule's runs went, and each run's accuracy there."""
     end = min(float(getattr(run.last, what)) for run in runs)
     grid = np.linspace(0.0, end, STEPS)

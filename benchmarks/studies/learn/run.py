@@ -31,7 +31,7 @@ PIECE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class RunPoint:
     """Where a run stands after a round, all phones together. Seconds and joules are modelled.
 
     `levels` and `skips` are of this round alone, what comes after them is since the run began.
@@ -56,19 +56,19 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class StudyRun:
     """A run that is over."""
 
     rule: str
     mask: str
     seed: int
-    points: tuple[Point, ...]
+    points: tuple[RunPoint, ...]
     """From round 0 on."""
     model_sha256: str
     """The same for the same seed, data and versions."""
 
     @property
-    def last(self) -> Point:
+    def last(self) -> RunPoint:
         """Where it ended."""
         return self.points[-1]
 
@@ -78,7 +78,9 @@ class Run:
         return max(point.accuracy for point in self.points)
 
 
-def run_rule(setting: Setting, rule: str, seed: int, rounds: int, tick: Callable[[], None]) -> Run:
+def run_rule(
+    setting: Setting, rule: str, seed: int, rounds: int, tick: Callable[[], None]
+) -> StudyRun:
     """Train; `tick` is called after every round. Equal arguments give equal runs."""
     task = setting.task(seed)
     phones = setting.phones()
@@ -121,7 +123,7 @@ def run_rule(setting: Setting, rule: str, seed: int, rounds: int, tick: Callable
         moments = {name: phone.moment for name, phone in phones.items()}
         done.append(ledger.close(report, _accuracy(task, model, setting.data.test), moments))
         tick()
-    return Run(
+    return StudyRun(
         rule=rule,
         mask=mask,
         seed=seed,
@@ -130,17 +132,17 @@ def run_rule(setting: Setting, rule: str, seed: int, rounds: int, tick: Callable
     )
 
 
-def _points(start: float, rounds: list[DemoRound]) -> list[Point]:
-    nothing = Point(
+def _points(start: float, rounds: list[DemoRound]) -> list[RunPoint]:
+    nothing = RunPoint(
         round=0, accuracy=start, levels={}, skips=0, joules=0.0, bytes=0, train_s=0.0, waited_s=0.0
     )
     return list(accumulate(rounds, _after, initial=nothing))
 
 
-def _after(before: Point, done: DemoRound) -> Point:
+def _after(before: RunPoint, done: DemoRound) -> RunPoint:
     levels = [device.level for device in done.report.devices]
     trained = Counter(f"{level:.0%}".rstrip("%") for level in levels if level is not None)
-    return Point(
+    return RunPoint(
         round=done.report.round,
         accuracy=done.accuracy,
         levels=dict(sorted(trained.items(), key=lambda item: -int(item[0]))),

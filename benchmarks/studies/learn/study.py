@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.report.figures import Figure
 from benchmarks.report.progress import Begin
 from benchmarks.studies.learn.config import LearnConfig
-from benchmarks.studies.learn.run import Run, run_rule
+from benchmarks.studies.learn.run import StudyRun, run_rule
 from benchmarks.studies.learn.setting import Setting
 
 Spent = Literal["joules", "bytes"]
@@ -35,7 +35,7 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedSpread:
     """One number over seeds."""
 
     mean: float
@@ -49,19 +49,19 @@ class Summary:
 
     rule: str
     seeds: int
-    accuracy: Spread
+    accuracy: SeedSpread
     """After the last round."""
-    joules: Spread
+    joules: SeedSpread
     """In all; so are bytes and seconds."""
-    bytes: Spread
-    train_s: Spread
-    waited_s: Spread
-    joules_to_common: Spread
+    bytes: SeedSpread
+    train_s: SeedSpread
+    waited_s: SeedSpread
+    joules_to_common: SeedSpread
     """Spent when the common accuracy was first reached; so are bytes."""
-    bytes_to_common: Spread
-    accuracy_at_joules: Spread
+    bytes_to_common: SeedSpread
+    accuracy_at_joules: SeedSpread
     """When the common joules were spent; likewise for bytes."""
-    accuracy_at_bytes: Spread
+    accuracy_at_bytes: SeedSpread
     trained: float
     """Share of phones that trained in a round."""
     level: float
@@ -69,7 +69,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RuleComparison:
     """All rules, and what they are compared at."""
 
     common_accuracy: float
@@ -80,21 +80,21 @@ class Comparison:
     summaries: tuple[Summary, ...]
 
 
-def run_study(setting: Setting, config: LearnConfig, part: Begin) -> Iterator[Run]:
+def run_study(setting: Setting, config: LearnConfig, part: Begin) -> Iterator[StudyRun]:
     """Every run as it ends. `part` is begun for each and ticks once a round."""
     for rule, seed in config.cases:
         tick = part(f"{rule}, seed {seed}")
         yield run_rule(setting, rule, seed, config.rounds, tick)
 
 
-def compare_runs(runs: Sequence[Run]) -> Comparison:
+def compare_runs(runs: Sequence[StudyRun]) -> RuleComparison:
     """One summary a rule, in the order of their first runs; at least one run."""
     accuracy = math.floor(100 * min(run.best for run in runs)) / 100
     joules, size = (min(_spent(run, what)[-1] for run in runs) for what in ("joules", "bytes"))
-    by_rule: dict[str, list[Run]] = {}
+    by_rule: dict[str, list[StudyRun]] = {}
     for run in runs:
         by_rule.setdefault(run.rule, []).append(run)
-    return Comparison(
+    return RuleComparison(
         common_accuracy=accuracy,
         common_joules=joules,
         common_bytes=size,
@@ -102,7 +102,7 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def _summary(runs: Sequence[Run], accuracy: float, joules: float, size: float) -> Summary:
+def _summary(runs: Sequence[StudyRun], accuracy: float, joules: float, size: float) -> Summary:
     rounds = [point for run in runs for point in run.points[1:]]
     trained = Counter[str]()
     for point in rounds:
@@ -125,28 +125,28 @@ def _summary(runs: Sequence[Run], accuracy: float, joules: float, size: float) -
     )
 
 
-def _spread(values: Iterable[float]) -> Spread:
+def _spread(values: Iterable[float]) -> SeedSpread:
     each = list(values)
-    return Spread(mean(each), min(each), max(each))
+    return SeedSpread(mean(each), min(each), max(each))
 
 
-def spent_until(run: Run, accuracy: float, what: Spent) -> float:
+def spent_until(run: StudyRun, accuracy: float, what: Spent) -> float:
     """What was spent after the first round that was so good; all, if none was."""
     reached = (point for point in run.points if point.accuracy >= accuracy)
     return float(getattr(next(reached, run.last), what))
 
 
-def accuracy_at(run: Run, spent: float, what: Spent) -> float:
+def accuracy_at(run: StudyRun, spent: float, what: Spent) -> float:
     """How good the run was when it had spent so much, on a line between two rounds."""
     accuracies = [point.accuracy for point in run.points]
     return float(np.interp(spent, _spent(run, what), accuracies))
 
 
-def _spent(run: Run, what: Spent) -> list[float]:
+def _spent(run: StudyRun, what: Spent) -> list[float]:
     return [float(getattr(point, what)) for point in run.points]
 
 
-def learn_figures(comparison: Comparison) -> list[Figure]:
+def learn_figures(comparison: RuleComparison) -> list[Figure]:
     """What each rule comes to; there are no aims."""
     figures = [
         Figure(

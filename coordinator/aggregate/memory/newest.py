@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Piece, Rounds
 from coordinator.aggregate.memory.runs import find_runs
-from coordinator.aggregate.memory.store import Kept, Store, Stored
+from coordinator.aggregate.memory.store import DeviceMemory, Store, Stored
 from coordinator.aggregate.memory.sums import Coming, Leaving, Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES, Held, expand
 from edge_sdk.protocol.errors import BlockError, StateError
@@ -186,7 +186,7 @@ class NewestMemory:
         )
 
     def _leave(
-        self, kept: Kept, going: NDArray[np.bool_]
+        self, kept: DeviceMemory, going: NDArray[np.bool_]
     ) -> tuple[list[Leaving], list[tuple[Stored, int, int]]]:
         """What leaves where the blocks in `going` (one flag for every block) are given up."""
         leaving, lost = [], []

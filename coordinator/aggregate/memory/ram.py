@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
 from coordinator.aggregate.memory.newest import NewestMemory, pick
-from coordinator.aggregate.memory.store import Kept, Slot, Stored
+from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES, Held, ValueType
 from edge_sdk.protocol.plan.layout import Indices
@@ -50,13 +50,13 @@ class RamStore:
         """By round made: device and key of every movement."""
         self._added = 0
 
-    def kept(self, device: str) -> Kept:
+    def kept(self, device: str) -> DeviceMemory:
         """See `Store`."""
         if device not in self._rounds:
-            return Kept(np.zeros(len(self._sizes), dtype=np.int32), ())
+            return DeviceMemory(np.zeros(len(self._sizes), dtype=np.int32), ())
         movements = self._movements.get(device, {}).values()
         ordered = sorted(movements, key=lambda stored: (stored.made.round, stored.key))
-        return Kept(self._rounds[device].copy(), ordered)
+        return DeviceMemory(self._rounds[device].copy(), ordered)
 
     def made_before(self, round: int, most: int) -> list[str]:
         """See `Store`."""

@@ -16,7 +16,7 @@ from edge_sdk.protocol.plan.layout import Indices
 TILE = 1 << 16
 """Parameters of a tile: 512 KiB of float64 sums."""
 
-Run = tuple[int, int, int, float]
+EntryRun = tuple[int, int, int, float]
 """Start in the tile, end in the tile, start among the blocks' own values, scale."""
 
 
@@ -28,9 +28,9 @@ class Runs:
     """
 
     tiles: list[int]
-    runs: list[Run]
+    runs: list[EntryRun]
 
-    def within(self, tile: int) -> list[Run]:
+    def within(self, tile: int) -> list[EntryRun]:
         """The runs in a tile."""
         return self.runs[self.tiles[tile] : self.tiles[tile + 1]]
 

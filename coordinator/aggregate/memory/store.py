@@ -39,7 +39,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class DeviceMemory:
     """What is kept of one device."""
 
     rounds: Rounds
@@ -58,7 +58,7 @@ class Slot(Protocol):
 class Store(Protocol):
     """Where movements are kept. An `OSError` from any method leaves it unusable."""
 
-    def kept(self, device: str) -> Kept:
+    def kept(self, device: str) -> DeviceMemory:
         """What is kept of a device; nothing of an unknown one."""
 
     def made_before(self, round: int, most: int) -> list[str]:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64
-from coordinator.aggregate.memory.runs import TILE, Run, Runs, tile_count
+from coordinator.aggregate.memory.runs import TILE, EntryRun, Runs, tile_count
 from coordinator.aggregate.memory.store import Slot
 from coordinator.aggregate.memory.values import Held, ValueType
 from edge_sdk.protocol.plan.blocks import Float32
@@ -183,7 +183,7 @@ class Sums:
         return room
 
 
-Term = tuple[int, int, Held, int, float]
+MemoryTerm = tuple[int, int, Held, int, float]
 """Start and end in the tile, an array, where the terms start in it, what to multiply them by."""
 
 
@@ -195,10 +195,12 @@ class _Terms:
         self._room = room
         self._tiles = tiles
         self._totals = totals
-        self._lists: list[tuple[list[Term], list[Term], list[Term]]] = [([], [], []) for _ in tiles]
+        self._lists: list[tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]] = [
+            ([], [], []) for _ in tiles
+        ]
         room.used = 0
 
-    def of_tile(self, tile: int) -> tuple[list[Term], list[Term], list[Term]]:
+    def of_tile(self, tile: int) -> tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]:
         """Terms of new values as given, as held, and of old values."""
         return self._lists[tile - self._tiles.start]
 
@@ -288,7 +290,7 @@ class _Room:
         return self._terms[self.used - 1][:size]
 
 
-def _add_terms(sums: Float64, terms: list[Term], scratch: Float64) -> None:
+def _add_terms(sums: Float64, terms: list[MemoryTerm], scratch: Float64) -> None:
     for start, end, array, source, ratio in terms:
         part, values = sums[start:end], array[source : source + end - start]
         if ratio == 1.0:
@@ -298,7 +300,7 @@ def _add_terms(sums: Float64, terms: list[Term], scratch: Float64) -> None:
             np.add(part, product, out=part)
 
 
-def _stretches(runs: list[Run]) -> list[tuple[int, int, float]]:
+def _stretches(runs: list[EntryRun]) -> list[tuple[int, int, float]]:
     """Stretches of one scale among a device's own values: start, end, scale."""
     found: list[tuple[int, int, float]] = []
     for start, end, source, scale in runs:
@@ -309,7 +311,7 @@ def _stretches(runs: list[Run]) -> list[tuple[int, int, float]]:
     return found
 
 
-def _contiguous(runs: list[Run]) -> list[tuple[int, int]]:
+def _contiguous(runs: list[EntryRun]) -> list[tuple[int, int]]:
     """Stretches without gaps among a device's own values."""
     found: list[tuple[int, int]] = []
     for start, end, source, _ in runs:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
-from coordinator.operate.orphans import without_orphans
+from edge_sdk.program.orphans import without_orphans
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -40,7 +40,7 @@ MAX_PACKET_BYTES = 327_680
 _HASH_ROUNDS = 101
 
 
-class BrokerError(CoordinatorError):
+class BrokerStartError(CoordinatorError):
     """The embedded broker could not be started; the text says why and what to do."""
 
 
@@ -75,14 +75,14 @@ def embedded_broker(
     """
     kinds = available()
     if kind is None and not kinds:
-        raise BrokerError(
+        raise BrokerStartError(
             "no broker is installed: install mosquitto (apt install mosquitto, brew install "
             "mosquitto) or pip install 'tessera-fl[broker]', or name a running broker in the "
             "configuration"
         )
     kind = kind or kinds[0]
     if kind not in kinds:
-        raise BrokerError(f"{kind} is not installed")
+        raise BrokerStartError(f"{kind} is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     password = password or secrets.token_urlsafe(24)
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def _start(
         )
         try:
             stack.enter_context(start(folder, settings))
-        except BrokerError as error:
+        except BrokerStartError as error:
             # Another program may take the free port before the broker does.
             failure = error
         else:
@@ -111,7 +111,7 @@ def _start(
 def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
     program = find_mosquitto()
     if program is None:
-        raise BrokerError("mosquitto is not installed")
+        raise BrokerStartError("mosquitto is not installed")
     users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
     users.touch(mode=0o600)
     users.write_text(f"{settings.username}:{_password_hash(settings.password or '')}\n")
@@ -129,7 +129,7 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
         _wait_until_ready(settings, lambda: process.poll() is None, lambda: _listens(settings))
         yield
     except _NotReadyError as error:
-        raise BrokerError(f"mosquitto did not start: {_last_lines(log) or error}") from error
+        raise BrokerStartError(f"mosquitto did not start: {_last_lines(log) or error}") from error
     finally:
         process.terminate()
         try:
@@ -183,7 +183,7 @@ def _amqtt(_folder: Path, settings: BrokerSettings) -> Iterator[None]:
         _wait_until_ready(settings, thread.is_alive, thread.listens.is_set)
         yield
     except _NotReadyError as error:
-        raise BrokerError(f"amqtt did not start: {thread.failure or error}") from error
+        raise BrokerStartError(f"amqtt did not start: {thread.failure or error}") from error
     finally:
         thread.stop(STOP_S)
 

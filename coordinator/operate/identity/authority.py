@@ -14,7 +14,6 @@ changes only when somebody revokes a certificate by hand, so it lasts as long as
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 from collections.abc import Callable, Sequence
@@ -32,10 +31,11 @@ from coordinator.operate.identity.files import File, write_file
 from coordinator.operate.identity.index import (
     BrokerPlace,
     Enrolment,
-    Index,
+    EnrolmentIndex,
     read_index,
     write_index,
 )
+from edge_sdk.program.files import lock_file, make_folder, remove_leftovers
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, check_device, check_name
 
@@ -108,7 +108,7 @@ class Authority:
         self.folder = folder
         self._clock = clock
         if create_days is not None:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, mode=0o700)
         elif not (folder / INDEX).exists():
             raise IdentityError(
                 f"{folder} holds no authority: create one with tessera-coordinator enroll, or name "
@@ -116,6 +116,7 @@ class Authority:
             )
         self._lock = _lock(folder)
         try:
+            remove_leftovers(folder)
             self.is_new = not (folder / INDEX).exists()
             if self.is_new and create_days is not None:
                 self._create(create_days)
@@ -215,7 +216,7 @@ class Authority:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _save(self, index: Index) -> None:
+    def _save(self, index: EnrolmentIndex) -> None:
         write_index(self.folder / INDEX, index)
         self.index = index
 
@@ -247,7 +248,7 @@ class Authority:
         )
         write_file(self.folder / CA_KEY, File(_key_pem(key), private=True))
         write_file(self.folder / CA, File(certificate.public_bytes(serialization.Encoding.PEM)))
-        self._key, self.certificate, self.index = key, certificate, Index()
+        self._key, self.certificate, self.index = key, certificate, EnrolmentIndex()
         self._write_crl()
         # Last: a folder with an index is a complete authority.
         write_index(self.folder / INDEX, self.index)
@@ -374,10 +375,7 @@ def _read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
 
 
 def _lock(folder: Path) -> int:
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / LOCK, mode=0o600)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise IdentityError(f"{folder} is in use by another process: try again") from error
-    return descriptor

@@ -325,6 +325,7 @@ def _broker_config(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.errors import IdentityError
     from coordinator.operate.identity.files import write_file
     from coordinator.operate.identity.mosquitto import CONFIG, mosquitto_files
+    from edge_sdk.program.files import make_folder
 
     out: Path = arguments.out or arguments.dir / MOSQUITTO
     at = (arguments.at or out).absolute()
@@ -343,7 +344,7 @@ def _broker_config(arguments: argparse.Namespace) -> int:
         if at == out.absolute():
             _check_reach(at, user)
         files = mosquitto_files(authority, hosts=hosts, port=place.port, at=at, user=user)
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(out, mode=0o700)
         for name, file in files.items():
             write_file(out / name, file)
         if user is not None:

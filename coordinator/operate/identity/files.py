@@ -1,8 +1,7 @@
-"""Files that are written completely or not at all, and are on disk when the call returns."""
+"""Files of identities with their permissions, one by one or as a bundle."""
 
 from __future__ import annotations
 
-import os
 import tarfile
 import time
 from collections.abc import Mapping
@@ -10,8 +9,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from coordinator.aggregate.memory.disk.segments import sync_folder
 from coordinator.operate.identity.errors import IdentityError
+from edge_sdk.program.files import make_folder, write_whole
 
 ARCHIVES = (".tar.gz", ".tgz")
 
@@ -31,19 +30,7 @@ class File:
 
 def write_file(path: Path, file: File) -> None:
     """Write a file completely and sync it, replacing an existing one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        # Set the permissions before writing the content.
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(file.content)
-            stream.flush()
-            os.fchmod(descriptor, file.mode)
-            os.fsync(descriptor)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    sync_folder(path.absolute().parent)
+    write_whole(path, file.content, mode=file.mode)
 
 
 def check_free(out: Path) -> None:
@@ -66,7 +53,7 @@ def write_bundle(out: Path, files: Mapping[str, File]) -> None:
     """Write files into a new folder, or into an archive of one if `out` ends in .tar.gz."""
     folder = folder_in(out)
     if not out.name.endswith(ARCHIVES):
-        out.mkdir(mode=0o700)
+        make_folder(out, mode=0o700)
         for name, file in files.items():
             write_file(out / name, file)
         return

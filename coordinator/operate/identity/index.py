@@ -53,7 +53,7 @@ class BrokerPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class EnrolmentIndex:
     """All issued certificates, oldest first, and their broker (None: not known yet)."""
 
     enrolments: tuple[Enrolment, ...] = ()
@@ -63,11 +63,11 @@ class Index:
         """Return the enrolments of a participant, oldest first."""
         return tuple(each for each in self.enrolments if each.name == name)
 
-    def with_enrolment(self, enrolment: Enrolment) -> Index:
+    def with_enrolment(self, enrolment: Enrolment) -> EnrolmentIndex:
         """Return the index with one more enrolment."""
         return replace(self, enrolments=(*self.enrolments, enrolment))
 
-    def with_revoked(self, name: str, now: datetime) -> Index:
+    def with_revoked(self, name: str, now: datetime) -> EnrolmentIndex:
         """Return the index with every valid enrolment of a participant revoked."""
         return replace(
             self,
@@ -80,7 +80,7 @@ class Index:
         )
 
 
-def read_index(path: Path) -> Index:
+def read_index(path: Path) -> EnrolmentIndex:
     """Read an index. Raises `IdentityError` when it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def read_index(path: Path) -> Index:
                 f"{path} has version {content['version']}; this program reads version {VERSION}"
             )
         broker = content["broker"]
-        return Index(
+        return EnrolmentIndex(
             tuple(_read_enrolment(each) for each in content["enrolments"]),
             None if broker is None else _read_broker(broker),
         )
@@ -100,7 +100,7 @@ def read_index(path: Path) -> Index:
         ) from error
 
 
-def write_index(path: Path, index: Index) -> None:
+def write_index(path: Path, index: EnrolmentIndex) -> None:
     """Write an index, replacing the file."""
     broker = index.broker
     content = {

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.run.chunk_store import ChunkStore
-from coordinator.run.folder import TaskFiles, write_durably
-from coordinator.service.outgoing.sending import Sending
+from coordinator.run.folder import TaskFiles
+from coordinator.service.outgoing.sending import ChunkSending
+from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
@@ -54,7 +55,7 @@ class Publisher:
 
     def __init__(
         self,
-        sending: Sending,
+        sending: ChunkSending,
         topics: Topics,
         store: ChunkStore,
         noted: Path,
@@ -199,7 +200,7 @@ class Publisher:
         self._sending.pump()
 
     def _note(self) -> None:
-        write_durably(self._noted, b"".join({*self._store, *self._left_over}))
+        write_whole(self._noted, b"".join({*self._store, *self._left_over}))
 
 
 def stamp(message: RoundOpen, run: str, published: Published) -> RoundOpen:

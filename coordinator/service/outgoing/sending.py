@@ -29,7 +29,7 @@ class _Bulk:
     """The device that asked for it; empty: nobody did."""
 
 
-class Sending:
+class ChunkSending:
     """Publishes as the link takes it. `load` gives a chunk's bytes, None when it is gone.
 
     Chunks wait as hashes: what is queued costs no memory. A topic waits once; saying something

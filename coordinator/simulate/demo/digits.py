@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from coordinator.simulate.federation import Member
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.decide.decision import Policy
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 
 TEST_SAMPLES = 360
 CONCENTRATION = 1.0
 """Dirichlet concentration of each class over the devices: below 1 very uneven, above 10 even."""
-
-POLICIES = (
-    Policy(level=1.0),
-    Policy(level=1.0, participation=0.5),
-    Policy(level=0.75),
-    Policy(level=0.75, participation=0.8, schedule="ad-hoc"),
-    Policy(level=0.5),
-    Policy(level=0.5, participation=0.6, schedule="ad-hoc"),
-    Policy(level=0.25),
-    Policy(level=0.25, participation=1 / 3),
-)
-"""Eight kinds of device, from one that can do everything to one that can barely take part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,16 +55,6 @@ def make_model(seed: int) -> nn.Module:
             nn.ReLU(),
             nn.Linear(128, 10),
         )
-
-
-def make_members(data: ArrayData, devices: int, seed: int) -> list[Member]:
-    """Make devices with the policies above in turn, each with its own uneven share of the data."""
-    names = tuple(f"device-{number:0{len(str(devices))}}" for number in range(1, devices + 1))
-    shares = deal(data, names, seed)
-    policies = islice(cycle(POLICIES), devices)
-    return [
-        Member(name, policy, shares[name]) for name, policy in zip(names, policies, strict=True)
-    ]
 
 
 def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:

@@ -12,7 +12,7 @@ from edge_sdk.decide.costs.costing import Costing
 from edge_sdk.decide.costs.model import known_of
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import PASSES, Emulation, Moment, emulate
-from edge_sdk.decide.emulation.fleet import Fleet, Member
+from edge_sdk.decide.emulation.fleet import Fleet, FleetMember
 from edge_sdk.decide.gates import closed_gate
 from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -34,7 +34,7 @@ class Lived:
     transfer_s: float | None
 
 
-def choose_members(fleet: Fleet, devices: int) -> dict[str, Member]:
+def choose_members(fleet: Fleet, devices: int) -> dict[str, FleetMember]:
     """Choose this many members, by their names in the run.
 
     If fewer than the fleet has, they are spread over it; if more, the fleet repeats with numbered
@@ -53,7 +53,7 @@ def choose_members(fleet: Fleet, devices: int) -> dict[str, Member]:
     return chosen
 
 
-def emulate_all(fleet: Fleet, members: Mapping[str, Member]) -> dict[str, Emulation]:
+def emulate_all(fleet: Fleet, members: Mapping[str, FleetMember]) -> dict[str, Emulation]:
     """Start the emulation of every member, by its name in the run."""
     return {name: emulate(fleet, member.name) for name, member in members.items()}
 

@@ -38,7 +38,6 @@ from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
-from coordinator.operate.orphans import without_orphans
 from coordinator.operate.serving import broker_table
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
@@ -59,6 +58,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
 from edge_sdk.decide.emulation.fleet import load_fleet
 from edge_sdk.device.config import PREFIX
+from edge_sdk.program.orphans import without_orphans
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -85,7 +85,7 @@ def make_task():
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class DemoProcess:
     """A running program and its log file."""
 
     name: str
@@ -267,8 +267,8 @@ class ProcessDemo:
     def _follow(
         self,
         folder: Path,
-        coordinator: Program,
-        devices: Sequence[Program],
+        coordinator: DemoProcess,
+        devices: Sequence[DemoProcess],
         noted: Sequence[signal.Signals],
     ) -> Iterator[DemoRound]:
         """Yield every round as it closes, until the end or a signal. Raises `RunError`."""
@@ -349,9 +349,9 @@ def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
 
 
 @contextmanager
-def _reaping() -> Iterator[list[Program]]:
+def _reaping() -> Iterator[list[DemoProcess]]:
     """Give a list for programs; all of them have ended when the context is left, in any way."""
-    programs: list[Program] = []
+    programs: list[DemoProcess] = []
     try:
         yield programs
     finally:
@@ -368,14 +368,14 @@ def _reaping() -> Iterator[list[Program]]:
                 program.process.wait()
 
 
-def _signal(program: Program, number: signal.Signals) -> None:
+def _signal(program: DemoProcess, number: signal.Signals) -> None:
     """Signal a program and its children, such as the graph compiler."""
     if program.process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(program.process.pid, number)
 
 
-def _start(name: str, command: Sequence[str], folder: Path) -> Program:
+def _start(name: str, command: Sequence[str], folder: Path) -> DemoProcess:
     log = folder / f"{name}.log"
     # Environment variables override files, and would be the same for all.
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
@@ -390,7 +390,7 @@ def _start(name: str, command: Sequence[str], folder: Path) -> Program:
             # Ctrl-C in a terminal is for us; we stop the programs in order.
             start_new_session=True,
         )
-    return Program(name, process, log)
+    return DemoProcess(name, process, log)
 
 
 def _read_story(folder: Path, name: str) -> list[Moment]:

@@ -28,7 +28,7 @@ BATCHES = (5, 1)
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckCase:
     """A submodel and a batch, under the names of a graph's inputs."""
 
     kept: tuple[int, ...]
@@ -40,7 +40,7 @@ class Case:
         return [torch.tensor(self.feeds[name]) for name in names]
 
 
-def make_case(task: Task, *, level: float, batch: int, seed: int) -> Case:
+def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
     """Make a case: a random submodel with weights near the task's, random data and scales."""
     plan, rng = task.plan, np.random.default_rng(seed)
     groups = {}
@@ -65,10 +65,10 @@ def make_case(task: Task, *, level: float, batch: int, seed: int) -> Case:
         feeds["sample_weights"][1] = 0
     for index, (p, shape) in enumerate(task.train_program.at(kept, batch, True).masks):
         feeds[f"m{index}"] = (rng.random(shape) >= p).astype(np.float32) / np.float32(1 - p)
-    return Case(kept, batch, feeds)
+    return CheckCase(kept, batch, feeds)
 
 
-def torch_gradient(task: Task, case: Case) -> dict[str, Array]:
+def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute a gradient graph's outputs with torch's autograd."""
     plan = task.plan
     forward = task.train_program.at(case.kept, case.batch, True)
@@ -94,7 +94,7 @@ def torch_gradient(task: Task, case: Case) -> dict[str, Array]:
     return found
 
 
-def torch_outputs(task: Task, case: Case) -> dict[str, Array]:
+def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute an evaluation graph's outputs with torch."""
     plan = task.plan
     with torch.no_grad():
@@ -108,7 +108,7 @@ def torch_outputs(task: Task, case: Case) -> dict[str, Array]:
 
 
 def run_graph(
-    entry: GraphEntry, session: onnxruntime.InferenceSession, case: Case
+    entry: GraphEntry, session: onnxruntime.InferenceSession, case: CheckCase
 ) -> dict[str, Array]:
     """Run the graph and return its outputs by name, after checking shapes against the manifest."""
     for port in entry.inputs:

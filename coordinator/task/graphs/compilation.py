@@ -18,7 +18,7 @@ from coordinator.task.graphs.check import check_graph
 from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, CompiledGraphs, check_wanted
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.task.graphs.gradient import (
-    Kept,
+    KeptSizes,
     Traced,
     trace_evaluation,
     trace_gradient,
@@ -27,9 +27,9 @@ from coordinator.task.graphs.onnx.builder import numpy_type
 from coordinator.task.graphs.onnx.costs import activations, products
 from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET, translate
 from coordinator.task.graphs.symbols import (
-    Point,
     Spec,
     Symbolic,
+    TracePoint,
     as_term,
     prime_points,
     static,
@@ -49,7 +49,7 @@ class _Built:
 
     graph: Symbolic
     model: onnx.ModelProto
-    kept: Kept | None
+    kept: KeptSizes | None
     batch: int | None
 
 
@@ -100,13 +100,13 @@ def compile_graphs(
 
 def _build(
     task: Task,
-    trace: Callable[[Kept, int], Traced],
+    trace: Callable[[KeptSizes, int], Traced],
     source: str,
     levels: Sequence[float],
     batch_sizes: Sequence[int],
 ) -> Iterator[_Built]:
     plan = task.plan
-    whole = Point(tuple(axis.atoms for axis in plan.axes), batch_sizes[0])
+    whole = TracePoint(tuple(axis.atoms for axis in plan.axes), batch_sizes[0])
     try:
         points = prime_points([True] * len(plan.axes), batch=True, base=whole)
         graph = symbolic(trace, points)
@@ -115,18 +115,18 @@ def _build(
     except NotSymbolicError as error:
         logger.info("compiling one graph per level, because %s", error)
     for kept in _kept_at(task, levels):
-        base = Point(kept, batch_sizes[0])
+        base = TracePoint(kept, batch_sizes[0])
         try:
             graph = symbolic(trace, prime_points([False] * len(kept), batch=True, base=base))
             yield _Built(graph, translate(graph, plan, source), kept, None)
         except NotSymbolicError as error:
             logger.info("compiling one graph per batch size, because %s", error)
             for batch in dict.fromkeys(batch_sizes):
-                graph = static(trace(kept, batch), Point(kept, batch))
+                graph = static(trace(kept, batch), TracePoint(kept, batch))
                 yield _Built(graph, translate(graph, plan, source), kept, batch)
 
 
-def _kept_at(task: Task, levels: Sequence[float]) -> list[Kept]:
+def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:
     for axis in task.plan.axes:
         if len(set(axis.groups)) > 1:
             raise GraphCompileError(

@@ -3,20 +3,19 @@
     <name>                inputs and outputs of the graphs   (`edge_sdk.protocol.task.codec`)
     graphs/<sha256>.onnx  the graphs it names
 
-Files are written under a temporary name and then moved into place, the manifest last: a manifest
-that exists has all of its graphs. Reading checks every byte against a hash.
+The manifest is written last: a manifest that exists has all of its graphs. Reading checks every
+byte against a hash.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from uuid import uuid4
 
 from coordinator.task.graphs.errors import GraphCompileError
+from edge_sdk.program.files import make_folder, remove_leftovers, write_whole
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.codec import decode_manifest
@@ -29,6 +28,8 @@ BATCH_SIZES = (32,)
 """Batch sizes to compile for where the batch cannot stay open."""
 
 GRAPHS = "graphs"
+ABANDONED_S = 86400.0
+"""A draft that is older belongs to nobody who still writes."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ def check_wanted(levels: Sequence[float], batch_sizes: Sequence[int]) -> None:
 
 def write_graphs(graphs: CompiledGraphs, folder: Path, name: str) -> None:
     """Write the graphs and a manifest of this name, replacing existing files."""
-    (folder / GRAPHS).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / GRAPHS)
+    for each in (folder, folder / GRAPHS):
+        remove_leftovers(each, older_than_s=ABANDONED_S)
     for digest, data in graphs.files.items():
-        write_atomically(_graph_path(folder, digest), data)
-    write_atomically(folder / name, graphs.manifest.encoded)
+        write_whole(_graph_path(folder, digest), data)
+    write_whole(folder / name, graphs.manifest.encoded)
 
 
 def read_graphs(folder: Path, name: str, plan: ModelPlan) -> CompiledGraphs:
@@ -67,16 +70,6 @@ def read_graphs(folder: Path, name: str, plan: ModelPlan) -> CompiledGraphs:
             raise GraphError(f"the file of {entry} is damaged: its hash does not match")
         files[entry.sha256] = data
     return CompiledGraphs(manifest, files)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write the file completely, or leave nothing under this name."""
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _graph_path(folder: Path, digest: str) -> Path:

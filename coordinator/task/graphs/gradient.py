@@ -21,14 +21,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.task import Loss, Task
-from coordinator.task.tracing.program import Forward
+from coordinator.task.tracing.program import SubmodelForward
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.data_spec import ArraySpec
 
 aten = torch.ops.aten
 
-Kept = tuple[int, ...]
+KeptSizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Traced:
     """Values of inputs that are constants made in forward()."""
 
 
-def trace_gradient(task: Task, kept: Kept, batch: int) -> Traced:
+def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
     """Trace loss, gradients and new statistics of the submodel with `kept` atoms per axis."""
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
@@ -77,7 +77,7 @@ def trace_gradient(task: Task, kept: Kept, batch: int) -> Traced:
     return Traced(graph, inputs, outputs, masks, _constants(forward))
 
 
-def trace_evaluation(task: Task, kept: Kept, batch: int) -> Traced:
+def trace_evaluation(task: Task, kept: KeptSizes, batch: int) -> Traced:
     """Trace the outputs of the submodel in evaluation mode."""
     forward = task.traced.evaluate.at(kept, batch)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -124,7 +124,7 @@ def _without_mkldnn() -> Iterator[None]:
 
 
 def _arguments(
-    task: Task, forward: Forward, kept: Kept, batch: int
+    task: Task, forward: SubmodelForward, kept: KeptSizes, batch: int
 ) -> dict[str, list[torch.Tensor]]:
     plan = task.plan
 
@@ -159,7 +159,7 @@ def _names(plan: ModelPlan, arguments: dict[str, list[torch.Tensor]]) -> tuple[s
     )
 
 
-def _constants(forward: Forward) -> dict[str, torch.Tensor]:
+def _constants(forward: SubmodelForward) -> dict[str, torch.Tensor]:
     return {f"c:{index}": constant for index, constant in enumerate(forward.constants)}
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from coordinator.task.graphs.errors import NotSymbolicError
-from coordinator.task.graphs.gradient import Kept, Traced
+from coordinator.task.graphs.gradient import KeptSizes, Traced
 from edge_sdk.protocol.task.graphs import SizeTerm
 
 Size = int | SizeTerm
@@ -31,10 +31,10 @@ Shape = tuple[Size, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class TracePoint:
     """Sizes at which a graph is traced."""
 
-    kept: Kept
+    kept: KeptSizes
     batch: int
 
 
@@ -63,7 +63,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Operation:
     """One operator: its name, its arguments by name (with defaults), its results."""
 
     name: str
@@ -80,13 +80,13 @@ class Symbolic:
 
     inputs: dict[str, Spec]
     """Inputs by name, in order; `Ref` uses the same names."""
-    steps: tuple[Step, ...]
+    steps: tuple[Operation, ...]
     outputs: dict[str, Ref]
     masks: tuple[float, ...]
     constants: dict[str, torch.Tensor]
 
 
-def prime_points(axes: Sequence[bool], *, batch: bool, base: Point) -> tuple[Point, ...]:
+def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tuple[TracePoint, ...]:
     """Return three points; an axis or batch that is False stays as in `base`."""
     free = sum(axes) + batch
     primes = list(islice(_primes(11), 3 * free))
@@ -96,16 +96,16 @@ def prime_points(axes: Sequence[bool], *, batch: bool, base: Point) -> tuple[Poi
         kept = tuple(
             next(own) if varies else size for varies, size in zip(axes, base.kept, strict=True)
         )
-        points.append(Point(kept, next(own) if batch else base.batch))
+        points.append(TracePoint(kept, next(own) if batch else base.batch))
     return tuple(points)
 
 
-def static(traced: Traced, point: Point) -> Symbolic:
+def static(traced: Traced, point: TracePoint) -> Symbolic:
     """Return the graph at one size."""
     return _Comparison([point], [traced]).run()
 
 
-def symbolic(trace: Callable[[Kept, int], Traced], points: Sequence[Point]) -> Symbolic:
+def symbolic(trace: Callable[[KeptSizes, int], Traced], points: Sequence[TracePoint]) -> Symbolic:
     """Return the graph for every size, from its traces at these points (`prime_points`)."""
     return _Comparison(points, [trace(point.kept, point.batch) for point in points]).run()
 
@@ -138,7 +138,7 @@ def subtract(left: Size, right: Size) -> Size:
 
 
 class _Comparison:
-    def __init__(self, points: Sequence[Point], traces: Sequence[Traced]) -> None:
+    def __init__(self, points: Sequence[TracePoint], traces: Sequence[Traced]) -> None:
         self._points = points
         self._traces = traces
         self._sizes: list[list[int]] = [[*point.kept, point.batch] for point in points]
@@ -152,7 +152,7 @@ class _Comparison:
             raise NotSymbolicError("the graph has more operators at some sizes than at others")
         first = self._traces[0]
         inputs: dict[str, Spec] = {}
-        steps: list[Step] = []
+        steps: list[Operation] = []
         outputs: dict[str, Ref] = {}
         for nodes in zip(*graphs, strict=True):
             node = nodes[0]
@@ -179,7 +179,7 @@ class _Comparison:
             first.constants,
         )
 
-    def _step(self, nodes: Sequence[fx.Node]) -> Step:
+    def _step(self, nodes: Sequence[fx.Node]) -> Operation:
         node = nodes[0]
         value = node.meta["val"]
         single = isinstance(value, torch.Tensor)
@@ -192,7 +192,7 @@ class _Comparison:
         target = _target(node)
         if arguments.get("transposed"):  # one torch operator covers two very different ones
             target = target.replace("convolution", "convolution_transposed")
-        return Step(node.name, target, arguments, results, single, _module_of(node))
+        return Operation(node.name, target, arguments, results, single, _module_of(node))
 
     def _spec(self, values: Sequence[torch.Tensor]) -> Spec:
         if len({(value.ndim, value.dtype) for value in values}) != 1:
@@ -251,7 +251,7 @@ class _Comparison:
                 return Quotient(coefficient, over, under)
         raise NotSymbolicError(f"the numbers {list(values)} depend on neither widths nor batch")
 
-    def _at(self, index: int) -> tuple[Kept, int]:
+    def _at(self, index: int) -> tuple[KeptSizes, int]:
         return self._points[index].kept, self._points[index].batch
 
     def _powers(self, ratio: Fraction) -> tuple[SizeTerm, SizeTerm]:
@@ -309,7 +309,7 @@ def _module_of(node: fx.Node) -> str:
     return str(names[-1]) if names else ""
 
 
-def _rename(step: Step, names: dict[str, str]) -> Step:
+def _rename(step: Operation, names: dict[str, str]) -> Operation:
     def renamed(value: Any) -> Any:
         if isinstance(value, Ref):
             return Ref(names.get(value.name, value.name))
@@ -318,4 +318,4 @@ def _rename(step: Step, names: dict[str, str]) -> Step:
         return value
 
     arguments = {key: renamed(value) for key, value in step.arguments.items()}
-    return Step(step.name, step.target, arguments, step.results, step.single, step.module)
+    return Operation(step.name, step.target, arguments, step.results, step.single, step.module)

@@ -15,7 +15,7 @@ import torch
 
 from coordinator.errors import TraceError
 from coordinator.task.tracing.capture import TRACE_BATCH, first_line, named_arrays, tile
-from coordinator.task.tracing.program import Program
+from coordinator.task.tracing.program import TracedProgram
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
@@ -40,8 +40,8 @@ def check_runs(model: torch.nn.Module, example: Inputs) -> None:
 
 def check_programs(
     plan: ModelPlan,
-    train: Program,
-    evaluate: Program,
+    train: TracedProgram,
+    evaluate: TracedProgram,
     model: torch.nn.Module,
     example: Inputs,
 ) -> None:
@@ -147,7 +147,7 @@ def _like(state: Arrays, arrays: Mapping[str, Array]) -> Arrays:
 
 def _forward(
     plan: ModelPlan,
-    program: Program,
+    program: TracedProgram,
     state: Arrays,
     inputs: Inputs,
     choice: Groups | None = None,

@@ -49,11 +49,11 @@ class Factor:
         return [root]
 
 
-Dim = list[Factor]
+Factors = list[Factor]
 """One dimension: factors from the slowest to the fastest varying."""
 
 
-def fresh(size: int, *, frozen: str | None = None) -> Dim:
+def fresh(size: int, *, frozen: str | None = None) -> Factors:
     """Make a dimension about which nothing is known yet, or one frozen from the start."""
     return [] if size == 1 else [Factor(size, frozen=frozen)]
 
@@ -77,7 +77,7 @@ def freeze(dim: Iterable[Factor], why: str) -> None:
             leaf.frozen = why
 
 
-def tie(one: Dim, other: Dim, why: str) -> None:
+def tie(one: Factors, other: Factors, why: str) -> None:
     """Make two dimensions of equal size the same, splitting factors where necessary.
 
     Where no common factors exist (6 as 2·3 against 3·2) both are frozen.
@@ -100,12 +100,12 @@ def tie(one: Dim, other: Dim, why: str) -> None:
     freeze([*left, *right], why)
 
 
-def reshape(dims: Sequence[Dim], shape: Sequence[int], why: str) -> list[Dim]:
+def reshape(dims: Sequence[Factors], shape: Sequence[int], why: str) -> list[Factors]:
     """Return the same elements in another shape; factors that cannot be followed are frozen."""
     todo = leaves([factor for dim in dims for factor in dim])
-    out: list[Dim] = []
+    out: list[Factors] = []
     for size in shape:
-        dim: Dim = []
+        dim: Factors = []
         while size > 1:
             if not todo:
                 break
@@ -124,13 +124,13 @@ def reshape(dims: Sequence[Dim], shape: Sequence[int], why: str) -> list[Dim]:
     return out
 
 
-def split_front(dim: Dim, count: int, why: str) -> tuple[Dim, Dim]:
+def split_front(dim: Factors, count: int, why: str) -> tuple[Factors, Factors]:
     """Split a dimension into (count, rest), the way groups lie in channels."""
     front, rest = reshape([dim], [count, size_of(dim) // count], why)
     return front, rest
 
 
-def _refrozen(done: list[Dim], shape: Sequence[int], why: str) -> list[Dim]:
+def _refrozen(done: list[Factors], shape: Sequence[int], why: str) -> list[Factors]:
     for dim in done:
         freeze([factor for factor in leaves(dim) if not factor.batch], why)
     return done + [fresh(size, frozen=why) for size in shape[len(done) :]]

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.factors import Dim, fresh, leaves, reshape, split_front
+from coordinator.task.tracing.factors import Factors, fresh, leaves, reshape, split_front
 from coordinator.task.tracing.walk import (
     Dropout,
     Handler,
@@ -252,7 +252,7 @@ def _group_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return inputs
 
 
-def _mixed(walk: Walk, node: fx.Node, dims: Sequence[Dim]) -> None:
+def _mixed(walk: Walk, node: fx.Node, dims: Sequence[Factors]) -> None:
     """Freeze dimensions whose mean and variance are taken, but not the batch, which may be."""
     for dim in dims:
         others = [factor for factor in leaves(dim) if not factor.batch]
@@ -310,7 +310,7 @@ def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     "mish", "threshold", "gelu", "relu6", "abs",  # not marked as pointwise when in place
 )  # fmt: skip
 def _pointwise(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    out: list[Dim] = []
+    out: list[Factors] = []
     for operand in node.all_input_nodes:
         if isinstance(walk.values.get(operand), list):
             out = _broadcast(walk, node, out, walk.dims(operand))
@@ -394,7 +394,7 @@ def _permute(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 def _expand(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     source, shape = walk.dims(node.all_input_nodes[0]), shape_of(node)
     old = [1] * (len(shape) - len(source)) + list(shape_of(node.all_input_nodes[0]))
-    padded: list[Dim] = [[] for _ in range(len(shape) - len(source))] + source
+    padded: list[Factors] = [[] for _ in range(len(shape) - len(source))] + source
     out = [
         dim if size == wanted else fresh(wanted)
         for dim, size, wanted in zip(padded, old, shape, strict=True)
@@ -410,9 +410,9 @@ def _repeat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     source, shape = walk.dims(a["self"]), shape_of(node)
     name = "repeats" if "repeats" in a else "dims"
     times = [1] * (len(shape) - len(a[name])) + list(a[name])
-    padded: list[Dim] = [[] for _ in range(len(shape) - len(source))] + source
-    out: list[Dim] = []
-    patched: list[Dim] = []
+    padded: list[Factors] = [[] for _ in range(len(shape) - len(source))] + source
+    out: list[Factors] = []
+    patched: list[Factors] = []
     for dim, count, size in zip(padded, times, shape, strict=True):
         if dim and count != 1:
             walk.ban(node, dim, "is repeated")
@@ -439,7 +439,7 @@ def _repeat_interleave(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 @_handles("cat")
 def _cat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     along = a["dim"] % len(shape_of(node))
-    out: list[Dim] = []
+    out: list[Factors] = []
     for piece in a["tensors"]:
         dims = list(walk.dims(piece))
         walk.ban(node, dims[along], "is concatenated")
@@ -452,7 +452,7 @@ def _cat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("stack")
 def _stack(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    out: list[Dim] = []
+    out: list[Factors] = []
     for piece in a["tensors"]:
         out = _broadcast(walk, node, out, walk.dims(piece))
     along = a["dim"] % (len(out) + 1)
@@ -537,7 +537,7 @@ def _resize(walk: Walk, node: fx.Node, touched: Collection[int]) -> Value:
         walk.ban(node, dims[position], "is pooled, padded or resized")
     why = describe(node, "is spatial")
 
-    def outcome(value: torch.Tensor) -> list[Dim]:
+    def outcome(value: torch.Tensor) -> list[Factors]:
         return [
             fresh(int(value.shape[position]), frozen=why) if position in touched else dim
             for position, dim in enumerate(dims)
@@ -547,7 +547,7 @@ def _resize(walk: Walk, node: fx.Node, touched: Collection[int]) -> Value:
     return tuple(map(outcome, value)) if isinstance(value, (tuple, list)) else outcome(value)
 
 
-def _broadcast(walk: Walk, node: fx.Node, one: list[Dim], two: list[Dim]) -> list[Dim]:
+def _broadcast(walk: Walk, node: fx.Node, one: list[Factors], two: list[Factors]) -> list[Factors]:
     """Align dimensions from the right; ones stretch."""
     longer, shorter = (one, two) if len(one) >= len(two) else (two, one)
     out = list(longer)

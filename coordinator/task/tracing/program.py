@@ -17,14 +17,14 @@ import torch
 from torch import fx
 
 from coordinator.task.tracing.capture import Captured
-from coordinator.task.tracing.factors import Dim, Factor, leaves
+from coordinator.task.tracing.factors import Factor, Factors, leaves
 from coordinator.task.tracing.lookups import vocabulary
 from coordinator.task.tracing.walk import Walk, arguments, operator_name, shape_of
 from edge_sdk.protocol.task.data_spec import ArraySpec
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class SubmodelForward:
     """The forward pass of one submodel at one batch size.
 
     `masks` states, for each dropout, its probability and the shape of the mask to pass in: zeros
@@ -50,7 +50,7 @@ class Forward:
         return result
 
 
-class Program:
+class TracedProgram:
     """A model's graph in one mode (training or evaluation), for every width and batch size."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Program:
         self._axes = axes
         self._axis_count = axis_count
         self._dropped = {dropout.node: dropout for dropout in walk.dropouts}
-        self._patches: dict[str, list[tuple[str, Dim | tuple[Dim, ...]]]] = {}
+        self._patches: dict[str, list[tuple[str, Factors | tuple[Factors, ...]]]] = {}
         for patch in walk.patches:
             self._patches.setdefault(patch.node, []).append((patch.argument, patch.sizes))
         self.at = lru_cache(maxsize=64)(self._at)
@@ -84,7 +84,7 @@ class Program:
         (output,) = (node for node in self._captured.graph.nodes if node.op == "output")
         return shape_of(output.args[0][0])[1:]
 
-    def _at(self, kept: tuple[int, ...], batch: int, scaled: bool = False) -> Forward:
+    def _at(self, kept: tuple[int, ...], batch: int, scaled: bool = False) -> SubmodelForward:
         """Build the submodel with `kept` atoms per axis; `scaled` multiplies layer inputs."""
         old, new = self._captured.graph, fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -120,7 +120,7 @@ class Program:
                             torch.ops.aten.mul.Tensor, (source, scales[axis])
                         )
                 _set_argument(copy, argument, scaled_nodes[source, axis])
-        return Forward(
+        return SubmodelForward(
             fx.GraphModule(torch.nn.Module(), new),
             tuple(self._captured.constants.values()),
             tuple(
@@ -144,13 +144,13 @@ class Program:
         return found
 
     def _sizes(
-        self, sizes: Dim | tuple[Dim, ...], kept: tuple[int, ...], batch: int
+        self, sizes: Factors | tuple[Factors, ...], kept: tuple[int, ...], batch: int
     ) -> int | list[int]:
         if isinstance(sizes, tuple):
             return [self._size(dim, kept, batch) for dim in sizes]
         return self._size(sizes, kept, batch)
 
-    def _size(self, dim: Dim, kept: tuple[int, ...], batch: int) -> int:
+    def _size(self, dim: Factors, kept: tuple[int, ...], batch: int) -> int:
         return prod(
             batch if leaf.batch else kept[self._axes[leaf]] if leaf in self._axes else leaf.size
             for leaf in leaves(dim)

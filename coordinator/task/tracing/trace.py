@@ -20,9 +20,9 @@ from coordinator.task.tracing.capture import (
     tile,
 )
 from coordinator.task.tracing.check import check_programs, check_runs
-from coordinator.task.tracing.factors import Dim, Factor, freeze, fresh, leaves
+from coordinator.task.tracing.factors import Factor, Factors, freeze, fresh, leaves
 from coordinator.task.tracing.operators import HANDLERS
-from coordinator.task.tracing.program import Program
+from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.walk import Walk, walk_graph
 from edge_sdk.protocol.plan import specs
 from edge_sdk.protocol.plan.layout import Array
@@ -34,8 +34,8 @@ class TracedModel:
     """A model's plan, and its forward pass at every width, in training and evaluation mode."""
 
     plan: ModelPlan
-    train: Program
-    evaluate: Program
+    train: TracedProgram
+    evaluate: TracedProgram
     reasons: tuple[str, ...]
     """Reasons why hidden dimensions of weights stay whole, one line per dimension."""
 
@@ -116,21 +116,21 @@ def trace_model(
     statistics = {name for name, node in captured[0].buffers.items() if node in walks[0].written}
     plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts)
     train, evaluate = (
-        Program(graph, walk, axes, len(plan.axes))
+        TracedProgram(graph, walk, axes, len(plan.axes))
         for graph, walk in zip(captured, walks, strict=True)
     )
     check_programs(plan, train, evaluate, model, example)
     return TracedModel(plan, train, evaluate, _hidden_reasons(names, dims, axes))
 
 
-def _named_dims(model: torch.nn.Module) -> dict[str, list[Dim]]:
+def _named_dims(model: torch.nn.Module) -> dict[str, list[Factors]]:
     """Make a fresh factor for every dimension of every weight and buffer."""
     named = named_arrays(model)
     return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
 
 
-def _walk(captured: Captured, dims: Mapping[str, list[Dim]], batch: Factor) -> Walk:
-    values: dict[torch.fx.Node, list[Dim]] = {}
+def _walk(captured: Captured, dims: Mapping[str, list[Factors]], batch: Factor) -> Walk:
+    values: dict[torch.fx.Node, list[Factors]] = {}
     for name, node in (*captured.weights.items(), *captured.buffers.items()):
         values[node] = dims[name]
         if not node.users:
@@ -146,7 +146,7 @@ def _walk(captured: Captured, dims: Mapping[str, list[Dim]], batch: Factor) -> W
     return walk_graph(captured.graph, values, layers, HANDLERS)
 
 
-def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, int]:
+def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Factor, int]:
     """Number the free factors of the weights; a dimension keeps at most one of them free."""
     used = Counter(leaf for shape in dims.values() for dim in shape for leaf in leaves(dim))
     for name in dims:
@@ -176,7 +176,7 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Dim]]) -> dict[Factor, i
     return axes
 
 
-def _reasons(name: str, shape: Sequence[Dim]) -> list[tuple[str, str]]:
+def _reasons(name: str, shape: Sequence[Factors]) -> list[tuple[str, str]]:
     """Return each frozen factor's reason, and a line that says where it is."""
     return [
         (reason, f"{name}, dimension {position}: it {reason}")
@@ -195,7 +195,7 @@ NEVER_CUT = (
 
 
 def _hidden_reasons(
-    names: Sequence[str], dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]
+    names: Sequence[str], dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]
 ) -> tuple[str, ...]:
     """Reasons for dimensions without an axis, except those nobody expects to have one."""
     return tuple(
@@ -211,7 +211,7 @@ def _hidden_reasons(
 def _plan(
     model: torch.nn.Module,
     captured: Captured,
-    dims: Mapping[str, list[Dim]],
+    dims: Mapping[str, list[Factors]],
     axes: Mapping[Factor, int],
     statistics: set[str],
     evaluation: Walk,
@@ -247,7 +247,7 @@ def _is_statistic(array: torch.Tensor, name: str, written: set[str]) -> bool:
     return name in written and array.is_floating_point()
 
 
-def _plan_dim(dim: Dim, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
+def _plan_dim(dim: Factors, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
     parts = leaves(dim)
     for position, leaf in enumerate(parts):
         if leaf in axes:
@@ -257,7 +257,7 @@ def _plan_dim(dim: Dim, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
     return specs.Dim(size)
 
 
-def _axis_names(dims: Mapping[str, list[Dim]], axes: Mapping[Factor, int]) -> list[str]:
+def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -> list[str]:
     """Name each axis after the first module whose weights have it, numbered if necessary."""
     names: dict[Factor, str] = {}
     for name in dims:

@@ -17,7 +17,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.factors import Dim, Factor, freeze, fresh, leaves, tie
+from coordinator.task.tracing.factors import Factor, Factors, freeze, fresh, leaves, tie
 
 Value = Any
 """Dimensions of a tensor (`list[Dim]`), a tuple of such for several outputs, or None."""
@@ -34,7 +34,7 @@ class Patch:
 
     node: str
     argument: str
-    sizes: Dim | tuple[Dim, ...]
+    sizes: Factors | tuple[Factors, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Contraction:
 
     node: str
     argument: str
-    dim: Dim
+    dim: Factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Dropout:
 
     node: str
     probability: float
-    mask: list[Dim]
+    mask: list[Factors]
 
 
 @dataclass
@@ -66,34 +66,34 @@ class Walk:
     patches: list[Patch] = field(default_factory=list)
     contractions: list[Contraction] = field(default_factory=list)
     dropouts: list[Dropout] = field(default_factory=list)
-    products: list[tuple[int, Dim]] = field(default_factory=list)
+    products: list[tuple[int, Factors]] = field(default_factory=list)
     """Multiply-accumulates: a constant times these factors, per product."""
     written: set[fx.Node] = field(default_factory=set)
     """Placeholders that the graph writes to."""
 
-    def dims(self, node: fx.Node) -> list[Dim]:
+    def dims(self, node: fx.Node) -> list[Factors]:
         """Return the dimensions of a node whose value is a tensor."""
-        value: list[Dim] = self.values[node]
+        value: list[Factors] = self.values[node]
         return value
 
     def ban(self, node: fx.Node, dim: Iterable[Factor], why: str) -> None:
         """Freeze a dimension, and say where."""
         freeze(dim, describe(node, why))
 
-    def tie(self, node: fx.Node, one: Dim, other: Dim) -> None:
+    def tie(self, node: fx.Node, one: Factors, other: Factors) -> None:
         """Note that two dimensions are the same at this node."""
         tie(one, other, describe(node, "is regrouped in a way that cannot be followed"))
 
-    def patch(self, node: fx.Node, argument: str, sizes: Dim | tuple[Dim, ...]) -> None:
+    def patch(self, node: fx.Node, argument: str, sizes: Factors | tuple[Factors, ...]) -> None:
         """Note that this argument states sizes (a tuple) or a size (one dimension)."""
         self.patches.append(Patch(node.name, argument, sizes))
 
-    def count(self, dims: Sequence[Dim], constant: int = 1) -> None:
+    def count(self, dims: Sequence[Factors], constant: int = 1) -> None:
         """Count multiply-accumulates: the product of all sizes."""
         self.products.append((constant, [factor for dim in dims for factor in dim]))
 
     def contract(
-        self, node: fx.Node, left: tuple[str, fx.Node, Dim], right: tuple[str, fx.Node, Dim]
+        self, node: fx.Node, left: tuple[str, fx.Node, Factors], right: tuple[str, fx.Node, Factors]
     ) -> None:
         """Note a sum over one dimension of two operands, each (argument name, node, dimension)."""
         self.tie(node, left[2], right[2])
@@ -107,7 +107,7 @@ class Walk:
 
 def walk_graph(
     graph: fx.Graph,
-    values: Mapping[fx.Node, list[Dim]],
+    values: Mapping[fx.Node, list[Factors]],
     weights: Iterable[fx.Node],
     handlers: Mapping[str, Handler],
 ) -> Walk:

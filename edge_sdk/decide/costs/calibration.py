@@ -1,8 +1,8 @@
 """Calibrates a device: a few timed training steps, kept on disk.
 
-    <state_dir>/<task>/<device>/costs.json      `Kept`: machine, calibration, what rounds taught
+    <state_dir>/<task>/<device>/costs.json     `KeptCosts`: machine, calibration, what rounds taught
 
-A calibration holds for one machine (`Machine`): it is repeated when versions, plan, provider,
+A calibration holds for one machine (`MachineKey`): it is repeated when versions, plan, provider,
 number of threads or power mode change. An unreadable file is logged and treated as missing.
 
 The steps are real ones of the device's backend, on random weights and random data of the task's
@@ -66,7 +66,7 @@ RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineKey:
     """Everything that times depend on and that may differ at the next start."""
 
     tessera: str
@@ -79,7 +79,7 @@ class Machine:
     cores: float | None = None
     power_mode: str | None = None
 
-    def changed(self, before: Machine) -> str | None:
+    def changed(self, before: MachineKey) -> str | None:
         """Describe the first difference from before; None: there is none."""
         for each in fields(self):
             now, then = getattr(self, each.name), getattr(before, each.name)
@@ -95,11 +95,11 @@ def this_machine(
     runtime: Runtime = "onnxruntime",
     providers: Sequence[str] = (),
     threads: int = 1,
-) -> Machine:
+) -> MachineKey:
     """Describe the machine that this program runs on; `snapshot` is of the same machine."""
     from edge_sdk import __version__
 
-    return Machine(
+    return MachineKey(
         tessera=__version__,
         runtime=f"{runtime} {_version(runtime)}",
         plan_hash=plan.hash,
@@ -123,16 +123,16 @@ def _version(package: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptCosts:
     """Contents of the file."""
 
-    machine: Machine
+    machine: MachineKey
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
     version: int = FILE_VERSION
 
 
-def why_calibrate(kept: Kept | None, machine: Machine) -> str | None:
+def why_calibrate(kept: KeptCosts | None, machine: MachineKey) -> str | None:
     """Explain why costs must be measured on this machine now; None: the kept ones hold."""
     if kept is None:
         return "nothing was measured yet"
@@ -141,11 +141,11 @@ def why_calibrate(kept: Kept | None, machine: Machine) -> str | None:
     return machine.changed(kept.machine)
 
 
-def load(path: Path) -> Kept | None:
+def load(path: Path) -> KeptCosts | None:
     """Load the file; None: it is missing or unreadable, which is logged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        kept = from_plain(Kept, content, "")
+        kept = from_plain(KeptCosts, content, "")
         if kept.version != FILE_VERSION:
             raise ProfileError(f"version {kept.version} is unknown")
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def load(path: Path) -> Kept | None:
     return kept
 
 
-def save(path: Path, kept: Kept) -> None:
+def save(path: Path, kept: KeptCosts) -> None:
     """Replace the file, completely or not at all. Raises `OSError`."""
     text = json.dumps(to_plain(kept), indent=1, allow_nan=False)
     write_whole(path, text.encode("utf-8"))

@@ -17,7 +17,7 @@ from typing import Any
 
 from edge_sdk.decide.costs.calibration import (
     LIMIT_S,
-    Kept,
+    KeptCosts,
     calibrate,
     load,
     save,
@@ -28,8 +28,8 @@ from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.costs.model import CostModel, Known, Learned, memory_bound
 from edge_sdk.decide.costs.work import batch_bytes, work_at
 from edge_sdk.machine.energy import EnergyMeter, probed_watts
-from edge_sdk.machine.probe import Probe
 from edge_sdk.machine.resident import resident_bytes
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.round import RoundOpen
@@ -131,7 +131,7 @@ class Costing:
             return
         finally:
             self._held_bytes += max(0, resident_bytes() - before)
-        kept = Kept(machine=self._machine, calibration=calibration, learned=learned)
+        kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
         self._keep()
 
@@ -140,7 +140,7 @@ class Costing:
         available = self._probe.snapshot().memory.available_bytes
         return math.inf if available is None else self._memory_share * available
 
-    def _made(self, kept: Kept) -> CostModel:
+    def _made(self, kept: KeptCosts) -> CostModel:
         return CostModel(
             self._backend.plan, self._manifest, kept.calibration, kept.learned, self._known
         )
@@ -173,7 +173,7 @@ class Costing:
     def _keep(self) -> None:
         if self._model is None or self._path is None:
             return
-        kept = Kept(
+        kept = KeptCosts(
             machine=self._machine,
             calibration=self._model.calibration,
             learned=self._model.learned,

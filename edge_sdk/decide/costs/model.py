@@ -56,8 +56,6 @@ ARRAYS_BESIDES = 3
 """Arrays as large as the weights, before and after training: blocks received, sent, their bytes."""
 ARRAYS = ARRAYS_BESIDES + 4
 """And during training: received weights, starting weights, current weights, their velocity."""
-MIN_TRANSFER_BYTES = 16_384
-"""Smallest transfer that measures the rate of the link and not its latency."""
 HEADER_BYTES = 512
 """Least size of a movement before its statistics and its payload."""
 
@@ -149,12 +147,9 @@ class Learned:
     off: float = 0.0
     """Smoothed error of predictions: 0.25 is a quarter too much or too little."""
     net_w: float | None = None
-    up_bytes_per_s: float | None = None
-    down_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        rates = (self.up_bytes_per_s, self.down_bytes_per_s)
-        above_0 = [self.ratio, *self.ratios.values(), *(each for each in rates if each is not None)]
+        above_0 = [self.ratio, *self.ratios.values()]
         if not min(above_0) > 0 or min(self.rounds, self.off, self.net_w or 0.0) < 0:
             raise ProfileError(f"impossible corrections: {self}")
         for level in self.ratios:
@@ -167,12 +162,8 @@ class Learned:
         return self.rounds >= ROUNDS_TO_JUDGE and self.off > OFF
 
     def recalibrated(self) -> Learned:
-        """Return what stays true after a new calibration: the link and the watts."""
-        return Learned(
-            net_w=self.net_w,
-            up_bytes_per_s=self.up_bytes_per_s,
-            down_bytes_per_s=self.down_bytes_per_s,
-        )
+        """Return what stays true after a new calibration: the watts."""
+        return Learned(net_w=self.net_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,16 +304,6 @@ class CostModel:
         )
         return replace(self, learned=after)
 
-    def sent(self, size_bytes: int, seconds: float) -> CostModel:
-        """Return the model after a movement was sent in this many seconds."""
-        rate = _rate(self.learned.up_bytes_per_s, size_bytes, seconds)
-        return replace(self, learned=replace(self.learned, up_bytes_per_s=rate))
-
-    def fetched(self, size_bytes: int, seconds: float) -> CostModel:
-        """Return the model after this many bytes were fetched, not counting cached ones."""
-        rate = _rate(self.learned.down_bytes_per_s, size_bytes, seconds)
-        return replace(self, learned=replace(self.learned, down_bytes_per_s=rate))
-
     # -- seconds ------------------------------------------------------------------------------
 
     def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
@@ -392,8 +373,7 @@ class CostModel:
     def _cost(
         self, level: float, train_s: float, peak_bytes: float, *, bytes_down: int, bytes_up: int
     ) -> Cost:
-        down = self.learned.down_bytes_per_s or self.known.down_bytes_per_s
-        up = self.learned.up_bytes_per_s or self.known.up_bytes_per_s
+        down, up = self.known.down_bytes_per_s, self.known.up_bytes_per_s
         seconds = train_s
         if up is not None and down is not None:
             seconds += bytes_down / down + bytes_up / up
@@ -419,12 +399,6 @@ def _is_level(text: str) -> bool:
 
 def _batch(opened: RoundOpen, samples: int | None) -> int:
     return opened.batch_size if samples is None else max(1, min(opened.batch_size, samples))
-
-
-def _rate(before: float | None, size_bytes: int, seconds: float) -> float | None:
-    if size_bytes < MIN_TRANSFER_BYTES or not seconds > 0:
-        return before
-    return _smoothed(before, size_bytes / seconds)
 
 
 def _smoothed(before: float | None, new: float) -> float:

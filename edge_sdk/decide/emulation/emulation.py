@@ -31,7 +31,7 @@ from pathlib import Path
 
 from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.budget import DAY_S
-from edge_sdk.decide.emulation.fleet import Fleet, Member
+from edge_sdk.decide.emulation.fleet import Fleet, FleetMember
 from edge_sdk.decide.gates import DAY_MINUTES
 from edge_sdk.machine.board import Board, BoardError, Quantity
 from edge_sdk.machine.snapshot import (
@@ -90,7 +90,7 @@ class Emulation:
 
     def __init__(
         self,
-        member: Member,
+        member: FleetMember,
         *,
         work: float = 1.0,
         interval_s: float = 600.0,

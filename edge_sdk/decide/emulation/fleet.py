@@ -19,7 +19,7 @@ from edge_sdk.machine.board import (
     LIMITS,
     Board,
     BoardError,
-    Link,
+    LinkKind,
     check_keys,
     find_board,
     load_board,
@@ -32,7 +32,7 @@ from edge_sdk.protocol.messages.topics import check_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class FleetMember:
     """A device of a fleet as it starts. Raises `BoardError` for an impossible state."""
 
     name: str
@@ -45,7 +45,7 @@ class Member:
     """Start and end, in minutes of the day, of its time on the charger; None: as `charging`."""
     background_load: float = 0.0
     """Share of the CPU that other programs use, 0 to below 1."""
-    network: Link = "wifi"
+    network: LinkKind = "wifi"
     wifi_hours: tuple[int, int] | None = None
     """Start and end, in minutes of the day, of Wi-Fi for a device on a mobile network."""
     up_mbit_s: float | None = None
@@ -70,8 +70,8 @@ class Member:
             raise BoardError(f'wifi_hours: for network = "mobile", not {self.network!r}')
         if not 0 <= self.background_load < 1:
             raise BoardError(f"background_load = {self.background_load}: must be 0 to below 1")
-        if self.network not in get_args(Link):
-            known = ", ".join(get_args(Link))
+        if self.network not in get_args(LinkKind):
+            known = ", ".join(get_args(LinkKind))
             raise BoardError(f"network = {self.network!r}: must be one of {known}")
         for key in ("up_mbit_s", "down_mbit_s"):
             _check(self, key, *LIMITS[key])
@@ -94,7 +94,7 @@ class Member:
 class Fleet:
     """Members and their schedule. Raises `BoardError` for impossible values."""
 
-    members: tuple[Member, ...]
+    members: tuple[FleetMember, ...]
     """Members in the order of the file, with unique names."""
     work: float = 1.0
     """Number of a device's steps that one step of the run stands for."""
@@ -113,7 +113,7 @@ class Fleet:
         if not 0 <= self.starts < DAY_MINUTES:
             raise BoardError(f"starts = {self.starts}: must be a minute of the day")
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[FleetMember]:
         """Iterate over its members."""
         return iter(self.members)
 
@@ -121,11 +121,11 @@ class Fleet:
         """Return the number of members."""
         return len(self.members)
 
-    def __getitem__(self, index: int) -> Member:
+    def __getitem__(self, index: int) -> FleetMember:
         """Return one of its members."""
         return self.members[index]
 
-    def find(self, name: str) -> Member:
+    def find(self, name: str) -> FleetMember:
         """Return the member of this name. Raises `BoardError`."""
         named = {member.name: member for member in self.members}
         if name not in named:
@@ -164,7 +164,7 @@ _SCENARIO: dict[str, tuple[float, float]] = {
 """Settings of a fleet besides its members, with their smallest and largest sensible values."""
 _NUMBERS = ("battery_percent", "background_load", "up_mbit_s", "down_mbit_s")
 _HOURS = ("charging_hours", "wifi_hours")
-_KEYS = ("device", *(each.name for each in fields(Member) if each.name != "board"))
+_KEYS = ("device", *(each.name for each in fields(FleetMember) if each.name != "board"))
 
 
 def _read_fleet(content: Mapping[str, Any], folder: Path) -> Fleet:
@@ -181,8 +181,8 @@ def _read_fleet(content: Mapping[str, Any], folder: Path) -> Fleet:
     return Fleet(members=_read_members(tables, folder), **values)
 
 
-def _read_members(tables: list[Any], folder: Path) -> tuple[Member, ...]:
-    members: dict[str, Member] = {}
+def _read_members(tables: list[Any], folder: Path) -> tuple[FleetMember, ...]:
+    members: dict[str, FleetMember] = {}
     for index, table in enumerate(tables):
         where = f"members[{index}]"
         if not isinstance(table, dict):
@@ -205,7 +205,7 @@ def _minute(text: Any) -> int:
     return 60 * int(match[1]) + int(match[2])
 
 
-def _read_member(table: Mapping[str, Any], folder: Path) -> Member:
+def _read_member(table: Mapping[str, Any], folder: Path) -> FleetMember:
     values = dict(table)
     device = values.pop("device", None)
     if not isinstance(device, str):
@@ -226,7 +226,7 @@ def _read_member(table: Mapping[str, Any], folder: Path) -> Member:
         if key in values:
             values[key] = _hours(key, values[key])
     values.setdefault("name", board.name.replace("_", "-"))
-    return Member(board=board, **values)
+    return FleetMember(board=board, **values)
 
 
 def _is_within(hours: tuple[int, int] | None, minute: int) -> bool:
@@ -247,7 +247,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check(member: Member | Fleet, key: str, least: float, greatest: float) -> None:
+def _check(member: FleetMember | Fleet, key: str, least: float, greatest: float) -> None:
     value = getattr(member, key)
     if value is not None and not least <= value <= greatest:
         raise BoardError(f"{key} = {value}: must be from {least:g} to {greatest:g}")

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.decide.observer import Probe
-from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.app import DeviceApp, Outbound
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.machine import Phase
+from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements
 from edge_sdk.device.stores.residuals import FolderStore
 from edge_sdk.device.transfer.fetching import Fetcher, PulledModel
 from edge_sdk.device.weighing import make_emulation, make_observer
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.files import write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import Blob
@@ -56,7 +56,7 @@ MAX_TASK_BYTES = 2**30
 NOTICE, OPENED = "task.notice", "round.opened"
 """Files in the device's folder: the task, and its first round that was taken up."""
 
-Send = Callable[[Bid | Evaluation | Outgoing], None]
+Sender = Callable[[Bid | Evaluation | Outgoing], None]
 
 
 class TakingPart:
@@ -72,7 +72,7 @@ class TakingPart:
         *,
         state: Path,
         probe: Probe | None,
-        send: Send,
+        send: Sender,
         should_stop: Callable[[], bool],
         overtaken: Callable[[int], bool],
     ) -> None:
@@ -124,7 +124,7 @@ class TakingPart:
 
     def resume(self) -> None:
         """Offer the movements that an earlier start of this program left without a receipt."""
-        self._app.connected()
+        self._send_out(self._app.connected())
 
     def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
         """Deal with a message of this run, to the end; training is part of it."""
@@ -147,7 +147,7 @@ class TakingPart:
                         outcome=message.outcome.value,
                     ),
                 )
-        self._app.receive(message)
+        self._send_out(self._app.receive(message))
 
     def start_over(self, opened: RoundOpen | None) -> None:
         """The coordinator was started again, and knows nothing of the bids for the open round.
@@ -200,7 +200,7 @@ class TakingPart:
     @property
     def awaits_assignment(self) -> bool:
         """Whether a bid has no answer yet."""
-        return self._bid is not None and self._app.phase is Phase.BIDDING
+        return self._bid is not None and self._app.phase is DevicePhase.BIDDING
 
     def repeat_bid(self) -> None:
         """A bid that was not answered may be lost."""
@@ -211,7 +211,7 @@ class TakingPart:
     def evaluate_if_due(self) -> None:
         """When there is nothing else to do: see how good the round's model is on our data."""
         every, opened = self._config.evaluate_every, self._opened
-        if not every or opened is None or self._app.phase is not Phase.IDLE:
+        if not every or opened is None or self._app.phase is not DevicePhase.IDLE:
             return
         if opened.round % every or opened.round <= self._evaluated or self._should_stop():
             return
@@ -255,7 +255,6 @@ class TakingPart:
             data=self._data,
             policy=self._config.policy,
             source=self._model,
-            send=self._send_out,
             seed=self._config.seed,
             store=self._residuals,
             movements=self._movements,
@@ -264,21 +263,22 @@ class TakingPart:
             should_stop=self._should_stop,
         )
 
-    def _send_out(self, message: Bid | Movement | Replay) -> None:
-        match message:
-            case Bid():
-                self._bid = replace(message, run=self.notice.run)
-                log.info(
-                    "round %d: %s",
-                    message.round,
-                    message.reason,
-                    extra=fact("bid", round=message.round, level=message.level),
-                )
-                self._send(self._bid)
-            case Movement():
-                self._send(self._upload(message, None))
-            case Replay():
-                self._send(self._upload(message.movement, message.round))
+    def _send_out(self, messages: list[Outbound]) -> None:
+        for message in messages:
+            match message:
+                case Bid():
+                    self._bid = replace(message, run=self.notice.run)
+                    log.info(
+                        "round %d: %s",
+                        message.round,
+                        message.reason,
+                        extra=fact("bid", round=message.round, level=message.level),
+                    )
+                    self._send(self._bid)
+                case Movement():
+                    self._send(self._upload(message, None))
+                case Replay():
+                    self._send(self._upload(message.movement, message.round))
 
     def _upload(self, movement: Movement, answers: int | None) -> Outgoing:
         try:

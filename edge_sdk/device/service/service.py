@@ -36,13 +36,12 @@ from types import TracebackType
 from typing import Any
 
 from edge_sdk.data.folder import Data, load_data
-from edge_sdk.decide.observer import Probe
 from edge_sdk.device.config import ConfigError, DeviceConfig
 from edge_sdk.device.service.training_thread import (
     Broken,
     CoordinatorStarted,
-    Inbox,
     NewRun,
+    Orders,
     Over,
     Reconnected,
     Told,
@@ -51,6 +50,7 @@ from edge_sdk.device.service.training_thread import (
 from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
 from edge_sdk.device.transfer.sending import Sending
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import MessageError, TesseraError
@@ -145,7 +145,7 @@ class DeviceService:
         self._probe = probe
         self._topics = Topics(config.task)
         self._events: queue.SimpleQueue[_LoopEvent] = queue.SimpleQueue()
-        self._inbox = Inbox()
+        self._inbox = Orders()
         self._stopping = False
         self._finished_run: str | None = None
         self._finished_round = 0

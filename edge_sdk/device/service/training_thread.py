@@ -20,11 +20,11 @@ from threading import Condition
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.folder import DataError
-from edge_sdk.decide.observer import Probe
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import TakingPart
 from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.fetching import Fetcher, FetchError
+from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
@@ -77,7 +77,7 @@ Told = Outgoing | Over | NewRun | Broken
 """What the training thread tells the loop; an `Outgoing` is to be uploaded."""
 
 
-class Inbox:
+class Orders:
     """Orders for the training thread, in the order they came.
 
     A newer `RoundOpen` takes the place of one that still waits: a device that was busy answers
@@ -147,7 +147,7 @@ class Training:
         data: ArrayData,
         folder: DeviceFolder,
         fetcher: Fetcher,
-        inbox: Inbox,
+        inbox: Orders,
         *,
         publish: Callable[[Bid | Evaluation], None],
         tell: Callable[[Told], None],

@@ -15,12 +15,20 @@ from __future__ import annotations
 
 import logging
 import mmap
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from secrets import randbits
 from typing import Protocol
 
-from edge_sdk.program.files import sync_folder, write_whole
+from edge_sdk.program.files import (
+    make_folder,
+    move,
+    remove,
+    remove_folder,
+    remove_leftovers,
+    sync_folder,
+    write_whole,
+)
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
@@ -95,7 +103,8 @@ class FolderMovements:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        remove_leftovers(folder)
         self._folder = folder
         self._waiting: set[int] = set()
         self._copy: int | None = None
@@ -115,7 +124,7 @@ class FolderMovements:
         self._waiting.add(round)
         self._copy = round if movement.keeps_copy else None
         for path in self._folder.glob(f"*{COPY}"):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def forget(self, round: int, *, rejected: bool = False) -> None:
         """See `MovementStore`."""
@@ -125,10 +134,10 @@ class FolderMovements:
             self._copy = None
         path = self._path(round, WAITING)
         if round == self._copy:
-            path.replace(self._path(round, COPY))
+            move(path, self._path(round, COPY))
         else:
-            path.unlink(missing_ok=True)
-        sync_folder(self._folder)
+            remove(path)
+            sync_folder(self._folder)
         self._waiting.discard(round)
 
     def read(self, round: int) -> Movement:
@@ -180,7 +189,8 @@ class DeviceFolder:
     def __init__(self, state_dir: Path, task: str, device: str) -> None:
         """See `device_path`."""
         self.path = device_path(state_dir, task, device)
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
+        remove_leftovers(self.path)
 
     @property
     def chunks(self) -> Path:
@@ -213,12 +223,12 @@ class DeviceFolder:
     def start_run(self, run: str) -> Path:
         """The folder of this run; those of other runs are removed."""
         runs = self.path / "runs"
-        runs.mkdir(exist_ok=True)
+        make_folder(runs / run)
         for other in runs.iterdir():
             if other.name != run:
                 log.info("run %s is over; what was kept of it is removed", other.name)
-                shutil.rmtree(other, ignore_errors=True)
-        (runs / run).mkdir(exist_ok=True)
+                with suppress(OSError):
+                    remove_folder(other)
         return runs / run
 
 
@@ -236,5 +246,5 @@ def _read_or_set_aside(path: Path, round: int) -> Movement | None:
     except ProtocolError as error:
         problem = str(error)
     log.warning("%s is left aside: %s", path, problem)
-    path.replace(path.with_name(path.name + ".damaged"))
+    move(path, path.with_name(path.name + ".damaged"))
     return None

@@ -23,7 +23,6 @@ twice counts once. What was written for another plan, or is damaged, is left asi
 from __future__ import annotations
 
 import logging
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_sdk.program.files import make_folder, remove, remove_leftovers, write_whole
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -88,7 +88,8 @@ class FolderStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        remove_leftovers(folder)
         self._folder = folder
 
     def read(self, name: str) -> Arrays | None:
@@ -105,21 +106,11 @@ class FolderStore:
 
     def write(self, name: str, arrays: Arrays) -> None:
         """See `ArrayStore`."""
-        path = self._path(name)
-        draft = path.with_suffix(".new")
-        try:
-            with draft.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        write_whole(self._path(name), lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     def remove(self, name: str) -> None:
         """See `ArrayStore`."""
-        self._path(name).unlink(missing_ok=True)
+        remove(self._path(name))
 
     def names(self) -> Iterable[str]:
         """See `ArrayStore`."""
@@ -130,7 +121,7 @@ class FolderStore:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldResiduals:
     """The residuals of some blocks."""
 
     blocks: Blocks
@@ -140,21 +131,21 @@ class Held:
     """The round that was settled last; 0 if none was."""
 
 
-NOTHING = Held(
+NOTHING = HeldResiduals(
     Blocks(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)),
     np.empty(0, dtype=np.int64),
     0,
 )
 
 
-def fresh(held: Held, sizes: Indices, round: int, forget_after: int) -> Held:
+def fresh(held: HeldResiduals, sizes: Indices, round: int, forget_after: int) -> HeldResiduals:
     """What is left when all that is too old in this round is forgotten."""
     young = round - held.rounds <= forget_after
     if young.all():
         return held
     ids = held.blocks.ids
     blocks = Blocks(ids[young], held.blocks.values[np.repeat(young, sizes[ids])])
-    return Held(blocks, held.rounds[young], held.last)
+    return HeldResiduals(blocks, held.rounds[young], held.last)
 
 
 def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
@@ -166,7 +157,7 @@ def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
     return Blocks(movement.ids, values)
 
 
-def settled(held: Held, change: Blocks, round: int, sizes: Indices) -> Held:
+def settled(held: HeldResiduals, change: Blocks, round: int, sizes: Indices) -> HeldResiduals:
     """What is held once the change that a round's movement makes is added to it."""
     ids = np.union1d(held.blocks.ids, change.ids)
     values = np.zeros(int(sizes[ids].sum()), dtype=np.float32)
@@ -176,7 +167,7 @@ def settled(held: Held, change: Blocks, round: int, sizes: Indices) -> Held:
     rounds[np.isin(ids, held.blocks.ids)] = held.rounds
     moved = np.isin(ids, change.ids)
     rounds[moved] = np.maximum(rounds[moved], round)
-    return Held(Blocks(ids, values), rounds, round)
+    return HeldResiduals(Blocks(ids, values), rounds, round)
 
 
 class Residuals:
@@ -221,11 +212,13 @@ class Residuals:
             self._write(HELD, now.blocks, rounds=now.rounds, last=np.array(now.last))
         self._store.remove(name)
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldResiduals:
         stored = self._read(HELD)
         if stored is None:
             return NOTHING
-        return Held(Blocks(stored["ids"], stored["values"]), stored["rounds"], int(stored["last"]))
+        return HeldResiduals(
+            Blocks(stored["ids"], stored["values"]), stored["rounds"], int(stored["last"])
+        )
 
     def _read(self, name: str) -> Arrays | None:
         stored = self._store.read(name)

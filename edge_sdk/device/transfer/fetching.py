@@ -29,6 +29,7 @@ from pathlib import Path
 from threading import Condition
 from typing import TypeVar
 
+from edge_sdk.program.files import make_folder, remove, write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, chunk_hash, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
@@ -156,7 +157,7 @@ class ChunkCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
         self._max_bytes = max_bytes
         self._sizes: OrderedDict[bytes, int] = OrderedDict()
@@ -167,7 +168,7 @@ class ChunkCache:
             if len(path.name) == 2 * HASH_BYTES:
                 self._sizes[bytes.fromhex(path.name)] = path.stat().st_size
             else:
-                path.unlink()
+                remove(path)
         self._bytes = sum(self._sizes.values())
 
     def __contains__(self, hash: bytes) -> bool:
@@ -218,18 +219,11 @@ class ChunkCache:
         """Remove chunks, if they are here."""
         for hash in hashes:
             self._held.pop(hash, None)
-            self._path(hash).unlink(missing_ok=True)
+            remove(self._path(hash))
             self._forget(hash)
 
     def _write(self, hash: bytes, chunk: bytes) -> None:
-        draft = self._folder / f"{hash.hex()}.new"
-        try:
-            draft.write_bytes(chunk)
-            draft.replace(self._path(hash))
-        except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
+        write_whole(self._path(hash), chunk, synced=False)  # checked when it is read
 
     def _make_room(self, size: int) -> None:
         """Give up chunks that are not in use, as far as they take this many bytes."""

@@ -14,7 +14,7 @@ from benchmarks.device.results import (
     Machine,
     Results,
     ResultsError,
-    Spread,
+    TimeSpread,
     read_results,
     write_results,
 )
@@ -51,7 +51,7 @@ def test_contributed_results_are_sound() -> None:
 
 # -- what is found wrong -------------------------------------------------------------------------
 
-SECOND = Spread(median=1.0, p90=1.5, samples=20, provenance="measured")
+SECOND = TimeSpread(median=1.0, p90=1.5, samples=20, provenance="measured")
 SOUND = Results(
     title="Raspberry Pi 4",
     provenance="measured",

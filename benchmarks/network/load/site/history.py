@@ -18,7 +18,7 @@ class ClosedRound:
     movements: int
 
 
-class History:
+class HistoryTail:
     """A history that grows; every line is read once, since those of many devices are long."""
 
     def __init__(self, path: Path) -> None:

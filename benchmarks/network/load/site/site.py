@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.network.load.site.broker import RestartedBroker
 from benchmarks.network.load.site.files import open_files, write_run
-from benchmarks.network.load.site.history import History
+from benchmarks.network.load.site.history import HistoryTail
 from benchmarks.network.stage.files import device_names, run_folder, write_device
 from benchmarks.network.stage.processes import cpu_s
-from benchmarks.network.stage.programs import Program, Programs, running, serve_command
+from benchmarks.network.stage.programs import Programs, StageProcess, running, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
 from coordinator.run.folder import HISTORY
 
@@ -25,7 +25,7 @@ MORE_FILES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CpuSpent:
     """CPU seconds of the coordinator, the broker, and all devices together."""
 
     coordinator_s: float
@@ -43,9 +43,9 @@ class Site:
     """Devices in a process."""
     broker: RestartedBroker
     programs: Programs
-    coordinator: Program
-    history: History
-    fleets: list[Program] = field(default_factory=list)
+    coordinator: StageProcess
+    history: HistoryTail
+    fleets: list[StageProcess] = field(default_factory=list)
 
     def start_devices(self) -> None:
         """Start all devices."""
@@ -79,9 +79,9 @@ class Site:
         until = time.monotonic() + seconds
         self.programs.wait_until(lambda: time.monotonic() >= until, "the end of a pause")
 
-    def spent(self) -> Spent:
+    def spent(self) -> CpuSpent:
         """Since they were started."""
-        return Spent(
+        return CpuSpent(
             coordinator_s=cpu_s(self.coordinator.pid),
             broker_s=cpu_s(self.broker.pid),
             devices_s=sum(cpu_s(fleet.pid) for fleet in self.fleets),
@@ -103,5 +103,5 @@ def open_site(task: PreparedTask, devices: int, together: int, bytecode: Path) -
         path = write_run(folder, task, devices, broker.settings)
         coordinator = programs.start("coordinator", serve_command(path))
         programs.wait_until(lambda: broker.presences.coordinator, "the coordinator's start")
-        history = History(run_folder(folder) / HISTORY)
+        history = HistoryTail(run_folder(folder) / HISTORY)
         yield Site(folder, devices, together, broker, programs, coordinator, history)

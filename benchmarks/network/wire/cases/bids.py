@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.network.stage.programs import Program, running
+from benchmarks.network.stage.programs import StageProcess, running
 from benchmarks.network.wire.cases.bidding_process import BUSY, DEVICE, OVER, QUIET, TASK
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
@@ -119,7 +119,7 @@ class _Receiver:
         self._uploads = Uploads(UploadLimits(max_bytes=config.upload_bytes))
         self._heard = Heard()
 
-    def listen(self, events: queue.SimpleQueue[LinkEvent], program: Program) -> Heard:
+    def listen(self, events: queue.SimpleQueue[LinkEvent], program: StageProcess) -> Heard:
         """All that comes until it is over. Raises `FigureError` when nothing comes any more."""
         by = time.monotonic() + WAIT_S
         while True:

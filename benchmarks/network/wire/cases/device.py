@@ -18,7 +18,7 @@ from benchmarks.network.stage.files import RunSettings, write_device, write_run
 from benchmarks.network.stage.forwarder import Forwarder
 from benchmarks.network.stage.packets import Packet
 from benchmarks.network.stage.processes import cpu_s, peak_resident_bytes
-from benchmarks.network.stage.programs import Program, device_command, running, serve_command
+from benchmarks.network.stage.programs import StageProcess, device_command, running, serve_command
 from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
 from benchmarks.network.wire.cases.bytes_by_level import split_rounds
 from benchmarks.report.figures import Figure
@@ -47,7 +47,7 @@ METHOD = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
+class DeviceCaseConfig:
     """`alone` processes train alone; the idle device is watched for at least `idle_s`."""
 
     rounds: int = 5
@@ -57,7 +57,7 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
+class ResidentRow:
     """The most resident, in MB of 10⁶ bytes."""
 
     model: str
@@ -96,13 +96,13 @@ class IdleRow:
 class WatchedDevice:
     """A device that has been through its rounds and idles; `watch` ends the idling."""
 
-    memory: MemoryRow
+    memory: ResidentRow
     watch: Callable[[], IdleRow]
 
 
 @contextmanager
 def watched_device(
-    task: PreparedTask, config: DeviceConfig, bytecode: Path, begin: Begin = silent
+    task: PreparedTask, config: DeviceCaseConfig, bytecode: Path, begin: Begin = silent
 ) -> Iterator[WatchedDevice]:
     """Take a device through its rounds, then let it idle for the time of the context.
 
@@ -129,7 +129,7 @@ def watched_device(
             )
             programs.end(coordinator)  # it would wait for the device to leave
             time.sleep(SETTLE_S)
-            memory = MemoryRow(
+            memory = ResidentRow(
                 model=task.name,
                 rounds=config.rounds,
                 device_mb=peak_resident_bytes(device.pid) / 1e6,
@@ -142,7 +142,7 @@ def watched_device(
 
 def _alone_mb(
     task: PreparedTask,
-    config: DeviceConfig,
+    config: DeviceCaseConfig,
     folder: Path,
     bytecode: Path,
     tick: Callable[[], None],
@@ -162,7 +162,7 @@ def _alone_mb(
 class _Watch:
     """From its making on, what a device sends, receives and computes."""
 
-    def __init__(self, device: Program, forwarder: Forwarder, least_s: float) -> None:
+    def __init__(self, device: StageProcess, forwarder: Forwarder, least_s: float) -> None:
         self._device = device
         self._forwarder = forwarder
         self._least_s = least_s
@@ -195,7 +195,7 @@ def idle_row(
     )
 
 
-def device_figures(memory: MemoryRow, idle: IdleRow) -> list[Figure]:
+def device_figures(memory: ResidentRow, idle: IdleRow) -> list[Figure]:
     """The figures of a watched device."""
     return [
         Figure(

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.network.stage.files import TASK, RunSettings, device_names, write_run
 from benchmarks.network.stage.processes import anonymous_bytes, cpu_s
-from benchmarks.network.stage.programs import Program, Programs, running, serve_command
+from benchmarks.network.stage.programs import Programs, StageProcess, running, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
 from benchmarks.network.wire.cases.pulling import PullingDevice
 from benchmarks.report.figures import Figure, FigureError
@@ -112,7 +112,7 @@ def measure_serving(
 class Peak:
     """The most anonymous memory of a program in the time of the context."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: StageProcess) -> None:
         self.most_bytes = 0
         self._pid = program.pid
         self._over = threading.Event()
@@ -134,7 +134,7 @@ class Peak:
 
 def _serve(
     programs: Programs, name: str, task: PreparedTask, devices: int, broker: BrokerSettings
-) -> Program:
+) -> StageProcess:
     folder = programs.folder / name
     folder.mkdir()
     settings = RunSettings(devices=devices, rounds=1)
@@ -161,7 +161,7 @@ def _pull(
         programs.wait_until(is_done, "that all devices have the model")
 
 
-def _wait_until_quiet(programs: Programs, program: Program) -> None:
+def _wait_until_quiet(programs: Programs, program: StageProcess) -> None:
     """Until it has computed something, and then nothing for QUIET_S."""
     spent, since = 0.0, time.monotonic()
 

@@ -71,7 +71,7 @@ class SegmentRow:
     live: int
 
 
-class Index:
+class MemoryIndex:
     """The SQLite file. Raises `MemoryDamaged`, which names it, for whatever cannot be read."""
 
     def __init__(self, path: Path, blocks: int) -> None:

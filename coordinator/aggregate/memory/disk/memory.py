@@ -17,7 +17,6 @@ RAM: the sums (8 bytes a parameter) and a few pieces of work; nothing for every 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import struct
 from collections.abc import Sequence
@@ -27,21 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
-from coordinator.aggregate.memory.disk.index import Index, Row, SegmentRow
+from coordinator.aggregate.memory.disk.index import MemoryIndex, Row, SegmentRow
 from coordinator.aggregate.memory.disk.segments import (
     FileSlot,
     SegmentMaps,
     SegmentWriter,
     segment_name,
-    sync_folder,
     write_at,
 )
 from coordinator.aggregate.memory.disk.space import SHARE_LIVE, check_space, estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.newest import NewestMemory, pick
-from coordinator.aggregate.memory.store import Kept, Slot, Stored
+from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
+from edge_sdk.program.files import PlacedFile, lock_file, make_folder, remove, sync_folder
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -100,7 +99,7 @@ class DiskStore:
         devices: int,
         reserve_bytes: int,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
         self._sizes = plan.block_sizes
         self._kind = VALUE_TYPES[config.dtype]
@@ -115,7 +114,7 @@ class DiskStore:
             needed = estimate_bytes(plan, devices, config.dtype, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
             _check_index_there(folder)
-            self._index = Index(folder / INDEX, plan.block_count)
+            self._index = MemoryIndex(folder / INDEX, plan.block_count)
         except BaseException:
             os.close(self._lock)
             raise
@@ -170,7 +169,7 @@ class DiskStore:
                     f"{self._folder / name} was cut short: {sizes[name]} of {size} bytes"
                 )
         for name in sizes.keys() - named.keys():
-            (self._folder / name).unlink()
+            remove(self._folder / name)
 
     def restore(self, sums: Sequence[NDArray[np.generic]]) -> int:
         """Fill the sums with those of the last commit. Returns its round."""
@@ -191,10 +190,10 @@ class DiskStore:
 
     # -- reading ----------------------------------------------------------------------------
 
-    def kept(self, device: str) -> Kept:
+    def kept(self, device: str) -> DeviceMemory:
         """See `Store`."""
         rows = self._index.of_device(device)
-        return Kept(self._index.rounds(device), [self._stored(row) for row in rows])
+        return DeviceMemory(self._index.rounds(device), [self._stored(row) for row in rows])
 
     def made_before(self, round: int, most: int) -> list[str]:
         """See `Store`."""
@@ -246,14 +245,14 @@ class DiskStore:
         self._writer, self._added = None, 0
         for number in gone:
             self._maps.forget(number)
-            (self._folder / segment_name(number)).unlink()
+            remove(self._folder / segment_name(number))
 
     def close(self) -> None:
         """See `Store`."""
         self._maps.close()
         if self._writer is not None:
             self._writer.close()
-            self._writer.path.unlink(missing_ok=True)
+            remove(self._writer.path)
             self._writer = None
         self._index.close()
         os.close(self._lock)
@@ -309,29 +308,25 @@ class DiskStore:
 
     def _write_sums(self, sums: Sequence[NDArray[np.generic]]) -> None:
         """Write the sums where those of the commit before the last were."""
-        path = self._sums_path(self._commits)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        file = PlacedFile(self._sums_path(self._commits), new=False)
         try:
-            os.pwrite(descriptor, SUMS_HEADER.pack(SUMS_MAGIC, self._commits), 0)
+            file.write_at(SUMS_HEADER.pack(SUMS_MAGIC, self._commits), 0)
             position = SUMS_HEADER.size
             for array in sums:
-                write_at(path, descriptor, array, position)
+                write_at(file, array, position)
                 position += array.nbytes
-            os.fsync(descriptor)
+            file.sync()
         finally:
-            os.close(descriptor)
+            file.close()
 
 
 def _lock(folder: Path) -> int:
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(folder / LOCK)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise MemoryBusy(
             f"{folder} is open in another process: stop it, or name another folder"
         ) from error
-    return descriptor
 
 
 def _check_index_there(folder: Path) -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.memory.contract import Float64
 from coordinator.aggregate.memory.errors import MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.values import Held, ValueType
+from edge_sdk.program.files import PlacedFile
 
 ALIGN = 64
 MAGIC = b"tessera memory segment 1"
@@ -45,14 +46,13 @@ def segment_name(number: int) -> str:
 class FileSlot:
     """Room for one movement's values in a file."""
 
-    path: Path
-    descriptor: int
+    file: PlacedFile
     start: int
     itemsize: int
 
     def put(self, at: int, values: Held) -> None:
         """See `Slot`."""
-        write_at(self.path, self.descriptor, values, self.start + at * self.itemsize)
+        write_at(self.file, values, self.start + at * self.itemsize)
 
 
 class SegmentWriter:
@@ -61,28 +61,28 @@ class SegmentWriter:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self.path = folder / segment_name(number)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._file = PlacedFile(self.path)
         self.size = HEADER.size
-        os.pwrite(self._descriptor, HEADER.pack(MAGIC, number), 0)
+        self._file.write_at(HEADER.pack(MAGIC, number), 0)
 
     def reserve(self, scales: Float64, values: int, kind: ValueType) -> tuple[int, FileSlot]:
         """Room for a movement: its offset, and the slot for its values."""
         offset = aligned(self.size)
         start = values_start(offset, len(scales))
         if len(scales):
-            write_at(self.path, self._descriptor, scales, offset)
+            write_at(self._file, scales, offset)
         self.size = start + values * kind.dtype.itemsize
-        return offset, FileSlot(self.path, self._descriptor, start, kind.dtype.itemsize)
+        return offset, FileSlot(self._file, start, kind.dtype.itemsize)
 
     def sync(self) -> None:
         """Return when all is on disk."""
         # The last movement may be followed by nothing: the file is as long as the index says.
-        os.ftruncate(self._descriptor, self.size)
-        os.fsync(self._descriptor)
+        self._file.truncate(self.size)
+        self._file.sync()
 
     def close(self) -> None:
         """Give up the file."""
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class SegmentMaps:
@@ -145,23 +145,11 @@ def values_start(offset: int, scales: int) -> int:
     return aligned(offset + 8 * scales)
 
 
-def write_at(path: Path, descriptor: int, array: NDArray[Any], position: int) -> None:
+def write_at(file: PlacedFile, array: NDArray[Any], position: int) -> None:
     """Write all of an array. Raises `MemoryStoreError`, which names the file."""
     if not array.size:
         return
-    data = np.ascontiguousarray(array).data.cast("B")
     try:
-        while len(data):
-            written = os.pwrite(descriptor, data, position)
-            data, position = data[written:], position + written
+        file.write_at(np.ascontiguousarray(array).data, position)
     except OSError as error:
-        raise MemoryStoreError(f"cannot write to {path}: {error.strerror}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the folder's list of files is on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise MemoryStoreError(f"cannot write to {file.path}: {error.strerror}") from error

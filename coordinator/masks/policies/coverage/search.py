@@ -28,22 +28,22 @@ SHAKES = 20
 URGENCY = 16.0
 """Blocks of the next urgency that weigh as much as one of this urgency: see `_weights`."""
 
-Member = list[NDArray[np.bool_]]
+Selection = list[NDArray[np.bool_]]
 """For every bundle, flags of the groups a device has."""
 
 
 @dataclass(slots=True, eq=False)
-class Fleet:
+class FleetChoice:
     """A choice for every device, and the resulting coverage."""
 
     goal: Goal
     bundles: Sequence[Bundle]
     levels: Sequence[float]
-    members: list[Member]
+    members: list[Selection]
     held: list[NDArray[np.bool_]]
     counts: Counts
 
-    def give(self, device: int, member: Member, held: NDArray[np.bool_]) -> None:
+    def give(self, device: int, member: Selection, held: NDArray[np.bool_]) -> None:
         """Assign other groups to a device."""
         self.counts = self.counts - self.held[device] + held
         self.members[device], self.held[device] = member, held
@@ -55,7 +55,7 @@ class Fleet:
 
 def fleet_of(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], choices: Sequence[Choice]
-) -> Fleet:
+) -> FleetChoice:
     """Make a fleet with these choices."""
     members = [
         [_flags(bundle, groups) for bundle, groups in zip(bundles, choice, strict=True)]
@@ -63,7 +63,7 @@ def fleet_of(
     ]
     held = [goal.cells.held(member) for member in members]
     counts: Counts = np.stack(held).sum(axis=0, dtype=np.int32)
-    return Fleet(goal, bundles, levels, members, held, counts)
+    return FleetChoice(goal, bundles, levels, members, held, counts)
 
 
 def search_choices(
@@ -143,12 +143,12 @@ def sure_cells(cells: Cells, bundles: Sequence[Bundle], level: float) -> int:
 
 def _respond_in_turn(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
-) -> Fleet:
+) -> FleetChoice:
     """Let each device take the most urgent groups given the others; largest devices first."""
     nothing = [[np.zeros(bundle.count, dtype=bool) for bundle in bundles] for _ in levels]
     empty = np.zeros(goal.cells.count, dtype=bool)
     counts = np.zeros(goal.cells.count, dtype=np.int32)
-    fleet = Fleet(goal, bundles, levels, nothing, [empty] * len(levels), counts)
+    fleet = FleetChoice(goal, bundles, levels, nothing, [empty] * len(levels), counts)
     waits = goal.waits()
     shuffled = stream.permutation(len(levels))
     for device in sorted(shuffled.tolist(), key=lambda device: -levels[device]):
@@ -174,12 +174,12 @@ def _weights(goal: Goal, counts: Counts, waits: NDArray[np.int64]) -> Floats:
 
 
 def _response(
-    fleet: Fleet,
+    fleet: FleetChoice,
     level: float,
     others: Counts,
     waits: NDArray[np.int64],
     stream: np.random.Generator,
-) -> Member:
+) -> Selection:
     """Choose valuable groups for a device, given the coverage by all others.
 
     Takes the most valuable groups bundle by bundle; an undecided bundle counts with the share of it
@@ -223,7 +223,7 @@ def _along(part: Floats, behind: tuple[int, ...], dim: int, share: Sequence[Floa
 # -- small changes -------------------------------------------------------------------------------
 
 
-def _improve(fleet: Fleet, stream: np.random.Generator) -> Fleet:
+def _improve(fleet: FleetChoice, stream: np.random.Generator) -> FleetChoice:
     """Change one device at a time while that helps and effort is left.
 
     The first two thirds of the effort go to the spread of coverage: where no change helps any more,
@@ -244,7 +244,7 @@ def _improve(fleet: Fleet, stream: np.random.Generator) -> Fleet:
     return fleet
 
 
-def _shaken(fleet: Fleet, stream: np.random.Generator) -> Fleet:
+def _shaken(fleet: FleetChoice, stream: np.random.Generator) -> FleetChoice:
     """Return the fleet with the groups of one to three devices redrawn at random."""
     choices = fleet.choices()
     some = stream.permutation(len(choices))[: int(stream.integers(1, 4))]
@@ -257,9 +257,9 @@ def _shaken(fleet: Fleet, stream: np.random.Generator) -> Fleet:
 
 
 def _climb(
-    fleet: Fleet,
+    fleet: FleetChoice,
     measure: Callable[[Counts], Floats],
-    moves: Callable[[Fleet, int, np.random.Generator], Iterator[Member]],
+    moves: Callable[[FleetChoice, int, np.random.Generator], Iterator[Selection]],
     trials: int,
     stream: np.random.Generator,
 ) -> int:
@@ -285,8 +285,8 @@ def _climb(
 
 
 def _responses_and_swaps(
-    fleet: Fleet, device: int, stream: np.random.Generator
-) -> Iterator[Member]:
+    fleet: FleetChoice, device: int, stream: np.random.Generator
+) -> Iterator[Selection]:
     """Yield the device's best response to all others, then every swap."""
     if not all(flags.all() for flags in fleet.members[device]):
         others = fleet.counts - fleet.held[device]
@@ -294,7 +294,7 @@ def _responses_and_swaps(
         yield from _swaps(fleet, device, stream)
 
 
-def _swaps(fleet: Fleet, device: int, stream: np.random.Generator) -> Iterator[Member]:
+def _swaps(fleet: FleetChoice, device: int, stream: np.random.Generator) -> Iterator[Selection]:
     """Yield the device's groups with one exchanged for another, in random order."""
     member, level = fleet.members[device], fleet.levels[device]
     swaps = [

@@ -23,7 +23,7 @@ from edge_sdk.protocol.task.graphs import SizeTerm
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class OnnxValue:
     """A tensor of the ONNX graph; `held` is its actual shape there and broadcasts to `shape`."""
 
     name: str
@@ -122,7 +122,7 @@ class Builder:
 
     # -- values -----------------------------------------------------------------------------
 
-    def full(self, value: Value) -> str:
+    def full(self, value: OnnxValue) -> str:
         """Expand the value to its shape and return its name."""
         if value.held == value.shape:
             return value.name

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from coordinator.task.graphs.symbols import Size, Spec, Step, Symbolic, as_term
+from coordinator.task.graphs.symbols import Operation, Size, Spec, Symbolic, as_term
 from edge_sdk.protocol.task.graphs import CostTerm
 
 _SCATTERS = re.compile(r".*embedding.*_backward|max_pool.*_backward")
@@ -45,7 +45,7 @@ def products(graph: Symbolic) -> tuple[CostTerm, ...]:
     return _terms(total)
 
 
-def _product(step: Step, specs: dict[str, Spec]) -> tuple[int, Sequence[Size]]:
+def _product(step: Operation, specs: dict[str, Spec]) -> tuple[int, Sequence[Size]]:
     """Multiply-accumulates of a step: a number, and sizes to multiply it by."""
 
     def shape(argument: str) -> Sequence[Size]:

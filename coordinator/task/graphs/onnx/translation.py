@@ -9,9 +9,9 @@ import onnx
 from onnx import helper
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import Builder, Value, onnx_type
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue, onnx_type
 from coordinator.task.graphs.onnx.operators import HANDLERS
-from coordinator.task.graphs.symbols import Ref, Spec, Step, Symbolic
+from coordinator.task.graphs.symbols import Operation, Ref, Spec, Symbolic
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 OPSET = 18
@@ -21,12 +21,12 @@ IR_VERSION = 9
 def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.ModelProto:
     """Return the ONNX model; raises `GraphCompileError` for an operator without translation."""
     builder = Builder(plan, batch_source)
-    values: dict[str, Value | tuple[Value | None, ...]] = {}
+    values: dict[str, OnnxValue | tuple[OnnxValue | None, ...]] = {}
     for name, spec in graph.inputs.items():
         held = name
         if name in graph.constants:
             held = builder.constant(graph.constants[name].detach().cpu().numpy())
-        values[name] = Value(held, spec.shape, spec.dtype, spec.shape)
+        values[name] = OnnxValue(held, spec.shape, spec.dtype, spec.shape)
     for step in graph.steps:
         handler = HANDLERS.get(step.target)
         if handler is None:
@@ -42,18 +42,18 @@ def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.Model
     outputs = {}
     for name, ref in graph.outputs.items():
         value = values[ref.name]
-        if not isinstance(value, Value):
+        if not isinstance(value, OnnxValue):
             raise GraphCompileError(f"output {name!r} is not a single tensor")
         builder.nodes.append(helper.make_node("Identity", [builder.full(value)], [name]))
         outputs[name] = Spec(value.shape, value.dtype)
     return _model(builder, graph, outputs)
 
 
-def _where(step: Step) -> str:
+def _where(step: Operation) -> str:
     return f"module {step.module!r}" if step.module else "the model's own forward() or the loss"
 
 
-def _filled(step: Step, values: dict[str, Any]) -> Step:
+def _filled(step: Operation, values: dict[str, Any]) -> Operation:
     """Return the step with values in place of references."""
 
     def filled(value: Any) -> Any:

@@ -17,7 +17,7 @@ UNLIMITED = 2.0**60
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """The tightest of all groups. Infinite: no limit; None: a limit of unknown size."""
 
     cpus: float | None
@@ -25,11 +25,11 @@ class Limits:
     available_bytes: float | None
 
 
-def read_limits(files: Files) -> Limits:
+def read_limits(files: Files) -> CgroupLimits:
     """Read the limits of this process's groups."""
     folders = group_folders(files)
     bounds = [_memory(files, folder) for folder in folders]
-    return Limits(
+    return CgroupLimits(
         cpus=_least([_cpus(files, folder) for folder in folders]),
         memory_bytes=_least([limit for limit, _ in bounds]),
         available_bytes=_least([left for _, left in bounds]),

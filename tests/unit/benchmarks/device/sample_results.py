@@ -8,20 +8,20 @@ from typing import Any
 from benchmarks.device.results import (
     Amount,
     BackendName,
-    Bytes,
     Case,
-    Clock,
     Config,
+    CoreClock,
     Curve,
-    Heat,
     Joules,
+    LearningPoint,
     LeftOut,
     Machine,
-    Point,
     Predicted,
     Provenance,
     Results,
-    Spread,
+    RoundBytes,
+    TimeSpread,
+    TrialHeat,
 )
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
@@ -52,14 +52,16 @@ def make_case(
         "threads": threads,
         "parameters": parameters,
         "macs": 1e6 * level**2,
-        "step_s": Spread(median=step_s, p90=step_s * spread, samples=200, provenance=provenance),
-        "round_s": Spread(
+        "step_s": TimeSpread(
+            median=step_s, p90=step_s * spread, samples=200, provenance=provenance
+        ),
+        "round_s": TimeSpread(
             median=20 * step_s + 0.01,
             p90=(20 * step_s + 0.01) * spread,
             samples=10,
             provenance=provenance,
         ),
-        "train_s": Spread(
+        "train_s": TimeSpread(
             median=20 * step_s, p90=20 * step_s * spread, samples=10, provenance=provenance
         ),
         "peak_bytes": Amount(
@@ -67,10 +69,14 @@ def make_case(
         ),
         "grown_bytes": Amount(value=grown, provenance=provenance),
         "bytes": (
-            Bytes(encoding="fp32", up=4 * parameters, down=4 * parameters, provenance="counted"),
-            Bytes(encoding="fp16", up=2 * parameters, down=2 * parameters, provenance="counted"),
-            Bytes(encoding="int8", up=parameters, provenance="counted"),
-            Bytes(encoding="top-k:0.01+zstd", up=parameters // 20, provenance="counted"),
+            RoundBytes(
+                encoding="fp32", up=4 * parameters, down=4 * parameters, provenance="counted"
+            ),
+            RoundBytes(
+                encoding="fp16", up=2 * parameters, down=2 * parameters, provenance="counted"
+            ),
+            RoundBytes(encoding="int8", up=parameters, provenance="counted"),
+            RoundBytes(encoding="top-k:0.01+zstd", up=parameters // 20, provenance="counted"),
         ),
     }
     return Case(**{**fields, **others})
@@ -94,7 +100,7 @@ def board_with_sensors(**changes: Any) -> Results:
                             provenance="measured",
                             source=source,
                         ),
-                        heat=Heat(
+                        heat=TrialHeat(
                             start_c=41.0, highest_c=50.0 + 5 * threads, throttled=threads > 2
                         ),
                         predicted=Predicted(
@@ -112,7 +118,7 @@ def board_with_sensors(**changes: Any) -> Results:
             provenance="measured",
             joules_source=source,
             points=tuple(
-                Point(
+                LearningPoint(
                     round=round,
                     accuracy=0.1 + (0.8 + 0.07 * level) * (1 - 0.8**round),
                     seconds=round * 0.3 * level,
@@ -137,7 +143,7 @@ def board_with_sensors(**changes: Any) -> Results:
             system="Linux 5.15.136-tegra aarch64",
             python="3.10.12",
             cores=6.0,
-            clocks=(Clock(cores=6, max_mhz=1510.4, governor="performance", pinned=True),),
+            clocks=(CoreClock(cores=6, max_mhz=1510.4, governor="performance", pinned=True),),
             memory_bytes=7.4e9,
             power_mode="15W",
             cooling="fan",
@@ -205,9 +211,9 @@ def computer_without_sensors(**changes: Any) -> Results:
                 data="digits",
                 provenance="measured",
                 points=(
-                    Point(round=0, accuracy=0.1, seconds=0.0, bytes=0.0),
-                    Point(round=1, accuracy=0.6, seconds=0.5, bytes=1e6),
-                    Point(round=2, accuracy=0.8, seconds=1.0, bytes=2e6),
+                    LearningPoint(round=0, accuracy=0.1, seconds=0.0, bytes=0.0),
+                    LearningPoint(round=1, accuracy=0.6, seconds=0.5, bytes=1e6),
+                    LearningPoint(round=2, accuracy=0.8, seconds=1.0, bytes=2e6),
                 ),
             ),
         ),
@@ -227,7 +233,7 @@ def modelled_phone(**changes: Any) -> Results:
             board="pixel_6",
             system="Linux 6.1 x86_64",
             python="3.11.7",
-            clocks=(Clock(cores=2, max_mhz=2800.0), Clock(cores=4, max_mhz=1800.0)),
+            clocks=(CoreClock(cores=2, max_mhz=2800.0), CoreClock(cores=4, max_mhz=1800.0)),
             memory_bytes=8.59e9,
             fed_by="battery",
             idle_w=Amount(value=0.149, provenance="modelled"),

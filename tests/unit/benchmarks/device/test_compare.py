@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from benchmarks.cli import main
 from benchmarks.device.report import comparison_plot as compare_plot
 from benchmarks.device.report.comparison import (
-    Comparison,
+    BoardComparison,
     boards_sheet,
     case_sheets,
     compare,
@@ -58,7 +58,7 @@ def timed(
     )
 
 
-def figures(comparison: Comparison) -> dict[str, float]:
+def figures(comparison: BoardComparison) -> dict[str, float]:
     return {figure.name: figure.value for figure in comparison_figures(comparison)}
 
 

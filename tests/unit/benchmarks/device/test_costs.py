@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.device.costs.comparison import CostsConfig, MemoryRow, TimeRow, cost_figures
+from benchmarks.device.costs.comparison import CostsConfig, PredictionRow, TimeRow, cost_figures
 from benchmarks.device.kit import LEVELS
 
 pytestmark = pytest.mark.skipif(
@@ -61,8 +61,8 @@ def _time(family: str, predicted_s: float) -> TimeRow:
     )
 
 
-def _memory(family: str, predicted: float, grown: float) -> MemoryRow:
-    return MemoryRow(
+def _memory(family: str, predicted: float, grown: float) -> PredictionRow:
+    return PredictionRow(
         family=family,
         level=1.0,
         rule="momentum",

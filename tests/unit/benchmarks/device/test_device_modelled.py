@@ -21,14 +21,14 @@ from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.costs.model import memory_bound
 from edge_sdk.decide.costs.work import batch_bytes, largest_groups, work_at
 from edge_sdk.decide.emulation.emulation import Emulation
-from edge_sdk.decide.emulation.fleet import Member
+from edge_sdk.decide.emulation.fleet import FleetMember
 from edge_sdk.machine.board import (
     Board,
     BoardError,
-    Memory,
-    Power,
+    MemorySpec,
+    PowerSpec,
     Quantity,
-    Speed,
+    SpeedSpec,
     find_board,
     shipped_boards,
 )
@@ -118,7 +118,7 @@ def test_seconds_are_three_forward_passes_over_the_profiles_speed(
 
 def test_seconds_are_those_that_pass_on_an_emulated_device(compiled: Compiled) -> None:
     board = find_board("pixel_6")
-    emulation = Emulation(Member(name="phone", board=board, battery_percent=50))
+    emulation = Emulation(FleetMember(name="phone", board=board, battery_percent=50))
     plan, manifest = compiled.tasks["sensor-cnn"]
     backend = OnnxBackend(plan, manifest, compiled.graphs.files)
     groups = largest_groups(plan, 0.5)
@@ -156,7 +156,7 @@ def test_net_joules_are_unknown_where_idle_watts_are(compiled: Compiled, nano: B
     joules = cases_of(nano, compiled, CNN)[1.0, 4].joules
     assert joules is not None
     assert joules.net is None
-    unknown = replace(nano, power=Power())
+    unknown = replace(nano, power=PowerSpec())
     assert cases_of(unknown, compiled, CNN)[1.0, 4].joules is None
 
 
@@ -175,7 +175,7 @@ def test_memory_is_the_cost_models_bound_above_what_the_program_holds(
 def test_case_that_may_not_fit_is_left_out_with_the_reason(compiled: Compiled, nano: Board) -> None:
     full, half = (cases_of(nano, compiled, CNN)[level, 4].peak_bytes.value for level in (1.0, 0.5))
     room = (full + half) / 2 / 2**20
-    tight = replace(nano, memory=Memory(memory_mb=quantity(4096), app_mb=quantity(room)))
+    tight = replace(nano, memory=MemorySpec(memory_mb=quantity(4096), app_mb=quantity(room)))
     results = model_results(tight, compiled.tasks, CNN, STARTED)
     assert {case.level for case in results.cases} == {0.5}
     assert {(each.level, each.threads) for each in results.left_out} == {(1.0, 1), (1.0, 4)}
@@ -195,14 +195,14 @@ def test_what_a_profile_cannot_tell_is_left_out_with_the_reason(
     why = {each.key: each.why for each in results.left_out}
     assert "one core and of all 4" in why["cnn", 1.0, "onnx", 2]
     assert all("onnx" in why["cnn", 1.0, "torch", threads] for threads in (1, 2, 4))
-    one = replace(nano, speed=Speed(speed_ratio=quantity(1)))
+    one = replace(nano, speed=SpeedSpec(speed_ratio=quantity(1)))
     (left,) = model_results(one, compiled.tasks, replace(CNN, levels=(1.0,)), "").left_out
     assert "one_core_ratio" in left.why
 
 
 def test_board_without_a_speed_is_refused(compiled: Compiled, nano: Board) -> None:
     with pytest.raises(BoardError, match=r"jetson_nano .* no speed.speed_ratio"):
-        model_results(replace(nano, speed=Speed()), compiled.tasks, CNN, STARTED)
+        model_results(replace(nano, speed=SpeedSpec()), compiled.tasks, CNN, STARTED)
 
 
 def test_bytes_are_counted_in_every_encoding(compiled: Compiled, nano: Board) -> None:
@@ -293,11 +293,11 @@ def test_page_has_what_the_command_produces(compiled: Compiled) -> None:
 
 
 def test_table_marks_numbers_and_says_what_is_missing(compiled: Compiled, nano: Board) -> None:
-    small = Memory(memory_mb=quantity(512), app_mb=quantity(145))
+    small = MemorySpec(memory_mb=quantity(512), app_mb=quantity(145))
     boards = [
         find_board("pixel_6"),
         replace(nano, title="Tight", memory=small),
-        replace(nano, title="Dark", power=Power()),
+        replace(nano, title="Dark", power=PowerSpec()),
     ]
     lines = profiles_table(boards, compiled.tasks, replace(CONFIG, families=("cnn",))).splitlines()
     head, _, phone, tight, dark = ([c.strip() for c in line.split("|")[1:-1]] for line in lines)

@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks.device.report.lines import accuracy_sheet, print_results
 from benchmarks.device.report.plots import PLOTS, why_not, write_plots
 from benchmarks.device.report.report import command, report, write_report
-from benchmarks.device.results import Heat, Joules, LeftOut, Predicted, Results
+from benchmarks.device.results import Joules, LeftOut, Predicted, Results, TrialHeat
 from benchmarks.report.sheet import Sheet, number, without_unknown
 from tests.unit.benchmarks.device.sample_results import (
     board_with_sensors,
@@ -102,7 +102,7 @@ def test_row_has_every_number_of_its_case() -> None:
     case = replace(
         make_case("cnn", 0.5, "torch", 4),
         joules=Joules(gross=12.34, net=5.678, provenance="measured", source="rail"),
-        heat=Heat(start_c=40.0, highest_c=71.4, throttled=True),
+        heat=TrialHeat(start_c=40.0, highest_c=71.4, throttled=True),
         predicted=Predicted(seconds=0.0375, grown_bytes=69e6),
     )
     case = replace(

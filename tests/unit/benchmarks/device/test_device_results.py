@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 
 from benchmarks.device.results import (
     Amount,
-    Bytes,
     Case,
-    Clock,
     Config,
+    CoreClock,
     Curve,
-    Heat,
     Joules,
+    LearningPoint,
     LeftOut,
     Machine,
-    Point,
     Predicted,
     Results,
     ResultsError,
-    Spread,
+    RoundBytes,
+    TimeSpread,
+    TrialHeat,
     parse_results,
     read_results,
     write_results,
@@ -49,7 +49,7 @@ sizes = st.floats(0, 1e12)
 seconds = st.floats(1e-6, 1e6)
 provenances = st.sampled_from(["measured", "counted", "modelled"])
 spreads = st.builds(
-    lambda median, more, samples, provenance: Spread(
+    lambda median, more, samples, provenance: TimeSpread(
         median=median, p90=median * more, samples=samples, provenance=provenance
     ),
     *(seconds, st.floats(1, 10), st.integers(1, 999), st.just("measured")),
@@ -78,7 +78,7 @@ cases = st.builds(
     ),
     bytes=st.lists(
         st.builds(
-            Bytes,
+            RoundBytes,
             encoding=texts,
             up=st.integers(0, 10**9),
             down=st.none() | st.integers(0, 10**9),
@@ -86,7 +86,7 @@ cases = st.builds(
         ),
         max_size=2,
     ).map(tuple),
-    heat=st.builds(Heat, highest_c=st.none() | st.floats(0, 120), throttled=st.booleans()),
+    heat=st.builds(TrialHeat, highest_c=st.none() | st.floats(0, 120), throttled=st.booleans()),
     predicted=st.none() | st.builds(Predicted, seconds=seconds, grown_bytes=sizes),
 )
 machines = st.builds(
@@ -96,7 +96,7 @@ machines = st.builds(
     python=texts,
     cores=st.none() | st.floats(0.5, 64),
     clocks=st.lists(
-        st.builds(Clock, cores=st.integers(1, 8), pinned=st.none() | st.booleans()), max_size=2
+        st.builds(CoreClock, cores=st.integers(1, 8), pinned=st.none() | st.booleans()), max_size=2
     ).map(tuple),
     fed_by=st.none() | st.sampled_from(["mains", "battery"]),
     idle_w=st.none() | amounts,
@@ -110,7 +110,7 @@ curves = st.builds(
     provenance=provenances,
     points=st.lists(
         st.builds(
-            Point,
+            LearningPoint,
             round=st.integers(0, 99),
             accuracy=st.floats(0, 1),
             seconds=sizes,
@@ -267,7 +267,7 @@ def test_left_out_case_is_not_measured_too() -> None:
 
 
 def test_accuracy_above_one_is_refused() -> None:
-    point = Point(round=1, accuracy=97.0, seconds=1.0, bytes=1.0)
+    point = LearningPoint(round=1, accuracy=97.0, seconds=1.0, bytes=1.0)
     curve = Curve(family="cnn", level=1.0, data="digits", provenance="measured", points=(point,))
     with pytest.raises(
         ResultsError, match=r"curves\[0\].points\[0\].accuracy = 97.0: must be from 0"

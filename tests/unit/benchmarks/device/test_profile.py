@@ -27,7 +27,7 @@ from benchmarks.device.results import Machine
 from benchmarks.device.trial.machine import usable_threads
 from edge_sdk.decide.costs.model import known_of
 from edge_sdk.decide.emulation.emulation import Emulation
-from edge_sdk.decide.emulation.fleet import Member
+from edge_sdk.decide.emulation.fleet import FleetMember
 from edge_sdk.machine.board import Board, BoardError, load_board, write_board
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.snapshot import (
@@ -147,7 +147,7 @@ def test_speed_shows_arithmetic_that_gives_it() -> None:
 
 def test_emulation_of_a_profile_takes_the_median_pace() -> None:
     board, _ = made()
-    emulation = Emulation(Member(name="mine", board=board))
+    emulation = Emulation(FleetMember(name="mine", board=board))
     assert emulation.step_s(8e9) == pytest.approx(1.0)
     # One thread: 2, 1 and 3 · 10⁹ a second. All cores: 8, 4 and 15. They are held to 2 and to 8.
     assert profile_errors(board, PACES) == pytest.approx([0.0, 0.5, 0.5, 0.0, 0.5, 15 / 8 - 1])
@@ -232,7 +232,7 @@ def test_phone_has_its_battery_and_needs_one() -> None:
     board, _ = made(replace(SNAPSHOT, battery=battery), identity=phone)
     assert board.battery is not None
     assert board.battery.battery_wh.value == 15.44
-    Emulation(Member(name="phone", board=board, battery_percent=50))
+    Emulation(FleetMember(name="phone", board=board, battery_percent=50))
     _, lacking = made(
         replace(SNAPSHOT, battery=battery), endurance=None, idle_w=None, identity=phone
     )
@@ -299,7 +299,7 @@ def test_command_writes_a_profile_that_gives_the_seconds_of_this_machine(
         assert row["macs"] == 3 * 32 * (784 * width + width * width + 10 * width)
         assert row["step_s"] > 0
     rates = [rows[level, 4]["macs"] / rows[level, 4]["step_s"] for level in (1.0, 0.25)]
-    emulation = Emulation(Member(name="mine", board=board))
+    emulation = Emulation(FleetMember(name="mine", board=board))
     for level, rate in zip((1.0, 0.25), rates, strict=True):
         row = rows[level, 4]
         off = emulation.step_s(row["macs"]) / row["step_s"]

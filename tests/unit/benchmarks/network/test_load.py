@@ -26,9 +26,9 @@ from benchmarks.network.load.recovery import (
     recovery_row,
 )
 from benchmarks.network.load.site.files import open_files, participants_of
-from benchmarks.network.load.site.history import ClosedRound, History
+from benchmarks.network.load.site.history import ClosedRound, HistoryTail
 from benchmarks.network.load.site.presences import Count, least_between, reached_at
-from benchmarks.network.load.site.site import Spent
+from benchmarks.network.load.site.site import CpuSpent
 from benchmarks.report.figures import Figure, FigureError
 from coordinator.operate.broker.embedded import find_mosquitto
 
@@ -71,7 +71,7 @@ def line(round: int, at_s: float, counted: int) -> bytes:
 
 def test_history_that_grows_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
-    history = History(path)
+    history = HistoryTail(path)
     assert history.closed() == []
     first, second, third = line(1, 5.5, 2), line(2, 6.5, 3), line(4, 7.5, 0)
     path.write_bytes(first + second[:9])
@@ -108,7 +108,7 @@ def row_of(closed: list[ClosedRound], seen: list[Count] = SEEN) -> HeldRow:
         91.5,
         closed,
         seen,
-        (Spent(1.0, 0.5, 10.0), Spent(1.6, 0.8, 40.0)),
+        (CpuSpent(1.0, 0.5, 10.0), CpuSpent(1.6, 0.8, 40.0)),
         coordinator=MemoryUse(before=50_000_000, after=50_200_000, peak=70_000_000),
         broker=MemoryUse(before=1_000_000, after=1_050_000, peak=9_000_000),
         devices_bytes=80_000_000,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from benchmarks.network.stage import processes
 from benchmarks.network.stage.in_threads import run_in_threads
 from benchmarks.network.stage.packets import Packet
 from benchmarks.network.stage.programs import running
-from benchmarks.network.stage.tasks import perceptron_parameters, prepare_perceptron
+from benchmarks.network.stage.tasks import prepare_perceptron
 from benchmarks.network.wire.cases.bidding_process import BUSY
 from benchmarks.network.wire.cases.bids import BidsRow, Heard, Way, bids_figures, bids_row, busy_row
 from benchmarks.network.wire.cases.bytes_by_level import (
@@ -32,7 +33,7 @@ from benchmarks.network.wire.cases.bytes_by_level import (
     measure_bytes,
     split_rounds,
 )
-from benchmarks.network.wire.cases.device import IdleRow, MemoryRow, device_figures, idle_row
+from benchmarks.network.wire.cases.device import IdleRow, ResidentRow, device_figures, idle_row
 from benchmarks.network.wire.cases.fan_out import FanOutRow, fan_out_figures, sent_in_a_round
 from benchmarks.network.wire.cases.overhead import OverheadConfig, overhead_figures, overhead_row
 from benchmarks.network.wire.cases.serving import ServingRow, serving_figures
@@ -119,7 +120,7 @@ def test_bytes_are_held_against_the_model_both_ways() -> None:
 
 def test_run_over_a_broker_moves_what_submodels_hold() -> None:
     task = prepare_perceptron((8, 16, 10))
-    assert task.parameters == perceptron_parameters((8, 16, 10)) == 8 * 16 + 16 + 16 * 10 + 10
+    assert task.parameters == 8 * 16 + 16 + 16 * 10 + 10
     begun: list[str] = []
     ticks: list[None] = []
 
@@ -226,7 +227,7 @@ def test_idle_device_is_charged_for_what_passed_meanwhile() -> None:
     packets = [up(9.9, None, more=1000), up(10.0, None, more=2), down(30.0, None, more=3)]
     row = idle_row([*packets, up(40.0, None, more=1000)], 10.0, 40.0, 0.02)
     assert row == IdleRow(seconds=30.0, up_bytes=2, down_bytes=3, packets=2, cpu_s=0.02)
-    memory = MemoryRow(model="mlp", rounds=2, device_mb=90.0, alone_mb=75.0)
+    memory = ResidentRow(model="mlp", rounds=2, device_mb=90.0, alone_mb=75.0)
     figures = by_name(device_figures(memory, row))
     assert {name: (f.value, f.target) for name, f in figures.items()} == {
         "wire.device.mlp.rss_over_training": (15.0, 20.0),
@@ -364,7 +365,8 @@ def test_quick_measures_the_same_parts_as_the_full_run() -> None:
     assert QUICK.ticks < FULL.ticks
     assert QUICK.fan_out.fleets == FULL.fan_out.fleets == (1, 8, 32)
     assert QUICK.overhead.devices == FULL.overhead.devices == 10
-    assert perceptron_parameters(FULL.serving.widths) == pytest.approx(25e6, rel=0.02)
+    weights = sum(before * after for before, after in pairwise(FULL.serving.widths))
+    assert weights == pytest.approx(25e6, rel=0.02)
     assert {up for up, _ in QUICK.bytes.encodings} <= {up for up, _ in FULL.bytes.encodings}
     for config in (QUICK.bytes, FULL.bytes):
         assert {"fp32", "fp16", "int8", "top-k:0.1"} <= {up for up, _ in config.encodings}

@@ -19,10 +19,10 @@ from benchmarks.cli import main
 from benchmarks.data import Dataset, load_data
 from benchmarks.studies.learn.config import QUICK, LearnConfig
 from benchmarks.studies.learn.plot import curves_of, save_plot
-from benchmarks.studies.learn.run import Point, Run, run_rule
+from benchmarks.studies.learn.run import RunPoint, StudyRun, run_rule
 from benchmarks.studies.learn.setting import WORK_MACS, Setting, make_setting
 from benchmarks.studies.learn.study import (
-    Spread,
+    SeedSpread,
     accuracy_at,
     compare_runs,
     learn_figures,
@@ -120,13 +120,13 @@ def test_run_is_the_same_for_the_same_seed_and_counts_what_was_done(setting: Set
 # -- how rules are compared ----------------------------------------------------------------------
 
 
-def a_run(rule: str, seed: int, *points: tuple[float, float, int]) -> Run:
+def a_run(rule: str, seed: int, *points: tuple[float, float, int]) -> StudyRun:
     """From (accuracy, joules, bytes) after each round; two phones at half, one that skips."""
-    start = Point(
+    start = RunPoint(
         round=0, accuracy=0.1, levels={}, skips=0, joules=0, bytes=0, train_s=0, waited_s=0
     )
     later = [
-        Point(
+        RunPoint(
             round=number,
             accuracy=accuracy,
             levels={"100": 1, "50": 1},
@@ -138,7 +138,7 @@ def a_run(rule: str, seed: int, *points: tuple[float, float, int]) -> Run:
         )
         for number, (accuracy, joules, size) in enumerate(points, 1)
     ]
-    return Run(rule=rule, mask="m", seed=seed, points=(start, *later), model_sha256="")
+    return StudyRun(rule=rule, mask="m", seed=seed, points=(start, *later), model_sha256="")
 
 
 RUNS = (
@@ -155,12 +155,12 @@ def test_rules_are_compared_at_what_all_reached_and_all_spent() -> None:
     assert comparison.common_bytes == 1200
     ra_fed, fedavg = comparison.summaries
     assert (ra_fed.rule, ra_fed.seeds, fedavg.rule, fedavg.seeds) == ("ra-fed", 2, "fedavg", 1)
-    assert ra_fed.accuracy == Spread(0.8, 0.7, 0.9)
-    assert ra_fed.joules == Spread(220, 200, 240)
-    assert ra_fed.train_s == Spread(20, 20, 20)
-    assert ra_fed.joules_to_common == Spread((200 + 120) / 2, 120, 200)
-    assert ra_fed.bytes_to_common == Spread((2000 + 1000) / 2, 1000, 2000)
-    assert fedavg.joules_to_common == Spread(600, 600, 600)
+    assert ra_fed.accuracy == SeedSpread(0.8, 0.7, 0.9)
+    assert ra_fed.joules == SeedSpread(220, 200, 240)
+    assert ra_fed.train_s == SeedSpread(20, 20, 20)
+    assert ra_fed.joules_to_common == SeedSpread((200 + 120) / 2, 120, 200)
+    assert ra_fed.bytes_to_common == SeedSpread((2000 + 1000) / 2, 1000, 2000)
+    assert fedavg.joules_to_common == SeedSpread(600, 600, 600)
     # At 200 J: the first run's end, and two thirds of the way from 85 to 70 % of the other.
     other = 0.85 - 0.15 * 80 / 120
     assert ra_fed.accuracy_at_joules.mean == pytest.approx((0.9 + other) / 2)

@@ -17,7 +17,7 @@ from benchmarks.models import FAMILIES
 from benchmarks.report.figures import FigureError
 from benchmarks.training.footprint import (
     FootprintConfig,
-    MemoryRow,
+    FootprintRow,
     footprint_figures,
     measure_disk,
     measure_memory,
@@ -79,7 +79,7 @@ def test_footprint_writes_both_backends_and_environments(
 
 def test_targets_belong_to_the_onnx_backend() -> None:
     rows = [
-        MemoryRow(family, backend, 20, 50.0, 40.0, ())
+        FootprintRow(family, backend, 20, 50.0, 40.0, ())
         for family in ("mlp", "cnn", "vit-small", "text")
         for backend in ("onnx", "torch")
     ]

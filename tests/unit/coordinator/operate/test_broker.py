@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import coordinator.operate.broker.embedded
-from coordinator.operate.broker.embedded import BrokerError, Kind, available, embedded_broker
+from coordinator.operate.broker.embedded import BrokerStartError, Kind, available, embedded_broker
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -129,7 +129,9 @@ def test_broker_says_why_a_taken_port_cannot_be_had(kind: Kind, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with (
-            pytest.raises(BrokerError, match=f"{kind} did not start.*[Aa]ddress already in use"),
+            pytest.raises(
+                BrokerStartError, match=f"{kind} did not start.*[Aa]ddress already in use"
+            ),
             embedded_broker(tmp_path, kind=kind, port=port),
         ):
             pass
@@ -149,10 +151,10 @@ def test_broker_that_is_nowhere_to_be_found_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator.operate.broker.embedded, "available", lambda: ())
-    with pytest.raises(BrokerError, match="install mosquitto"), embedded_broker(tmp_path):
+    with pytest.raises(BrokerStartError, match="install mosquitto"), embedded_broker(tmp_path):
         pass
     with (
-        pytest.raises(BrokerError, match="amqtt is not installed"),
+        pytest.raises(BrokerStartError, match="amqtt is not installed"),
         embedded_broker(tmp_path, kind="amqtt"),
     ):
         pass

@@ -21,7 +21,7 @@ from coordinator.rounds.synchronous import (
     Committed,
     Effect,
     Event,
-    Phase,
+    RoundPhase,
     RoundsConfig,
     handle,
     opening_of,
@@ -142,7 +142,7 @@ def bid(device: str, level: float | None = 0.5, round: int = 1) -> Bid:
 def training(*devices: str, config: RoundsConfig = CONFIG) -> Coordinator:
     coordinator = Coordinator(*devices, config=config)
     coordinator.tell(*(bid(device) for device in devices))
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     return coordinator
 
 
@@ -155,7 +155,7 @@ def outcome(effects: list[Effect]) -> tuple[Outcome, str]:
 
 def test_first_round_opens_when_enough_devices_are_there() -> None:
     coordinator = Coordinator("a")
-    assert coordinator.state.phase is Phase.WAITING
+    assert coordinator.state.phase is RoundPhase.WAITING
     (effect,) = coordinator.tell(Joined("b"))
     assert isinstance(effect, Broadcast)
     assert isinstance(effect.message, RoundOpen)
@@ -169,7 +169,7 @@ def test_newcomer_during_bidding_is_told_and_waited_for() -> None:
     assert isinstance(effect.message, RoundOpen)
     assert coordinator.tell(bid("a"), bid("b")) == []
     coordinator.tell(bid("c"))
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     assert coordinator.tell(Joined("d")) == []
 
 
@@ -211,7 +211,7 @@ def test_round_runs_to_the_next_and_to_the_end() -> None:
     assert opened.message.round == 2
     coordinator.tell(bid("a", None, 2), bid("b", None, 2))
     assert coordinator.tell(Committed(2)) == [Broadcast(RoundClosed(round=2))]
-    assert coordinator.state.phase is Phase.FINISHED
+    assert coordinator.state.phase is RoundPhase.FINISHED
 
 
 def test_silent_devices_are_not_waited_for_beyond_the_deadlines() -> None:
@@ -221,7 +221,7 @@ def test_silent_devices_are_not_waited_for_beyond_the_deadlines() -> None:
     assert coordinator.tell(Tick()) == []
     coordinator.now = 10.0
     coordinator.tell(Tick())
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     assert set(coordinator.state.assigned) == {"a"}
     coordinator.now = 109.9
     assert coordinator.tell(Tick()) == []
@@ -321,8 +321,8 @@ def test_movement_stored_when_the_next_round_is_open_is_late() -> None:
     assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
 
 
-@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.CLOSING, Phase.FINISHED])
-def test_tick_without_a_deadline_does_nothing(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [RoundPhase.WAITING, RoundPhase.CLOSING, RoundPhase.FINISHED])
+def test_tick_without_a_deadline_does_nothing(phase: RoundPhase) -> None:
     state = replace(start(CONFIG), phase=phase, round=1)
     assert handle(CONFIG, state, Tick(), 1e9) == (state, [])
 
@@ -364,18 +364,18 @@ def test_untimely_word_changes_nothing(event: Event) -> None:
 @pytest.mark.parametrize(
     ("phase", "event"),
     [
-        (Phase.BIDDING, Kept("a", 2)),
-        (Phase.BIDDING, Kept("a", 0)),
-        (Phase.BIDDING, Committed(1)),
-        (Phase.TRAINING, Committed(1)),
-        (Phase.TRAINING, Kept("stranger", 1)),
-        (Phase.TRAINING, Kept("a", 2)),
+        (RoundPhase.BIDDING, Kept("a", 2)),
+        (RoundPhase.BIDDING, Kept("a", 0)),
+        (RoundPhase.BIDDING, Committed(1)),
+        (RoundPhase.TRAINING, Committed(1)),
+        (RoundPhase.TRAINING, Kept("stranger", 1)),
+        (RoundPhase.TRAINING, Kept("a", 2)),
     ],
 )
 def test_local_event_at_the_wrong_time_raises_and_changes_nothing(
-    phase: Phase, event: Event
+    phase: RoundPhase, event: Event
 ) -> None:
-    coordinator = training("a", "b") if phase is Phase.TRAINING else Coordinator("a", "b")
+    coordinator = training("a", "b") if phase is RoundPhase.TRAINING else Coordinator("a", "b")
     before = coordinator.state
     with pytest.raises(StateError):
         coordinator.tell(event)
@@ -469,7 +469,7 @@ def replay_round() -> tuple[Coordinator, Movement]:
     coordinator.count("a", "b")
     coordinator.tell(Committed(1), bid("a", round=2))
     coordinator.tell(replace(bid("b", None, 2), replays=True))
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     return coordinator, made
 
 
@@ -700,7 +700,7 @@ def test_device_that_left_is_not_waited_for_and_is_asked_when_it_is_back() -> No
     coordinator = Coordinator("a", "b", "c")
     assert coordinator.tell(bid("a"), bid("b")) == []
     coordinator.tell(Left("c"))
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     assert coordinator.count("a", "b")[-1] == commit(1, ("a", "b"))
     coordinator.tell(Committed(1))
     assert coordinator.state.selected == {"a", "b"}
@@ -721,7 +721,7 @@ def test_round_without_anybody_waits_for_its_deadline() -> None:
     coordinator = Coordinator("a", "b")
     coordinator.tell(Left("a"))
     assert coordinator.tell(Left("b")) == []
-    assert coordinator.state.phase is Phase.BIDDING
+    assert coordinator.state.phase is RoundPhase.BIDDING
     assert coordinator.run_out() == [commit(1)]
 
 
@@ -780,7 +780,7 @@ def test_round_with_too_few_offers_is_void_and_does_not_count() -> None:
     coordinator.tell(bid("a", round=2), bid("b", round=2))
     coordinator.count("a", "b")
     coordinator.tell(Committed(2))
-    assert coordinator.state.phase is Phase.FINISHED
+    assert coordinator.state.phase is RoundPhase.FINISHED
 
 
 def test_round_that_everybody_left_stays_open_for_whoever_comes() -> None:
@@ -792,7 +792,7 @@ def test_round_that_everybody_left_stays_open_for_whoever_comes() -> None:
     coordinator.tell(Joined("b"))
     assert coordinator.state.deadline == coordinator.now + CONFIG.bid_s
     coordinator.tell(bid("b"))
-    assert coordinator.state.phase is Phase.TRAINING
+    assert coordinator.state.phase is RoundPhase.TRAINING
     assert coordinator.state.assigned.keys() == {"b"}
 
 
@@ -819,10 +819,10 @@ def test_run_stops_when_it_is_good_enough_or_stuck(
 ) -> None:
     coordinator = Coordinator("a", "b", config=replace(CONFIG, rounds=99, **options))
     for round, accuracy in enumerate(accuracies, start=1):
-        assert coordinator.state.phase is Phase.BIDDING
+        assert coordinator.state.phase is RoundPhase.BIDDING
         coordinator.tell(bid("a", None, round), bid("b", None, round))
         coordinator.tell(Committed(round, accuracy=accuracy))
-    over = coordinator.state.phase is Phase.FINISHED
+    over = coordinator.state.phase is RoundPhase.FINISHED
     assert over == (rounds is not None)
 
 
@@ -830,7 +830,7 @@ def test_void_rounds_try_nobodys_patience() -> None:
     config = replace(CONFIG, rounds=99, patience=2, min_participants=1)
     coordinator = Coordinator("a", "b", config=config)
 
-    def commit_next(accuracy: float) -> Phase:
+    def commit_next(accuracy: float) -> RoundPhase:
         round = coordinator.state.round
         coordinator.tell(bid("a", round=round), bid("b", None, round))
         coordinator.count("a")
@@ -840,8 +840,8 @@ def test_void_rounds_try_nobodys_patience() -> None:
     for accuracy in (0.5, 0.4):
         for _ in range(3):
             coordinator.run_out()
-        assert commit_next(accuracy) is Phase.BIDDING
-    assert commit_next(0.4) is Phase.FINISHED
+        assert commit_next(accuracy) is RoundPhase.BIDDING
+    assert commit_next(0.4) is RoundPhase.FINISHED
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,8 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.arrivals import Expected
-from coordinator.aggregate.memory.disk.segments import sync_folder
 from coordinator.errors import ConfigError
-from coordinator.rounds.fleet import Fleet
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
 from coordinator.run.folder import (
@@ -30,6 +30,7 @@ from coordinator.run.folder import (
     create_run,
     read_history,
 )
+from edge_sdk.program.files import sync_folder
 from edge_sdk.protocol.messages.round import Outcome
 from tests.unit.coordinator.service.service_world import PLAN, saved_model
 
@@ -51,7 +52,7 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
         version=round,
         theta=np.full(PLAN.parameters, value, dtype=np.float32),
         buffers={"mean": np.full(6, value, dtype=np.float32)},
-        fleet=Fleet(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
+        fleet=FleetRecord(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
         best=(0.75, 3),
         devices=frozenset({"a", "b"}),
         past={
@@ -155,20 +156,20 @@ def test_rollback_that_a_crash_cuts_short_leaves_no_open_round_to_an_older_model
         (run.folder / name).mkdir()
         (run.folder / name / "file").write_text("here")
     synced: list[tuple[Path, set[str], list[int]]] = []
-    unlink = Path.unlink
+    unlink = os.unlink
 
     def sync(folder: Path) -> None:
         sync_folder(folder)
         synced.append((folder, {path.name for path in run.folder.iterdir()}, run.rounds()))
 
-    def unlink_some(path: Path, missing_ok: bool = False) -> None:
+    def unlink_some(path: Path) -> None:
         if path.parent.name == CHECKPOINTS and len(run.rounds()) == 4 - removed:
             raise Crash
-        unlink(path, missing_ok=missing_ok)
+        unlink(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "sync_folder", sync)
-        patch.setattr(Path, "unlink", unlink_some)
+        patch.setattr(os, "unlink", unlink_some)
         with pytest.raises(Crash):
             run.rollback(0)
     assert run.rounds() == list(range(4 - removed))

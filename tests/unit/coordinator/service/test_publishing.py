@@ -12,7 +12,7 @@ from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.courses import make_model
 from coordinator.service.outgoing.publishing import Published, Publisher
-from coordinator.service.outgoing.sending import Sending
+from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.protocol.chunks import chunk_hash
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -62,9 +62,9 @@ class FullLink:
         return {topic: payload for topic, payload in held.items() if payload}
 
 
-def publisher(folder: Path, link: FullLink) -> tuple[Publisher, Sending, ChunkStore]:
+def publisher(folder: Path, link: FullLink) -> tuple[Publisher, ChunkSending, ChunkStore]:
     store = ChunkStore(folder / "chunks")
-    sending = Sending(link, store.get)
+    sending = ChunkSending(link, store.get)
     made = Publisher(sending, TOPICS, store, folder / "published", chunk_bytes=1024)
     return made, sending, store
 

@@ -14,7 +14,7 @@ from coordinator.aggregate.memory import DiskMemory
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.state import OpenRound
-from coordinator.rounds.synchronous import Phase, RoundsConfig
+from coordinator.rounds.synchronous import RoundPhase, RoundsConfig
 from coordinator.run.folder import MOVEMENTS, ROUND, Run, RunError, read_history
 from coordinator.run.journal import Journal
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -127,7 +127,7 @@ def test_round_without_assignments_is_void_and_the_next_is_opened(tmp_path: Path
         train_s=1,
     )
     world.settle()
-    assert world.state.phase is Phase.BIDDING
+    assert world.state.phase is RoundPhase.BIDDING
     world.crash()
     world.start()
     assert not world.service.course.resumed
@@ -168,7 +168,7 @@ def test_device_that_left_while_nobody_listened_is_waited_for_a_little_only(tmp_
     world.settle_broker()
     world.start()
     world.settle()
-    assert world.state.phase is Phase.TRAINING
+    assert world.state.phase is RoundPhase.TRAINING
     world.wait(11)
     assert a.receipts == [(1, "counted")]
     assert world.service.finished
@@ -234,7 +234,7 @@ def test_late_movement_for_memory_outlives_a_round_without_assignments(
         slow.offer(slow.movements[1])
         world.settle()
         assert slow.receipts == [(1, "memory")]
-        assert (world.state.round, world.state.phase) == (2, Phase.BIDDING)
+        assert (world.state.round, world.state.phase) == (2, RoundPhase.BIDDING)
         for _ in range(2 if crashes else 0):
             world.crash()
             world.start()

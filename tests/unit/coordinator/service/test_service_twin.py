@@ -57,7 +57,6 @@ class TrainingDevice(ScriptedDevice):
             data=data,
             policy=policy,
             source=self,
-            send=self._send,
             seed=SEED,
         )
         return self
@@ -69,7 +68,8 @@ class TrainingDevice(ScriptedDevice):
         if isinstance(message, RoundOpen):
             self.opened.setdefault(message.round, message)
         if isinstance(message, (RoundOpen, Assignment, Receipt, RoundClosed)):
-            self.app.receive(message)
+            for answer in self.app.receive(message):
+                self._send(answer)
         if not isinstance(message, (RoundOpen, Assignment)):
             super()._receive(message)
 

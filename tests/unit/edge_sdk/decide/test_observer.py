@@ -208,7 +208,6 @@ class Slow(Doubling):
 
 def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
     probe, now = Shown(), [0.0]
-    sent: list[Bid | Movement | Replay] = []
 
     def between(step: int) -> None:
         now[0] += 2
@@ -223,11 +222,10 @@ def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
         data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
         policy=policy,
         source=Source(),
-        send=sent.append,
         seed=1,
         observer=Observer(policy, probe, clock=lambda: now[0]),
     )
-    app.receive(opening())
+    sent = app.receive(opening())
     bench = Bench()
     bench.app, bench.sent = app, sent
     bench.assign(1)
@@ -247,20 +245,19 @@ def test_round_that_is_heard_of_again_is_answered_alike() -> None:
     policy = Policy(participation=0.5)
     observer = Observer(policy, history=None)
 
-    def hear(round: int) -> None:
-        DeviceApp(
+    def hear(round: int) -> list[Bid | Movement | Replay]:
+        return DeviceApp(
             "pi",
             backend=Doubling(),
             data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
             policy=policy,
             source=Source(),
-            send=sent.append,
             seed=1,
             observer=observer,
         ).receive(opening(round))
 
     for round in (1, 1, 1, 2, 2, 3):
-        hear(round)
+        sent += hear(round)
     levels = [bid.level for bid in sent if isinstance(bid, Bid)]
     assert levels[0] == levels[1] == levels[2] != levels[3] == levels[4] != levels[5]
 
@@ -273,25 +270,21 @@ class Unpriced(Priced):
 
 
 def test_decision_that_fails_is_a_skip_and_not_silence() -> None:
-    sent: list[Bid | Movement | Replay] = []
     app = DeviceApp(
         "pi",
         backend=Doubling(),
         data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
         policy=Policy(),
         source=Source(),
-        send=sent.append,
         seed=1,
         observer=Observer(Policy(), Shown(), Unpriced()),
     )
-    app.receive(opening())
-    (bid,) = sent
+    (bid,) = app.receive(opening())
     assert isinstance(bid, Bid)
     assert (bid.level, bid.code, bid.reason) == (None, "failed", "skip: no gradient graph fits")
 
 
 def test_device_bids_what_it_can_afford() -> None:
-    sent: list[Bid | Movement | Replay] = []
     probe = Shown(replace(PHONE, memory=MemoryState(available_bytes=100e6)))
     policy = Policy()
     app = DeviceApp(
@@ -300,12 +293,10 @@ def test_device_bids_what_it_can_afford() -> None:
         data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
         policy=policy,
         source=Source(),
-        send=sent.append,
         seed=1,
         observer=Observer(policy, probe, Priced(joules=1.0)),
     )
-    app.receive(opening())
-    (bid,) = sent
+    (bid,) = app.receive(opening())
     assert isinstance(bid, Bid)
     assert (bid.level, bid.code) == (0.75, "memory")
     assert bid.reason == "level 75 %: full needs 100 MB, 80 MB free"

@@ -27,6 +27,7 @@ from edge_sdk.protocol.messages.round import (
     Outcome,
     Receipt,
     Replay,
+    RoundClosed,
     RoundOpen,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -86,15 +87,20 @@ class Bench:
             data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
             policy=self.policy,
             source=self.source,
-            send=self.sent.append,
             seed=1,
             movements=self.movements,
             store=self.store,
             clock=lambda: 5.0,
         )
 
+    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> None:
+        self.sent += self.app.receive(message)
+
+    def connected(self) -> None:
+        self.sent += self.app.connected()
+
     def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Bid | Movement | Replay:
-        self.app.receive(
+        self.receive(
             RoundOpen(
                 round=round,
                 plan_hash=plan_hash,
@@ -109,7 +115,7 @@ class Bench:
         return self.sent[-1]
 
     def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Bid | Movement | Replay:
-        self.app.receive(Assignment(device="pi", round=round, groups={"a": groups}))
+        self.receive(Assignment(device="pi", round=round, groups={"a": groups}))
         return self.sent[-1]
 
 
@@ -159,10 +165,10 @@ def test_movement_is_sent_again_until_its_receipt() -> None:
     bench = Bench()
     bench.open(1)
     movement = bench.assign(1)
-    bench.app.connected()
+    bench.connected()
     assert bench.sent[-2:] == [movement, movement]
-    bench.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
-    bench.app.connected()
+    bench.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
+    bench.connected()
     assert len(bench.sent) == 3
     assert bench.movements.waiting == frozenset()
 
@@ -176,7 +182,7 @@ def test_what_top_k_left_out_is_sent_once_the_receipt_is_here() -> None:
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
         if round == 2:
-            bench.app.receive(Receipt(device="pi", round=2, outcome=Outcome.COUNTED))
+            bench.receive(Receipt(device="pi", round=2, outcome=Outcome.COUNTED))
     # 3, 4, 5 every round: one of three values goes, what stays behind counts from the receipt on.
     assert sent == [[0, 0, 5], [0, 0, 5], [0, 8, 0]]
 
@@ -227,15 +233,15 @@ def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_pat
     movement = first.assign(1)
     assert isinstance(movement, Movement)
     second = Bench(movements=FolderMovements(tmp_path))
-    second.app.connected()
+    second.connected()
     assert [encode_movement(each) for each in second.sent if isinstance(each, Movement)] == [
         encode_movement(movement)
     ]
-    second.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
+    second.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
     third = Bench(
         movements=FolderMovements(tmp_path), policy=Policy(level=0.5, participation=0.0001)
     )
-    third.app.connected()
+    third.connected()
     assert third.sent == []
     third.open(2, replay_within=5)
     bid, replay = third.sent
@@ -254,8 +260,8 @@ def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixtu
     bench.open(1)
     assert isinstance(bench.assign(1), Movement)
     assert "no space left" in caplog.text
-    bench.app.connected()
-    bench.app.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
+    bench.connected()
+    bench.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
     bench.open(2)
     assert isinstance(bench.assign(2), Movement)
 
@@ -282,7 +288,7 @@ def test_full_disk_never_sends_what_top_k_left_out_twice(
         movement = bench.assign(round)
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
-        bench.app.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
+        bench.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
     # Round 1 leaves [3, 4, 0] behind. While the disk is full it stays there, and what rounds 2 and
     # 3 leave out is lost; then it goes on from where it was.
     assert sent == [[0, 0, 5], [0, 0, 5], [0, 0, 5], [0, 8, 0], [0, 0, 10]]
@@ -299,7 +305,7 @@ def test_receipt_that_the_disk_has_no_room_for_is_noted_later() -> None:
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
         store.full = round == 1
-        bench.app.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
+        bench.receive(Receipt(device="pi", round=round, outcome=Outcome.COUNTED))
         store.full = False
     assert bench.movements.waiting == frozenset()
     assert sent == [[0, 0, 5], [0, 8, 0], [0, 0, 10]]

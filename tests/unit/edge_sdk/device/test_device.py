@@ -10,9 +10,9 @@ import pytest
 
 from edge_sdk.decide.decision import Decision
 from edge_sdk.device.machine import (
-    Connected,
     Decide,
     Decided,
+    DevicePhase,
     DeviceState,
     Effect,
     Event,
@@ -23,10 +23,10 @@ from edge_sdk.device.machine import (
     Finished,
     Forget,
     Found,
-    Keep,
-    Phase,
+    KeepMovement,
+    LinkUp,
     Resend,
-    Send,
+    SendMessage,
     SendReplay,
     Train,
     handle,
@@ -98,12 +98,12 @@ def run(*events: Event) -> tuple[DeviceState, list[Effect]]:
     return state, effects
 
 
-PATHS: dict[Phase, tuple[Event, ...]] = {
-    Phase.IDLE: (),
-    Phase.DECIDING: (opening(1),),
-    Phase.BIDDING: (opening(1), LEVEL),
-    Phase.FETCHING: (opening(1), LEVEL, assignment()),
-    Phase.TRAINING: (opening(1), LEVEL, assignment(), FETCHED),
+PATHS: dict[DevicePhase, tuple[Event, ...]] = {
+    DevicePhase.IDLE: (),
+    DevicePhase.DECIDING: (opening(1),),
+    DevicePhase.BIDDING: (opening(1), LEVEL),
+    DevicePhase.FETCHING: (opening(1), LEVEL, assignment()),
+    DevicePhase.TRAINING: (opening(1), LEVEL, assignment(), FETCHED),
 }
 """The shortest way to each phase."""
 
@@ -115,12 +115,12 @@ LOCAL: dict[str, Event] = {
     "failed": Failed("hot"),
 }
 LEGAL_LOCAL = {
-    (Phase.DECIDING, "decided"),
-    (Phase.FETCHING, "fetched"),
-    (Phase.FETCHING, "found"),
-    (Phase.TRAINING, "finished"),
-    (Phase.FETCHING, "failed"),
-    (Phase.TRAINING, "failed"),
+    (DevicePhase.DECIDING, "decided"),
+    (DevicePhase.FETCHING, "fetched"),
+    (DevicePhase.FETCHING, "found"),
+    (DevicePhase.TRAINING, "finished"),
+    (DevicePhase.FETCHING, "failed"),
+    (DevicePhase.TRAINING, "failed"),
 }
 
 
@@ -138,48 +138,50 @@ def test_round_goes_from_opening_to_receipt() -> None:
         bytes_per_s=2e5,
         code="memory",
     )
-    assert (state.phase, effects) == (Phase.BIDDING, [Send(bid)])
-    _, effects = run(*PATHS[Phase.FETCHING])
+    assert (state.phase, effects) == (DevicePhase.BIDDING, [SendMessage(bid)])
+    _, effects = run(*PATHS[DevicePhase.FETCHING])
     assert effects == [Fetch(opening(1), assignment())]
-    _, effects = run(*PATHS[Phase.TRAINING])
+    _, effects = run(*PATHS[DevicePhase.TRAINING])
     (train,) = effects
     assert isinstance(train, Train)
     assert train.blocks is BLOCKS
     assert train.level == 0.5
     result = movement()
-    state, effects = run(*PATHS[Phase.TRAINING], Finished(result))
+    state, effects = run(*PATHS[DevicePhase.TRAINING], Finished(result))
     keep, send = effects
-    assert isinstance(keep, Keep)
-    assert isinstance(send, Send)
+    assert isinstance(keep, KeepMovement)
+    assert isinstance(send, SendMessage)
     assert keep.movement is send.message is result
-    assert (state.phase, state.unreceipted) == (Phase.IDLE, frozenset({1}))
+    assert (state.phase, state.unreceipted) == (DevicePhase.IDLE, frozenset({1}))
     state, effects = handle(state, receipt())
     assert (state.unreceipted, effects) == (frozenset(), [Forget(1, Outcome.COUNTED)])
 
 
 def test_skip_is_sent_and_the_device_rests() -> None:
     state, effects = run(opening(1), SKIP)
-    assert state.phase is Phase.IDLE
+    assert state.phase is DevicePhase.IDLE
     bid = Bid(device="pi", round=1, level=None, reason="skip: tired", samples=7, code="schedule")
-    assert effects == [Send(bid)]
+    assert effects == [SendMessage(bid)]
 
 
 def test_movement_that_was_made_before_is_sent_again_instead_of_trained() -> None:
-    state, effects = run(*PATHS[Phase.FETCHING], opening(2), Found())
+    state, effects = run(*PATHS[DevicePhase.FETCHING], opening(2), Found())
     assert effects == [Resend(1), Decide(opening(2))]
-    assert state.phase is Phase.DECIDING
+    assert state.phase is DevicePhase.DECIDING
 
 
-@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
-def test_failure_withdraws_the_offer(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [DevicePhase.FETCHING, DevicePhase.TRAINING])
+def test_failure_withdraws_the_offer(phase: DevicePhase) -> None:
     state, effects = run(*PATHS[phase], Failed("skip: too hot", "heat"))
-    assert state.phase is Phase.IDLE
+    assert state.phase is DevicePhase.IDLE
     bid = Bid(device="pi", round=1, level=None, reason="skip: too hot", code="heat")
-    assert effects == [Send(bid)]
+    assert effects == [SendMessage(bid)]
 
 
-@pytest.mark.parametrize(("phase", "name"), list(product(Phase, LOCAL)))
-def test_local_event_outside_the_table_raises_and_changes_nothing(phase: Phase, name: str) -> None:
+@pytest.mark.parametrize(("phase", "name"), list(product(DevicePhase, LOCAL)))
+def test_local_event_outside_the_table_raises_and_changes_nothing(
+    phase: DevicePhase, name: str
+) -> None:
     state, _ = run(*PATHS[phase])
     before = replace(state)
     if (phase, name) in LEGAL_LOCAL:
@@ -190,7 +192,7 @@ def test_local_event_outside_the_table_raises_and_changes_nothing(phase: Phase, 
     assert state == before
 
 
-@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("phase", list(DevicePhase))
 @pytest.mark.parametrize(
     "message",
     [
@@ -203,36 +205,36 @@ def test_local_event_outside_the_table_raises_and_changes_nothing(phase: Phase, 
     ],
     ids=lambda message: f"{type(message).__name__}-{message.round}",
 )
-def test_stale_or_foreign_message_is_ignored(phase: Phase, message: Event) -> None:
-    rest = () if phase is not Phase.IDLE else (opening(1), SKIP)
+def test_stale_or_foreign_message_is_ignored(phase: DevicePhase, message: Event) -> None:
+    rest = () if phase is not DevicePhase.IDLE else (opening(1), SKIP)
     state, _ = run(*PATHS[phase], *rest)
     assert state.phase is phase
     assert handle(state, message) == (state, [])
 
 
-@pytest.mark.parametrize("phase", [Phase.IDLE, Phase.DECIDING, Phase.BIDDING])
-def test_newer_round_is_taken_up_at_once(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [DevicePhase.IDLE, DevicePhase.DECIDING, DevicePhase.BIDDING])
+def test_newer_round_is_taken_up_at_once(phase: DevicePhase) -> None:
     state, effects = run(*PATHS[phase], opening(4))
-    assert (state.phase, effects) == (Phase.DECIDING, [Decide(opening(4))])
+    assert (state.phase, effects) == (DevicePhase.DECIDING, [Decide(opening(4))])
 
 
-@pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])
-def test_newer_round_waits_for_the_present_work(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [DevicePhase.FETCHING, DevicePhase.TRAINING])
+def test_newer_round_waits_for_the_present_work(phase: DevicePhase) -> None:
     state, effects = run(*PATHS[phase], opening(2), opening(3))
     assert (state.phase, effects) == (phase, [])
     state, effects = handle(state, Failed("cancelled"))
-    assert (state.phase, effects[-1]) == (Phase.DECIDING, Decide(opening(3)))
+    assert (state.phase, effects[-1]) == (DevicePhase.DECIDING, Decide(opening(3)))
 
 
 def test_closed_round_ends_the_wait_for_an_assignment() -> None:
-    state, _ = run(*PATHS[Phase.BIDDING], RoundClosed(round=1))
-    assert state.phase is Phase.IDLE
+    state, _ = run(*PATHS[DevicePhase.BIDDING], RoundClosed(round=1))
+    assert state.phase is DevicePhase.IDLE
     assert handle(state, assignment()) == (state, [])
 
 
 def test_closed_round_does_not_stop_training() -> None:
-    state, effects = run(*PATHS[Phase.TRAINING], RoundClosed(round=1))
-    assert (state.phase, effects) == (Phase.TRAINING, [])
+    state, effects = run(*PATHS[DevicePhase.TRAINING], RoundClosed(round=1))
+    assert (state.phase, effects) == (DevicePhase.TRAINING, [])
 
 
 def test_movements_are_kept_over_many_rounds() -> None:
@@ -245,14 +247,14 @@ def test_movements_are_kept_over_many_rounds() -> None:
     assert state.unreceipted == {1, 2}
     state, effects = handle(state, receipt(2))
     assert (state.unreceipted, effects) == (frozenset({1}), [Forget(2, Outcome.COUNTED)])
-    assert handle(state, Connected()) == (state, [Resend(1)])
+    assert handle(state, LinkUp()) == (state, [Resend(1)])
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_connection_sends_again_what_has_no_receipt(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", list(DevicePhase))
+def test_connection_sends_again_what_has_no_receipt(phase: DevicePhase) -> None:
     state, _ = run(*PATHS[phase])
     state = replace(state, unreceipted=frozenset({7, 3}))
-    assert handle(state, Connected()) == (state, [Resend(3), Resend(7)])
+    assert handle(state, LinkUp()) == (state, [Resend(3), Resend(7)])
 
 
 def test_decision_overtaken_by_a_newer_round_is_ignored() -> None:
@@ -260,7 +262,7 @@ def test_decision_overtaken_by_a_newer_round_is_ignored() -> None:
     assert handle(state, LEVEL) == (state, [])
     state, effects = handle(state, replace(LEVEL, round=2))
     (send,) = effects
-    assert isinstance(send, Send)
+    assert isinstance(send, SendMessage)
     assert send.message.round == 2
     assert handle(state, LEVEL) == (state, [])
 
@@ -273,16 +275,16 @@ def test_decision_for_a_round_never_opened_raises() -> None:
 
 @pytest.mark.parametrize("reason", ["", "x" * 10_000])
 def test_failure_with_any_reason_becomes_a_sound_bid(reason: str) -> None:
-    state, effects = run(*PATHS[Phase.TRAINING], Failed(reason))
+    state, effects = run(*PATHS[DevicePhase.TRAINING], Failed(reason))
     (send,) = effects
-    assert isinstance(send, Send)
+    assert isinstance(send, SendMessage)
     assert isinstance(send.message, Bid)
     assert send.message.level is None
-    assert state.phase is Phase.IDLE
+    assert state.phase is DevicePhase.IDLE
 
 
 def after_training(*, keeps_copy: bool) -> DeviceState:
-    state, _ = run(*PATHS[Phase.TRAINING], Finished(movement(keeps_copy=keeps_copy)))
+    state, _ = run(*PATHS[DevicePhase.TRAINING], Finished(movement(keeps_copy=keeps_copy)))
     return state
 
 
@@ -296,14 +298,14 @@ def test_copy_of_a_rejected_movement_is_not_replayed() -> None:
     state = after_training(keeps_copy=True)
     state, _ = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
     (bid,) = skip_in(state, opening(2, replay_within=9))
-    assert isinstance(bid, Send)
+    assert isinstance(bid, SendMessage)
     assert isinstance(bid.message, Bid)
     assert not bid.message.replays
 
 
 def test_skip_is_spoken_for_by_the_copy_of_the_last_movement() -> None:
     bid, replay = skip_in(after_training(keeps_copy=True), opening(4, replay_within=3))
-    assert isinstance(bid, Send)
+    assert isinstance(bid, SendMessage)
     assert isinstance(bid.message, Bid)
     assert (bid.message.level, bid.message.replays) == (None, True)
     assert replay == SendReplay(4, 1)
@@ -319,6 +321,6 @@ def test_skip_is_spoken_for_by_the_copy_of_the_last_movement() -> None:
 )
 def test_skip_is_silent_without_a_copy_that_is_wanted(keeps_copy: bool, opened: RoundOpen) -> None:
     (bid,) = skip_in(after_training(keeps_copy=keeps_copy), opened)
-    assert isinstance(bid, Send)
+    assert isinstance(bid, SendMessage)
     assert isinstance(bid.message, Bid)
     assert not bid.message.replays

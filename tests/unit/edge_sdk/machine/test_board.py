@@ -17,15 +17,15 @@ from edge_sdk.machine.board import (
     CHOICES,
     LIMITS,
     SECTIONS,
-    Battery,
+    BatterySpec,
     Board,
     BoardError,
-    Cores,
+    CoreSpec,
     Kind,
-    Memory,
-    Power,
+    MemorySpec,
+    PowerSpec,
     Quantity,
-    Speed,
+    SpeedSpec,
     find_board,
     load_board,
     render_board,
@@ -116,8 +116,8 @@ def test_absent_tables_are_empty_and_no_battery_is_mains(tmp_path: Path) -> None
     board = load(tmp_path, text)
     assert board.battery is None
     assert board.gpu is None
-    assert board.speed == Speed()
-    assert board.power == Power()
+    assert board.speed == SpeedSpec()
+    assert board.power == PowerSpec()
 
 
 def test_quantities_are_all_numbers_of_the_file(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def boards(draw: st.DrawFn) -> Board:
         title=draw(TEXTS),
         kind=kind,
         soc=draw(TEXTS),
-        cores=tuple(draw(st.lists(sections(Cores), min_size=1, max_size=3))),
+        cores=tuple(draw(st.lists(sections(CoreSpec), min_size=1, max_size=3))),
         **values,
     )
 
@@ -399,8 +399,8 @@ def test_board_made_in_code_is_checked_as_one_from_a_file() -> None:
             title="X",
             kind="board",
             soc="X",
-            cores=(Cores(core="c", count=count),),
-            memory=Memory(memory_mb=memory),
+            cores=(CoreSpec(core="c", count=count),),
+            memory=MemorySpec(memory_mb=memory),
         )
 
 
@@ -428,7 +428,7 @@ def test_unknown_profile_suggests_the_nearest() -> None:
 
 
 def test_every_number_has_limits_and_every_limit_is_used() -> None:
-    tables: list[type[Any]] = [Cores, *SECTIONS.values()]
+    tables: list[type[Any]] = [CoreSpec, *SECTIONS.values()]
     names = {each.name for table in tables for each in dataclasses.fields(table)}
     assert set(LIMITS) <= names
     assert names - set(LIMITS) - set(CHOICES) == {"core", "title"}
@@ -436,15 +436,15 @@ def test_every_number_has_limits_and_every_limit_is_used() -> None:
 
 
 def test_battery_is_the_only_table_that_a_phone_needs_beyond_memory() -> None:
-    battery = Battery(battery_wh=Quantity(10, "s", "measured"))
+    battery = BatterySpec(battery_wh=Quantity(10, "s", "measured"))
     count, memory = Quantity(4, "s", "measured"), Quantity(1024, "s", "measured")
     board = Board(
         name="x",
         title="X",
         kind="phone",
         soc="X",
-        cores=(Cores(core="c", count=count),),
-        memory=Memory(memory_mb=memory),
+        cores=(CoreSpec(core="c", count=count),),
+        memory=MemorySpec(memory_mb=memory),
         battery=battery,
     )
     assert [key for key, _ in board.quantities()] == [

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     fixed,
     handles,
     reduced,
     result,
 )
-from coordinator.task.graphs.symbols import Size, Step, as_term, multiply
+from coordinator.task.graphs.symbols import Operation, Size, as_term, multiply
 from edge_sdk.protocol.task.graphs import SizeTerm
 
 
-def _convolution_attributes(step: Step) -> dict[str, Any]:
+def _convolution_attributes(step: Operation) -> dict[str, Any]:
     a = step.arguments
     groups = a["groups"]
     if isinstance(groups, SizeTerm):
@@ -38,19 +38,19 @@ def _convolution_attributes(step: Step) -> dict[str, Any]:
 
 
 @handles("convolution")
-def _convolution(builder: Builder, step: Step) -> Value:
+def _convolution(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     names = [builder.full(a[key]) for key in ("input", "weight", "bias") if a[key] is not None]
     return result(step, builder.emit("Conv", *names, **_convolution_attributes(step)))
 
 
 @handles("convolution_backward")
-def _convolution_backward(builder: Builder, step: Step) -> tuple[Value | None, ...]:
+def _convolution_backward(builder: Builder, step: Operation) -> tuple[OnnxValue | None, ...]:
     a = step.arguments
     attributes = _convolution_attributes(step)
-    grad: Value = a["grad_output"]
+    grad: OnnxValue = a["grad_output"]
     wanted = a["output_mask"]
-    found: list[Value | None] = [None, None, None]
+    found: list[OnnxValue | None] = [None, None, None]
     if wanted[0]:
         found[0] = result(step, _input_gradient(builder, a, attributes), 0)
     if wanted[1]:
@@ -219,7 +219,7 @@ def _weight_gradient_by_convolution(
     return builder.emit("Slice", name, zeros, builder.ints(kernel), builder.ints(spatial))
 
 
-def _transposed_attributes(step: Step) -> dict[str, Any]:
+def _transposed_attributes(step: Operation) -> dict[str, Any]:
     """Attributes of the convolution in the opposite direction."""
     attributes = _convolution_attributes(step)
     extra = list(step.arguments["output_padding"])
@@ -230,21 +230,23 @@ def _transposed_attributes(step: Step) -> dict[str, Any]:
 
 
 @handles("convolution_transposed")
-def _convolution_transposed(builder: Builder, step: Step) -> Value:
+def _convolution_transposed(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     names = [builder.full(a[key]) for key in ("input", "weight", "bias") if a[key] is not None]
     return result(step, builder.emit("ConvTranspose", *names, **_transposed_attributes(step)))
 
 
 @handles("convolution_transposed_backward")
-def _convolution_transposed_backward(builder: Builder, step: Step) -> tuple[Value | None, ...]:
+def _convolution_transposed_backward(
+    builder: Builder, step: Operation
+) -> tuple[OnnxValue | None, ...]:
     """Gradients of a convolution with input and output swapped."""
     a = step.arguments
     attributes = _transposed_attributes(step)
     del attributes["output_padding"]
     x, grad, weight = a["input"], a["grad_output"], a["weight"]
     wanted = a["output_mask"]
-    found: list[Value | None] = [None, None, None]
+    found: list[OnnxValue | None] = [None, None, None]
     if wanted[0]:
         names = builder.full(grad), builder.full(weight)
         found[0] = result(step, builder.emit("Conv", *names, **attributes), 0)

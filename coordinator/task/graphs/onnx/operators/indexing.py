@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from coordinator.task.graphs.errors import GraphCompileError
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     axis_of,
     handles,
@@ -14,12 +14,12 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Size, Spec, Step, multiply
+from coordinator.task.graphs.symbols import Operation, Size, Spec, multiply
 from edge_sdk.protocol.task.graphs import SizeTerm
 
 
 @handles("gather")
-def _gather(builder: Builder, step: Step) -> Value:
+def _gather(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     names = builder.full(a["self"]), builder.full(a["index"])
     axis = axis_of(a["dim"], len(a["self"].shape))
@@ -27,16 +27,16 @@ def _gather(builder: Builder, step: Step) -> Value:
 
 
 @handles("scatter.value", "scatter.src", "scatter_add")
-def _scatter(builder: Builder, step: Step) -> Value:
+def _scatter(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
-    index: Value = a["index"]
+    index: OnnxValue = a["index"]
     if "src" in a:
         updates = builder.full(a["src"])
         if a["src"].shape != index.shape:
             raise GraphCompileError("sources and indices must have the same shape")
     else:
         dtype = a["self"].dtype
-        updates = builder.full(Value(builder.scalar(a["value"], dtype), index.shape, dtype, ()))
+        updates = builder.full(OnnxValue(builder.scalar(a["value"], dtype), index.shape, dtype, ()))
     names = builder.full(a["self"]), builder.full(index), updates
     more = {"reduction": "add"} if step.target == "scatter_add" else {}
     axis = axis_of(a["dim"], len(a["self"].shape))
@@ -44,9 +44,9 @@ def _scatter(builder: Builder, step: Step) -> Value:
 
 
 @handles("max.dim", "min.dim")
-def _extreme(builder: Builder, step: Step) -> tuple[Value, ...]:
+def _extreme(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
     a = step.arguments
-    value: Value = a["self"]
+    value: OnnxValue = a["self"]
     axis, keep = axis_of(a["dim"], len(value.shape)), bool(a["keepdim"])
     reduce, find = ("ReduceMax", "ArgMax") if step.target == "max.dim" else ("ReduceMin", "ArgMin")
     name = builder.full(value)
@@ -55,14 +55,14 @@ def _extreme(builder: Builder, step: Step) -> tuple[Value, ...]:
 
 
 @handles("embedding")
-def _embedding(builder: Builder, step: Step) -> Value:
+def _embedding(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     names = builder.full(a["weight"]), builder.full(a["indices"])
     return result(step, builder.emit("Gather", *names, axis=0))
 
 
 @handles("index_select")
-def _index_select(builder: Builder, step: Step) -> Value:
+def _index_select(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     axis = axis_of(a["dim"], len(a["self"].shape))
     return result(
@@ -81,13 +81,13 @@ def _sum_rows(builder: Builder, rows: str, indices: str, out: Spec, padding: int
     return builder.emit("ScatterND", table, column, rows, reduction="add")
 
 
-def _no_frequencies(step: Step) -> None:
+def _no_frequencies(step: Operation) -> None:
     if step.arguments["scale_grad_by_freq"]:
         raise GraphCompileError("scale_grad_by_freq is not supported")
 
 
 @handles("embedding_dense_backward")
-def _embedding_backward(builder: Builder, step: Step) -> Value:
+def _embedding_backward(builder: Builder, step: Operation) -> OnnxValue:
     _no_frequencies(step)
     a, spec = step.arguments, spec_of(step)
     grad, indices = a["grad_output"], a["indices"]
@@ -97,7 +97,7 @@ def _embedding_backward(builder: Builder, step: Step) -> Value:
     return result(step, _sum_rows(builder, rows, flat, spec, a["padding_idx"]))
 
 
-def _bag(builder: Builder, step: Step) -> tuple[Value, Size, Size]:
+def _bag(builder: Builder, step: Operation) -> tuple[OnnxValue, Size, Size]:
     """Return the indices, the number of bags and their common length."""
     a = step.arguments
     if a["mode"] not in (0, 1):
@@ -111,7 +111,7 @@ def _bag(builder: Builder, step: Step) -> tuple[Value, Size, Size]:
 
 
 def _shares(
-    builder: Builder, step: Step, dtype: torch.dtype, bags: Size, length: Size
+    builder: Builder, step: Operation, dtype: torch.dtype, bags: Size, length: Size
 ) -> str | None:
     """Weight of each entry in its bag, (bags, length, 1); None: every weight is 1.
 
@@ -119,7 +119,7 @@ def _shares(
     """
     a = step.arguments
     whole = (bags, length, 1)
-    weights: Value | None = a.get("per_sample_weights")
+    weights: OnnxValue | None = a.get("per_sample_weights")
     name = None
     if weights is not None:
         name = builder.reshape(builder.full(weights), weights.shape, whole)
@@ -146,32 +146,36 @@ def _divide(size: Size, by: Size) -> Size:
     return whole.coefficient // part.coefficient
 
 
-def _bag_rows(builder: Builder, weight: Value, indices: Value, bags: Size, length: Size) -> str:
+def _bag_rows(
+    builder: Builder, weight: OnnxValue, indices: OnnxValue, bags: Size, length: Size
+) -> str:
     """Look up the table's row of each entry, (bags, length, width)."""
     table = builder.reshape(builder.full(indices), indices.shape, (bags, length))
     return builder.emit("Gather", builder.full(weight), table, axis=0)
 
 
 @handles("_embedding_bag", "_embedding_bag_forward_only")
-def _embedding_bag(builder: Builder, step: Step) -> tuple[Value | None, ...]:
+def _embedding_bag(builder: Builder, step: Operation) -> tuple[OnnxValue | None, ...]:
     _no_frequencies(step)
     indices, bags, length = _bag(builder, step)
-    weight: Value = step.arguments["weight"]
+    weight: OnnxValue = step.arguments["weight"]
     rows = _bag_rows(builder, weight, indices, bags, length)
     shares = _shares(builder, step, weight.dtype, bags, length)
     if shares is not None:
         rows = builder.emit("Mul", rows, shares)
     out = result(step, reduced(builder, "ReduceSum", rows, [1]))
     # The other outputs only serve the backward pass, which does not need them here.
-    unused = [Value("", spec.shape, spec.dtype, spec.shape) for spec in step.results[1:] if spec]
+    unused = [
+        OnnxValue("", spec.shape, spec.dtype, spec.shape) for spec in step.results[1:] if spec
+    ]
     return out, *unused
 
 
 @handles("_embedding_bag_backward")
-def _embedding_bag_backward(builder: Builder, step: Step) -> Value:
+def _embedding_bag_backward(builder: Builder, step: Operation) -> OnnxValue:
     _no_frequencies(step)
     indices, bags, length = _bag(builder, step)
-    grad: Value = step.arguments["grad"]
+    grad: OnnxValue = step.arguments["grad"]
     spec = spec_of(step)
     width = spec.shape[1]
     name = builder.emit("Unsqueeze", builder.full(grad), builder.ints([1]))
@@ -184,7 +188,7 @@ def _embedding_bag_backward(builder: Builder, step: Step) -> Value:
 
 
 @handles("_embedding_bag_per_sample_weights_backward")
-def _bag_weights_backward(builder: Builder, step: Step) -> Value:
+def _bag_weights_backward(builder: Builder, step: Operation) -> OnnxValue:
     """Multiply the gradient of a bag with each of its rows."""
     a = step.arguments
     indices, bags, length = _bag(builder, step)

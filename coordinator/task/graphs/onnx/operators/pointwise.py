@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from coordinator.task.graphs.errors import GraphCompileError
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     HANDLERS,
     Handler,
     handles,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Shape, Step
+from coordinator.task.graphs.symbols import Operation, Shape
 
 
 def _broadcast(*shapes: Shape) -> Shape:
@@ -25,17 +25,17 @@ def _broadcast(*shapes: Shape) -> Shape:
 
 def _operand(builder: Builder, operand: Any, dtype: torch.dtype) -> tuple[str, Shape]:
     """Return name and held shape of a tensor or number, converted to this type."""
-    if isinstance(operand, Value):
+    if isinstance(operand, OnnxValue):
         same = operand.dtype == dtype
         return (operand.name if same else builder.cast(operand.name, dtype)), operand.held
     return builder.scalar(operand, dtype), ()
 
 
-def _pointwise(builder: Builder, step: Step, operator: str, *operands: Any) -> Value:
+def _pointwise(builder: Builder, step: Operation, operator: str, *operands: Any) -> OnnxValue:
     """Apply an operator to operands of the result's type."""
     spec = spec_of(step)
     names, shapes = zip(*(_operand(builder, o, spec.dtype) for o in operands), strict=True)
-    return Value(builder.emit(operator, *names), spec.shape, spec.dtype, _broadcast(*shapes))
+    return OnnxValue(builder.emit(operator, *names), spec.shape, spec.dtype, _broadcast(*shapes))
 
 
 UNARY = {
@@ -72,7 +72,7 @@ def _unary(operator: str) -> Handler:
 
 
 def _binary(operator: str) -> Handler:
-    def handler(builder: Builder, step: Step) -> Value:
+    def handler(builder: Builder, step: Operation) -> OnnxValue:
         a = step.arguments
         return _pointwise(builder, step, operator, a["self"], a.get("other", a.get("exponent")))
 
@@ -80,9 +80,9 @@ def _binary(operator: str) -> Handler:
 
 
 def _comparison(operator: str, *, negate: bool = False) -> Handler:
-    def handler(builder: Builder, step: Step) -> Value:
+    def handler(builder: Builder, step: Operation) -> OnnxValue:
         spec, operands = spec_of(step), (step.arguments["self"], step.arguments["other"])
-        tensors = [o.dtype for o in operands if isinstance(o, Value)]
+        tensors = [o.dtype for o in operands if isinstance(o, OnnxValue)]
         dtype = tensors[0]
         for other in tensors[1:]:
             dtype = torch.promote_types(dtype, other)
@@ -90,7 +90,7 @@ def _comparison(operator: str, *, negate: bool = False) -> Handler:
         name = builder.emit(operator, *names)
         if negate:
             name = builder.emit("Not", name)
-        return Value(name, spec.shape, spec.dtype, _broadcast(*shapes))
+        return OnnxValue(name, spec.shape, spec.dtype, _broadcast(*shapes))
 
     return handler
 
@@ -110,7 +110,7 @@ for _name, _operator in LOGIC.items():
 
 
 @handles("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor", "bitwise_not")
-def _bitwise(builder: Builder, step: Step) -> Value:
+def _bitwise(builder: Builder, step: Operation) -> OnnxValue:
     if spec_of(step).dtype != torch.bool:
         raise GraphCompileError("supported only on booleans")
     kind = step.target.removeprefix("bitwise_").removesuffix(".Tensor")
@@ -121,33 +121,33 @@ def _bitwise(builder: Builder, step: Step) -> Value:
 
 
 @handles("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
-def _add(builder: Builder, step: Step) -> Value:
+def _add(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     other = a["other"]
     if a["alpha"] != 1:
         spec = spec_of(step)
         name, held = _operand(builder, other, spec.dtype)
         name = builder.emit("Mul", name, builder.scalar(a["alpha"], spec.dtype))
-        other = Value(name, held, spec.dtype, held)
+        other = OnnxValue(name, held, spec.dtype, held)
     operator = "Add" if step.target.startswith("add") else "Sub"
     return _pointwise(builder, step, operator, a["self"], other)
 
 
 @handles("rsub.Scalar", "rsub.Tensor")
-def _rsub(builder: Builder, step: Step) -> Value:
+def _rsub(builder: Builder, step: Operation) -> OnnxValue:
     if step.arguments["alpha"] != 1:
         raise GraphCompileError("alpha must be 1")
     return _pointwise(builder, step, "Sub", step.arguments["other"], step.arguments["self"])
 
 
 @handles("rsqrt")
-def _rsqrt(builder: Builder, step: Step) -> Value:
+def _rsqrt(builder: Builder, step: Operation) -> OnnxValue:
     root = _pointwise(builder, step, "Sqrt", step.arguments["self"])
     return _pointwise(builder, step, "Reciprocal", root)
 
 
 @handles("log1p", "expm1")
-def _near_one(builder: Builder, step: Step) -> Value:
+def _near_one(builder: Builder, step: Operation) -> OnnxValue:
     x = step.arguments["self"]
     if step.target == "log1p":
         return _pointwise(builder, step, "Log", _pointwise(builder, step, "Add", x, 1))
@@ -155,37 +155,37 @@ def _near_one(builder: Builder, step: Step) -> Value:
 
 
 @handles("clamp", "clamp.Tensor", "hardtanh", "clamp_min", "clamp_max", "relu6")
-def _clamp(builder: Builder, step: Step) -> Value:
+def _clamp(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     value = a["self"]
     for bound, operator in (("min", "Max"), ("min_val", "Max"), ("max", "Min"), ("max_val", "Min")):
         if a.get(bound) is not None:
             value = _pointwise(builder, step, operator, value, a[bound])
-    result: Value = value
+    result: OnnxValue = value
     return result
 
 
 @handles("where.self", "where.ScalarOther", "where.ScalarSelf")
-def _where(builder: Builder, step: Step) -> Value:
+def _where(builder: Builder, step: Operation) -> OnnxValue:
     a, spec = step.arguments, spec_of(step)
-    condition: Value = a["condition"]
+    condition: OnnxValue = a["condition"]
     yes, yes_shape = _operand(builder, a["self"], spec.dtype)
     no, no_shape = _operand(builder, a["other"], spec.dtype)
     held = _broadcast(condition.held, yes_shape, no_shape)
-    return Value(builder.emit("Where", condition.name, yes, no), spec.shape, spec.dtype, held)
+    return OnnxValue(builder.emit("Where", condition.name, yes, no), spec.shape, spec.dtype, held)
 
 
 @handles("_to_copy", "clone", "detach", "detach_copy", "alias", "alias_copy", "lift_fresh_copy")
-def _copy(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _copy(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     spec = spec_of(step)
     name, held = _operand(builder, value, spec.dtype)
-    return Value(name, spec.shape, spec.dtype, held)
+    return OnnxValue(name, spec.shape, spec.dtype, held)
 
 
 @handles("copy")
-def _copy_over(builder: Builder, step: Step) -> Value:
+def _copy_over(builder: Builder, step: Operation) -> OnnxValue:
     """Broadcast the source to the shape it is copied over."""
     spec = spec_of(step)
     name, held = _operand(builder, step.arguments["src"], spec.dtype)
-    return Value(name, spec.shape, spec.dtype, held)
+    return OnnxValue(name, spec.shape, spec.dtype, held)

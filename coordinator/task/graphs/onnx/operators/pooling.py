@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from coordinator.task.graphs.errors import GraphCompileError
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     fixed,
     handles,
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Shape, Step, multiply
+from coordinator.task.graphs.symbols import Operation, Shape, multiply
 
 
 def _pair(values: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
@@ -37,8 +37,8 @@ def _pooling_attributes(a: dict[str, Any]) -> dict[str, Any]:
 
 
 @handles("max_pool2d_with_indices")
-def _max_pool(builder: Builder, step: Step) -> tuple[Value, ...]:
-    x: Value = step.arguments["self"]
+def _max_pool(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
+    x: OnnxValue = step.arguments["self"]
     if len(x.shape) == 3:
         raise GraphCompileError("pooling needs a batch dimension")
     attributes = _pooling_attributes(step.arguments)
@@ -50,7 +50,7 @@ def _max_pool(builder: Builder, step: Step) -> tuple[Value, ...]:
 
 
 @handles("max_pool2d_with_indices_backward")
-def _max_pool_backward(builder: Builder, step: Step) -> Value:
+def _max_pool_backward(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     attributes = _pooling_attributes(a)
     kernel = attributes["kernel_shape"]
@@ -133,7 +133,7 @@ def _split(builder: Builder, name: str, axis: int, parts: int) -> list[str]:
     ]
 
 
-def _scattered(builder: Builder, step: Step) -> str:
+def _scattered(builder: Builder, step: Operation) -> str:
     """Scatter once over the flattened input: ONNX's indices count through the whole input."""
     a = step.arguments
     spec = spec_of(step)
@@ -178,7 +178,7 @@ def _apply_matrices(
     return name
 
 
-def _mean_matrices(step: Step, image: Shape) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+def _mean_matrices(step: Operation, image: Shape) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     a = step.arguments
     sizes = fixed(image[-2:], "an image's size")
     if "adaptive" in step.target:
@@ -199,14 +199,14 @@ def _mean_matrices(step: Step, image: Shape) -> list[np.ndarray[Any, np.dtype[np
 
 
 @handles("_adaptive_avg_pool2d", "avg_pool2d")
-def _mean_pool(builder: Builder, step: Step) -> Value:
-    x: Value = step.arguments["self"]
+def _mean_pool(builder: Builder, step: Operation) -> OnnxValue:
+    x: OnnxValue = step.arguments["self"]
     matrices = _mean_matrices(step, x.shape)
     return result(step, _apply_matrices(builder, builder.full(x), matrices))
 
 
 @handles("_adaptive_avg_pool2d_backward", "avg_pool2d_backward")
-def _mean_pool_backward(builder: Builder, step: Step) -> Value:
-    grad: Value = step.arguments["grad_output"]
+def _mean_pool_backward(builder: Builder, step: Operation) -> OnnxValue:
+    grad: OnnxValue = step.arguments["grad_output"]
     matrices = [matrix.T for matrix in _mean_matrices(step, spec_of(step).shape)]
     return result(step, _apply_matrices(builder, builder.full(grad), matrices))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     HANDLERS,
     Handler,
@@ -12,10 +12,10 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Step, multiply
+from coordinator.task.graphs.symbols import Operation, multiply
 
 
-def _axes(step: Step, rank: int) -> list[int]:
+def _axes(step: Operation, rank: int) -> list[int]:
     dims = step.arguments.get("dim")
     if isinstance(dims, int):
         dims = [dims]
@@ -23,8 +23,8 @@ def _axes(step: Step, rank: int) -> list[int]:
 
 
 def _reduction(operator: str) -> Handler:
-    def handler(builder: Builder, step: Step) -> Value:
-        value: Value = step.arguments["self"]
+    def handler(builder: Builder, step: Operation) -> OnnxValue:
+        value: OnnxValue = step.arguments["self"]
         axes = _axes(step, len(value.shape))
         name, dtype = builder.full(value), spec_of(step).dtype
         if value.dtype != dtype:
@@ -43,8 +43,8 @@ HANDLERS["amin"] = _reduction("ReduceMin")
 
 
 @handles("var_mean.correction", "var.correction")
-def _var_mean(builder: Builder, step: Step) -> Value | tuple[Value, ...]:
-    value: Value = step.arguments["self"]
+def _var_mean(builder: Builder, step: Operation) -> OnnxValue | tuple[OnnxValue, ...]:
+    value: OnnxValue = step.arguments["self"]
     axes, keep = _axes(step, len(value.shape)), bool(step.arguments["keepdim"])
     x, dtype = builder.full(value), value.dtype
     mean = reduced(builder, "ReduceMean", x, axes, keep=True)
@@ -64,7 +64,7 @@ def _var_mean(builder: Builder, step: Step) -> Value | tuple[Value, ...]:
 
 
 @handles("mm")
-def _product(builder: Builder, step: Step) -> Value:
+def _product(builder: Builder, step: Operation) -> OnnxValue:
     """Compute a product; one whose left side is transposed is made transposed: aᵀ·b = (bᵀ·a)ᵀ.
 
     torch writes the gradient of a linear layer's weight this way and transposes it next. Two
@@ -81,14 +81,14 @@ def _product(builder: Builder, step: Step) -> Value:
 
 
 @handles("bmm", "matmul")
-def _matmul(builder: Builder, step: Step) -> Value:
+def _matmul(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
-    right: Value = a["mat2"] if "mat2" in a else a["other"]
+    right: OnnxValue = a["mat2"] if "mat2" in a else a["other"]
     return result(step, builder.emit("MatMul", builder.full(a["self"]), builder.full(right)))
 
 
 @handles("addmm")
-def _addmm(builder: Builder, step: Step) -> Value:
+def _addmm(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     names = builder.full(a["mat1"]), builder.full(a["mat2"]), a["self"].name
     factors = {"alpha": float(a["alpha"]), "beta": float(a["beta"])}
@@ -96,8 +96,8 @@ def _addmm(builder: Builder, step: Step) -> Value:
 
 
 @handles("_softmax", "_log_softmax")
-def _softmax(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _softmax(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     operator = "Softmax" if step.target == "_softmax" else "LogSoftmax"
     axis = axis_of(step.arguments["dim"], len(value.shape))
     return result(step, builder.emit(operator, builder.full(value), axis=axis))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import Builder, Value
-from coordinator.task.graphs.symbols import Size, Spec, Step
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
+from coordinator.task.graphs.symbols import Operation, Size, Spec
 
-Handler = Callable[[Builder, Step], Value | tuple[Value | None, ...]]
+Handler = Callable[[Builder, Operation], OnnxValue | tuple[OnnxValue | None, ...]]
 
 HANDLERS: dict[str, Handler] = {}
 
@@ -23,7 +23,7 @@ def handles(*targets: str) -> Callable[[Handler], Handler]:
     return register
 
 
-def spec_of(step: Step, index: int = 0) -> Spec:
+def spec_of(step: Operation, index: int = 0) -> Spec:
     """Return shape and type of a step's result."""
     spec = step.results[index]
     if spec is None:
@@ -31,10 +31,10 @@ def spec_of(step: Step, index: int = 0) -> Spec:
     return spec
 
 
-def result(step: Step, name: str, index: int = 0) -> Value:
+def result(step: Operation, name: str, index: int = 0) -> OnnxValue:
     """Return a value held in full."""
     spec = spec_of(step, index)
-    return Value(name, spec.shape, spec.dtype, spec.shape)
+    return OnnxValue(name, spec.shape, spec.dtype, spec.shape)
 
 
 def axis_of(axis: int, rank: int) -> int:

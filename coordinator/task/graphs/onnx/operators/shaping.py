@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import Builder, Value
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     axis_of,
     fixed,
@@ -15,59 +15,59 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Size, Step, subtract
+from coordinator.task.graphs.symbols import Operation, Size, subtract
 
 
 @handles("scalar_tensor", "full", "full_like", "new_full", "fill.Scalar")
-def _full(builder: Builder, step: Step) -> Value:
+def _full(builder: Builder, step: Operation) -> OnnxValue:
     a, spec = step.arguments, spec_of(step)
     number = next(a[key] for key in ("fill_value", "s", "value") if key in a)
-    return Value(builder.scalar(number, spec.dtype), spec.shape, spec.dtype, ())
+    return OnnxValue(builder.scalar(number, spec.dtype), spec.shape, spec.dtype, ())
 
 
 @handles("zeros", "zeros_like", "new_zeros", "ones", "ones_like")
 @handles("empty.memory_format", "empty_like", "empty_permuted", "empty_strided")
-def _zeros(builder: Builder, step: Step) -> Value:
+def _zeros(builder: Builder, step: Operation) -> OnnxValue:
     spec = spec_of(step)
     number = 1 if step.target.startswith("ones") else 0
-    return Value(builder.scalar(number, spec.dtype), spec.shape, spec.dtype, ())
+    return OnnxValue(builder.scalar(number, spec.dtype), spec.shape, spec.dtype, ())
 
 
 @handles("arange.start_step")
-def _arange(builder: Builder, step: Step) -> Value:
+def _arange(builder: Builder, step: Operation) -> OnnxValue:
     a, spec = step.arguments, spec_of(step)
     bounds = [builder.scalar(a[key], spec.dtype) for key in ("start", "end", "step")]
     return result(step, builder.emit("Range", *bounds))
 
 
 @handles("expand", "expand_copy")
-def _expand(_builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
-    return Value(value.name, spec_of(step).shape, value.dtype, value.held)
+def _expand(_builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
+    return OnnxValue(value.name, spec_of(step).shape, value.dtype, value.held)
 
 
 @handles("view", "view_copy", "reshape", "_unsafe_view", "_reshape_copy")
-def _view(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _view(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     after = spec_of(step).shape
     if value.held == ():
-        return Value(value.name, after, value.dtype, ())
+        return OnnxValue(value.name, after, value.dtype, ())
     return result(step, builder.reshape(builder.full(value), value.shape, after))
 
 
 @handles("unsqueeze", "unsqueeze_copy")
-def _unsqueeze(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _unsqueeze(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     shape = spec_of(step).shape
     axis = axis_of(step.arguments["dim"], len(shape))
     if value.held == ():
-        return Value(value.name, shape, value.dtype, ())
+        return OnnxValue(value.name, shape, value.dtype, ())
     return result(step, builder.emit("Unsqueeze", builder.full(value), builder.ints([axis])))
 
 
 @handles("squeeze.dims", "squeeze.dim", "squeeze_copy.dim", "squeeze_copy.dims")
-def _squeeze(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _squeeze(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     dims = step.arguments["dim"]
     dims = [dims] if isinstance(dims, int) else dims
     rank = len(value.shape)
@@ -78,16 +78,16 @@ def _squeeze(builder: Builder, step: Step) -> Value:
 
 
 @handles("permute", "permute_copy")
-def _permute(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _permute(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     rank = len(value.shape)
     order = [axis_of(dim, rank) for dim in step.arguments["dims"]]
     return result(step, builder.emit("Transpose", builder.full(value), perm=order))
 
 
 @handles("t", "t_copy", "transpose.int", "transpose_copy.int")
-def _transpose(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _transpose(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     order = list(range(len(value.shape)))
     if order:
         first = axis_of(step.arguments.get("dim0", 0), len(order))
@@ -97,8 +97,8 @@ def _transpose(builder: Builder, step: Step) -> Value:
 
 
 @handles("repeat")
-def _repeat(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _repeat(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     repeats = tuple(step.arguments["repeats"])
     whole = (1,) * (len(repeats) - len(value.shape)) + value.shape
     name = builder.reshape(builder.full(value), value.shape, whole)
@@ -106,15 +106,15 @@ def _repeat(builder: Builder, step: Step) -> Value:
 
 
 @handles("cumsum")
-def _cumsum(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _cumsum(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     axis = axis_of(step.arguments["dim"], len(value.shape))
     return result(step, builder.emit("CumSum", builder.full(value), builder.ints([axis])))
 
 
 @handles("flip")
-def _flip(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _flip(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     axes = [axis_of(dim, len(value.shape)) for dim in step.arguments["dims"]]
     # From the last element backwards, to just before the first.
     bounds = [[-1] * len(axes), [-(2**62)] * len(axes), axes, [-1] * len(axes)]
@@ -122,38 +122,38 @@ def _flip(builder: Builder, step: Step) -> Value:
 
 
 @handles("cat")
-def _cat(builder: Builder, step: Step) -> Value:
+def _cat(builder: Builder, step: Operation) -> OnnxValue:
     axis = axis_of(step.arguments["dim"], len(spec_of(step).shape))
     names = [builder.full(value) for value in step.arguments["tensors"]]
     return result(step, builder.emit("Concat", *names, axis=axis))
 
 
 @handles("getitem")
-def _getitem(_builder: Builder, step: Step) -> Value:
+def _getitem(_builder: Builder, step: Operation) -> OnnxValue:
     value = step.arguments["source"][step.arguments["index"]]
     if value is None:
         raise GraphCompileError("it uses a result that has no translation")
-    result: Value = value
+    result: OnnxValue = value
     return result
 
 
-def _select_name(builder: Builder, value: Value, axis: int, index: int) -> str:
+def _select_name(builder: Builder, value: OnnxValue, axis: int, index: int) -> str:
     return builder.emit(
         "Gather", builder.full(value), builder.constant(np.array(index, dtype=np.int64)), axis=axis
     )
 
 
 @handles("select.int", "select_copy.int")
-def _select(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _select(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     axis = axis_of(step.arguments["dim"], len(value.shape))
     (index,) = fixed([step.arguments["index"]], "the index")
     return result(step, _select_name(builder, value, axis, index))
 
 
 @handles("unbind.int", "unbind_copy.int")
-def _unbind(builder: Builder, step: Step) -> tuple[Value, ...]:
-    value: Value = step.arguments["self"]
+def _unbind(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
+    value: OnnxValue = step.arguments["self"]
     axis = axis_of(step.arguments["dim"], len(value.shape))
     (count,) = fixed([value.shape[axis]], "the number of parts")
     return tuple(result(step, _select_name(builder, value, axis, i), i) for i in range(count))
@@ -166,7 +166,7 @@ def _slice_name(
     return builder.emit("Slice", name, *ends, builder.ints([axis]), builder.ints([stride]))
 
 
-def _bounds(step: Step, size: Size) -> tuple[Size, Size]:
+def _bounds(step: Operation, size: Size) -> tuple[Size, Size]:
     """Return a slice's start and end, within the dimension."""
     found: list[Size] = []
     for key, default in (("start", 0), ("end", size)):
@@ -182,8 +182,8 @@ def _bounds(step: Step, size: Size) -> tuple[Size, Size]:
 
 
 @handles("slice.Tensor", "slice_copy.Tensor")
-def _slice(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _slice(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     axis = axis_of(step.arguments["dim"], len(value.shape))
     start, end = _bounds(step, value.shape[axis])
     (stride,) = fixed([step.arguments["step"]], "a slice's step")
@@ -194,8 +194,8 @@ def _slice(builder: Builder, step: Step) -> Value:
 
 
 @handles("split.Tensor", "split_copy.Tensor", "split_with_sizes", "split_with_sizes_copy")
-def _split(builder: Builder, step: Step) -> tuple[Value, ...]:
-    value: Value = step.arguments["self"]
+def _split(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
+    value: OnnxValue = step.arguments["self"]
     axis = axis_of(step.arguments["dim"], len(value.shape))
     parts = [spec_of(step, index).shape[axis] for index in range(len(step.results))]
     sizes = builder.sizes(tuple(parts))
@@ -210,7 +210,7 @@ def _padded(builder: Builder, name: str, rank: int, axis: int, before: Size, aft
 
 
 @handles("select_backward")
-def _select_backward(builder: Builder, step: Step) -> Value:
+def _select_backward(builder: Builder, step: Operation) -> OnnxValue:
     shape = spec_of(step).shape
     axis = axis_of(step.arguments["dim"], len(shape))
     index, size = fixed([step.arguments["index"], shape[axis]], "the index and its dimension")
@@ -222,9 +222,9 @@ def _select_backward(builder: Builder, step: Step) -> Value:
 
 
 @handles("slice_backward")
-def _slice_backward(builder: Builder, step: Step) -> Value:
+def _slice_backward(builder: Builder, step: Operation) -> OnnxValue:
     shape = spec_of(step).shape
-    grad: Value = step.arguments["grad_output"]
+    grad: OnnxValue = step.arguments["grad_output"]
     axis = axis_of(step.arguments["dim"], len(shape))
     start, end = _bounds(step, shape[axis])
     if step.arguments["step"] != 1:
@@ -235,7 +235,7 @@ def _slice_backward(builder: Builder, step: Step) -> Value:
     return result(step, _padded(builder, builder.full(grad), len(shape), axis, start, after))
 
 
-def _spread(builder: Builder, step: Step, grad: Value, axis: int) -> str:
+def _spread(builder: Builder, step: Operation, grad: OnnxValue, axis: int) -> str:
     """Spread the gradient over the places the slice came from, with zeros elsewhere."""
     shape = spec_of(step).shape
     start, end, stride, size = fixed(
@@ -248,8 +248,8 @@ def _spread(builder: Builder, step: Step, grad: Value, axis: int) -> str:
 
 
 @handles("constant_pad_nd")
-def _pad(builder: Builder, step: Step) -> Value:
-    value: Value = step.arguments["self"]
+def _pad(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
     rank = len(value.shape)
     pads = fixed(step.arguments["pad"], "padding")
     before, after = [0] * rank, [0] * rank

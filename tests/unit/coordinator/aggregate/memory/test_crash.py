@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +41,10 @@ def test_killed_writer_leaves_a_whole_commit(tmp_path: Path, dtype: Dtype) -> No
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
             if not call:
-                time.sleep(float(stream.random()) * 0.2)
+                for _ in range(int(stream.integers(1, 20))):
+                    assert writer.stdout.readline()
                 writer.kill()
+            writer.stdout.read()  # or it might wait for somebody to hear it
             assert writer.wait(timeout=60) == -signal.SIGKILL
         memory = DiskMemory(tmp_path, PLAN, config(dtype), reserve_bytes=0)
         while reference.now < memory.now:

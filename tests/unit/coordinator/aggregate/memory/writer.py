@@ -1,6 +1,7 @@
 """A process that advances, writes and commits until it is killed: `writer FOLDER DTYPE KILL_AT`.
 
-At the KILL_AT-th call that touches a file it kills itself; 0: never.
+At the KILL_AT-th call that touches a file it kills itself; 0: never. It says `ready`, and then
+every round that it committed.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def main() -> None:
     print("ready", flush=True)
     while True:
         one_round(memory, memory.now + 1)
+        print(memory.now, flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.index import (
     BrokerPlace,
     Enrolment,
-    Index,
+    EnrolmentIndex,
     read_index,
     write_index,
 )
@@ -331,7 +331,7 @@ def test_longest_names_fit_into_certificates(authority: Authority) -> None:
 def test_index_is_read_as_written(tmp_path: Path) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
     later = now + timedelta(days=1)
-    index = Index(
+    index = EnrolmentIndex(
         (
             Enrolment("robot", (1, 2**159), now, later, revoked=later),
             Enrolment("coordinator-eu", (3, 4), now, later),

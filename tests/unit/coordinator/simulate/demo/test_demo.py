@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound, RoundReport
-from coordinator.simulate.demo.digits import deal, dirichlet_shares, load_digits, make_members
+from coordinator.simulate.demo.digits import deal, dirichlet_shares, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
 from coordinator.simulate.demo.run import Demo, DemoConfig, make_demo, run_full
 from coordinator.simulate.demo.view import _screen, summarise, watch
@@ -63,13 +63,12 @@ def test_shares_are_uneven_in_classes() -> None:
     assert counts.max() > 3 * counts.mean()
 
 
-def test_members_are_the_same_for_the_same_seed() -> None:
-    one, two, other = (make_members(load_digits(seed).train, 8, seed) for seed in (1, 1, 2))
-    assert [m.name for m in one] == [f"device-{n}" for n in range(1, 9)]
-    for a, b in zip(one, two, strict=True):
-        assert np.array_equal(a.data.inputs[0], b.data.inputs[0])
-        assert np.array_equal(a.data.targets, b.data.targets)
-    assert any(len(a.data) != len(b.data) for a, b in zip(one, other, strict=True))
+def test_shares_are_the_same_for_the_same_seed() -> None:
+    one, two, other = (deal(load_digits(seed).train, "abcdefgh", seed) for seed in (1, 1, 2))
+    for a, b in zip(one.values(), two.values(), strict=True):
+        assert np.array_equal(a.inputs[0], b.inputs[0])
+        assert np.array_equal(a.targets, b.targets)
+    assert any(len(one[name]) != len(other[name]) for name in one)
 
 
 def test_digits_test_set_is_not_trained_on() -> None:

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.task.graphs.errors import NotSymbolicError
-from coordinator.task.graphs.symbols import Point, multiply, prime_points, subtract
+from coordinator.task.graphs.symbols import TracePoint, multiply, prime_points, subtract
 from edge_sdk.protocol.task.graphs import SizeTerm
 from tests.unit.coordinator.task.graphs.oracle import compiled
 
 
 @given(st.lists(st.booleans(), max_size=8), st.booleans())
 def test_points_share_no_size_that_varies(axes: list[bool], batch: bool) -> None:
-    base = Point((4,) * len(axes), 32)
+    base = TracePoint((4,) * len(axes), 32)
     points = prime_points(axes, batch=batch, base=base)
     free = [
         size

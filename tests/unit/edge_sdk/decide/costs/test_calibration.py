@@ -22,8 +22,8 @@ from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.costs.calibration import (
     MOST_STEPS,
-    Kept,
-    Machine,
+    KeptCosts,
+    MachineKey,
     calibrate,
     load,
     save,
@@ -266,7 +266,7 @@ def test_peak_is_at_least_what_is_resident_and_sees_an_array() -> None:
 # -- the file ------------------------------------------------------------------------------------
 
 
-def kept(**changes: Any) -> Kept:
+def kept(**changes: Any) -> KeptCosts:
     sample = Sample(
         level=0.5,
         samples=8,
@@ -278,7 +278,7 @@ def kept(**changes: Any) -> Kept:
         steps=5,
         grown_bytes=2e7,
     )
-    machine = Machine(
+    machine = MachineKey(
         tessera="0.1.0",
         runtime="onnxruntime 1.23.0",
         plan_hash="ab" * 32,
@@ -288,10 +288,10 @@ def kept(**changes: Any) -> Kept:
         cores=4.0,
         power_mode="MAXN",
     )
-    whole = Kept(
+    whole = KeptCosts(
         machine=machine,
         calibration=Calibration(samples=(sample, sample), idle_w=1.5, net_w=None),
-        learned=Learned(rounds=3, ratio=1.2, ratios={"0.5": 1.25}, up_bytes_per_s=1e6),
+        learned=Learned(rounds=3, ratio=1.2, ratios={"0.5": 1.25}),
     )
     return replace(whole, **changes)
 
@@ -338,7 +338,6 @@ def _change(content: dict[str, Any], *path: str | int, value: Any) -> bytes:
         lambda c: _change(c, "learned", "ratios", value={"fast": 1.0}),
         lambda c: _change(c, "learned", "ratios", value={"0.5": 0.0}),
         lambda c: _change(c, "learned", "ratio", value=-1.0),
-        lambda c: _change(c, "learned", "up_bytes_per_s", value=0.0),
     ],
 )
 def test_file_that_is_damaged_is_told_and_measured_anew(
@@ -361,7 +360,7 @@ def test_calibration_holds_for_the_same_machine() -> None:
     assert why_calibrate(kept(), kept().machine) is None
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Machine)])
+@pytest.mark.parametrize("name", [each.name for each in fields(MachineKey)])
 def test_calibration_is_due_when_the_machine_changed(name: str) -> None:
     machine = kept().machine
     value = getattr(machine, name)

@@ -31,9 +31,9 @@ from edge_sdk.decide.emulation.emulation import (
     emulate,
     read_story,
 )
-from edge_sdk.decide.emulation.fleet import Fleet, Member, find_fleet
+from edge_sdk.decide.emulation.fleet import Fleet, FleetMember, find_fleet
 from edge_sdk.decide.observer import Observer
-from edge_sdk.machine.board import Board, BoardError, Power, Quantity, Speed, find_board
+from edge_sdk.machine.board import Board, BoardError, PowerSpec, Quantity, SpeedSpec, find_board
 from edge_sdk.machine.snapshot import Battery
 from edge_sdk.protocol.errors import TrainingStopped
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -62,9 +62,9 @@ def data() -> ArrayData:
     return ArrayData((inputs,), random.integers(4, size=64))
 
 
-def phone(**changes: object) -> Member:
+def phone(**changes: object) -> FleetMember:
     values: dict[str, object] = {"name": "phone", "board": find_board("pixel_4")}
-    return Member(**{**values, "battery_percent": 50.0, **changes})  # type: ignore[arg-type]
+    return FleetMember(**{**values, "battery_percent": 50.0, **changes})  # type: ignore[arg-type]
 
 
 def quantity(value: float) -> Quantity:
@@ -216,8 +216,8 @@ def test_constants_say_what_they_are_computed_from() -> None:
 def board(speed: float, idle_w: float = 0.1, train_w: float = 4.0) -> Board:
     return replace(
         find_board("pixel_4"),
-        speed=Speed(speed_ratio=quantity(speed)),
-        power=Power(idle_w=quantity(idle_w), train_w=quantity(train_w)),
+        speed=SpeedSpec(speed_ratio=quantity(speed)),
+        power=PowerSpec(idle_w=quantity(idle_w), train_w=quantity(train_w)),
     )
 
 
@@ -283,8 +283,8 @@ def test_probe_shows_the_board(task: Task) -> None:
 
 def test_board_on_mains_is_never_drained_and_what_is_not_known_stays_so() -> None:
     nano = find_board("jetson_nano")
-    nano = replace(nano, memory=replace(nano.memory, app_mb=None), power=Power())
-    emulation = Emulation(Member(name="roof", board=nano))
+    nano = replace(nano, memory=replace(nano.memory, app_mb=None), power=PowerSpec())
+    emulation = Emulation(FleetMember(name="roof", board=nano))
     emulation.trained(1e12)
     emulation.round_opened(1)
     seen = emulation.snapshot()
@@ -297,9 +297,9 @@ def test_board_on_mains_is_never_drained_and_what_is_not_known_stays_so() -> Non
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"speed": Speed()}, "speed.speed_ratio"),
-        ({"power": Power(idle_w=quantity(1))}, "power.train_w"),
-        ({"power": Power(train_w=quantity(1))}, "power.idle_w"),
+        ({"speed": SpeedSpec()}, "speed.speed_ratio"),
+        ({"power": PowerSpec(idle_w=quantity(1))}, "power.train_w"),
+        ({"power": PowerSpec(train_w=quantity(1))}, "power.idle_w"),
     ],
 )
 def test_profile_that_lacks_a_number_is_named(change: dict[str, object], key: str) -> None:
@@ -403,7 +403,7 @@ def opening(task: Task, round: int, rounds: int, deadline_s: float) -> RoundOpen
 
 
 def live(
-    fleet: Fleet, member: Member, task: Task, data: ArrayData, rounds: int
+    fleet: Fleet, member: FleetMember, task: Task, data: ArrayData, rounds: int
 ) -> tuple[list[Decision], Emulation]:
     """What a device decides in the first rounds of 30; it trains as it decided."""
     emulation = emulate(fleet, member.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.decide.emulation.fleet import Fleet, Member, find_fleet, load_fleet
+from edge_sdk.decide.emulation.fleet import Fleet, FleetMember, find_fleet, load_fleet
 from edge_sdk.machine.board import BoardError, find_board, write_board
 
 TWO = """
@@ -49,7 +49,7 @@ def load(folder: Path, text: str) -> Fleet:
 
 def test_members_are_read_in_order(tmp_path: Path) -> None:
     assert load(tmp_path, TWO).members == (
-        Member(
+        FleetMember(
             name="pixel-4",
             board=find_board("pixel_4"),
             battery_percent=33,
@@ -59,7 +59,7 @@ def test_members_are_read_in_order(tmp_path: Path) -> None:
             up_mbit_s=8,
             down_mbit_s=40.5,
         ),
-        Member(name="roof", board=find_board("jetson_nano")),
+        FleetMember(name="roof", board=find_board("jetson_nano")),
     )
 
 
@@ -68,7 +68,9 @@ def test_scenario_is_read_and_has_defaults(tmp_path: Path) -> None:
     assert (fleet.work, fleet.interval_s, fleet.deadline_s) == (900, 1800.5, 300)
     assert fleet.starts == 17 * 60 + 5
     plain = load(tmp_path, '[[members]]\ndevice = "jetson_nano"')
-    assert plain == Fleet(members=(Member(name="jetson-nano", board=find_board("jetson_nano")),))
+    assert plain == Fleet(
+        members=(FleetMember(name="jetson-nano", board=find_board("jetson_nano")),)
+    )
     assert plain.work == 1
 
 

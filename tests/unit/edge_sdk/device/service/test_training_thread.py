@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_sdk.device.service.training_thread import Inbox, Order, Reconnected
+from edge_sdk.device.service.training_thread import Order, Orders, Reconnected
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Assignment, Outcome, Receipt, RoundClosed, RoundOpen
@@ -28,7 +28,7 @@ def opened(round: int) -> RoundOpen:
     )
 
 
-def drain(inbox: Inbox) -> list[object]:
+def drain(inbox: Orders) -> list[object]:
     orders: list[object] = []
     while (order := inbox.get(0)) is not None:
         orders.append(order)
@@ -36,14 +36,14 @@ def drain(inbox: Inbox) -> list[object]:
 
 
 def test_device_that_was_busy_answers_the_newest_round_only() -> None:
-    inbox, assignment = Inbox(), Assignment(device="pi", round=1, groups={})
+    inbox, assignment = Orders(), Assignment(device="pi", round=1, groups={})
     for order in (opened(1), assignment, opened(2), RECEIPT, opened(3), Reconnected()):
         inbox.put(order)
     assert drain(inbox) == [assignment, RECEIPT, opened(3), Reconnected()]
 
 
 def test_round_that_comes_again_does_not_hide_a_newer_one() -> None:
-    inbox = Inbox()
+    inbox = Orders()
     for order in (opened(3), opened(4), opened(2)):
         inbox.put(order)
     assert drain(inbox) == [opened(4), opened(2)]
@@ -53,7 +53,7 @@ def test_round_that_comes_again_does_not_hide_a_newer_one() -> None:
 
 
 def test_closed_inbox_has_only_receipts_left() -> None:
-    inbox = Inbox()
+    inbox = Orders()
     for order in (opened(1), RECEIPT, Reconnected()):
         inbox.put(order)
     inbox.close()
@@ -63,7 +63,7 @@ def test_closed_inbox_has_only_receipts_left() -> None:
 
 
 def test_empty_inbox_answers_after_the_timeout() -> None:
-    assert Inbox().get(0.01) is None
+    assert Orders().get(0.01) is None
 
 
 def notice(run: str) -> TaskNotice:
@@ -90,7 +90,7 @@ def notice(run: str) -> TaskNotice:
 def test_what_waits_is_seen_while_a_device_is_busy(
     order: Order, overtakes: bool, replaces: bool
 ) -> None:
-    inbox = Inbox()
+    inbox = Orders()
     assert not inbox.overtakes(RUN, 3)
     inbox.put(order)
     assert (inbox.overtakes(RUN, 3), inbox.replaces(RUN)) == (overtakes, replaces)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from edge_sdk.device.stores.movements import (
     MemoryMovements,
     MovementStore,
 )
-from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement
 
@@ -140,22 +138,6 @@ def test_damaged_movement_is_left_aside(
     path.write_bytes(damage(path.read_bytes()))
     assert FolderMovements(tmp_path).waiting == {3}
     assert "2.movement" in caplog.text
-
-
-def test_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    write_whole(path, b"old")
-
-    def full(_: int) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="no space"):
-        write_whole(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_sessions_count_up_at_every_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.machine.sensors.files import Files
-from edge_sdk.machine.sensors.linux.cgroup import Limits, group_folders, read_limits
+from edge_sdk.machine.sensors.linux.cgroup import CgroupLimits, group_folders, read_limits
 from tests.unit.edge_sdk.machine.machines import Content, build
 
 MB = 1 << 20
@@ -28,7 +28,7 @@ V1 = {
 }
 
 
-def limits(root: Path, *contents: Content) -> Limits:
+def limits(root: Path, *contents: Content) -> CgroupLimits:
     return read_limits(Files(build(root, *contents)))
 
 
@@ -43,7 +43,7 @@ def v2_memory(folder: str, limit: str, used: int, inactive: int = 0, high: str =
 
 
 def test_no_groups_is_no_limit(tmp_path: Path) -> None:
-    assert limits(tmp_path) == Limits(math.inf, math.inf, math.inf)
+    assert limits(tmp_path) == CgroupLimits(math.inf, math.inf, math.inf)
 
 
 def test_quota_of_v2_is_the_least_over_ancestors(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_memory_left_of_v2_counts_each_group_with_its_own_use(tmp_path: Path) ->
 
 def test_memory_high_limits_like_memory_max(tmp_path: Path) -> None:
     content = v2_memory("user.slice", "max", 100 * MB, high=str(300 * MB))
-    assert limits(tmp_path, V2, content) == Limits(math.inf, 300 * MB, 200 * MB)
+    assert limits(tmp_path, V2, content) == CgroupLimits(math.inf, 300 * MB, 200 * MB)
 
 
 def test_memory_used_beyond_the_limit_leaves_nothing(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_memory_of_v1_has_a_number_for_no_limit(tmp_path: Path) -> None:
         f"{base}/docker/abc/memory.usage_in_bytes": f"{200 * MB}\n",
         f"{base}/docker/abc/memory.stat": f"inactive_file 4096\ntotal_inactive_file {20 * MB}\n",
     }
-    assert limits(tmp_path, limited) == Limits(math.inf, 256 * MB, 76 * MB)
+    assert limits(tmp_path, limited) == CgroupLimits(math.inf, 256 * MB, 76 * MB)
 
 
 @pytest.mark.parametrize("ours", ["/docker/abc", "/../elsewhere", "/docker/abcdef"])
@@ -144,9 +144,9 @@ def test_quota_that_makes_no_sense_is_unknown_not_unlimited(
 
 def test_memory_limit_without_its_use_leaves_an_unknown_amount(tmp_path: Path) -> None:
     content = {"sys/fs/cgroup/user.slice/memory.max": "104857600\n"}
-    assert limits(tmp_path, V2, content) == Limits(math.inf, 100 * MB, None)
+    assert limits(tmp_path, V2, content) == CgroupLimits(math.inf, 100 * MB, None)
 
 
 def test_memory_limit_that_makes_no_sense_is_unknown(tmp_path: Path) -> None:
     content = {"sys/fs/cgroup/user.slice/memory.max": "lots\n"}
-    assert limits(tmp_path, V2, content) == Limits(math.inf, None, None)
+    assert limits(tmp_path, V2, content) == CgroupLimits(math.inf, None, None)

@@ -1,0 +1,1 @@
+"""Fleets in one process: how fast they train."""
