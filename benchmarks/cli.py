@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from benchmarks.studies.learn import command as learn
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from edge_sdk import TesseraError, __version__
+from edge_sdk.program.processes import limit_threads
 
 COMMANDS = (
     device,
@@ -36,6 +38,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the result is the exit code."""
+    limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

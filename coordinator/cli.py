@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 from coordinator.errors import ConfigError
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from edge_sdk import TesseraError, __version__
+from edge_sdk.program.processes import limit_threads
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -22,6 +24,7 @@ PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
+    limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.protocol.errors import TesseraError
-from edge_sdk.protocol.plan.plan import ModelPlan
 
 if TYPE_CHECKING:
     from edge_sdk.device.config import DeviceConfig, load_config
     from edge_sdk.device.service.service import Device, run_device
     from edge_sdk.protocol.plan.codec import decode_plan
+    from edge_sdk.protocol.plan.plan import ModelPlan
 
 __all__ = [
     "Device",
@@ -33,6 +33,7 @@ __version__ = "0.1.0"
 _LATER = {
     "Device": "edge_sdk.device.service.service",
     "DeviceConfig": "edge_sdk.device.config",
+    "ModelPlan": "edge_sdk.protocol.plan.plan",
     "decode_plan": "edge_sdk.protocol.plan.codec",
     "load_config": "edge_sdk.device.config",
     "run_device": "edge_sdk.device.service.service",

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk import TesseraError, __version__
+from edge_sdk.program.processes import limit_threads
 from edge_sdk.protocol.errors import TensorError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ OUTPUT_FORMATS = (".npy", ".json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
+    limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)

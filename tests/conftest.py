@@ -8,6 +8,16 @@ import signal
 from collections.abc import Generator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Laws are tried on the same examples every time, however long the machine takes for them.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
 
 NO_SKIPS = "TESSERA_NO_SKIPS"
 """Set by CI: a skipped test then fails."""

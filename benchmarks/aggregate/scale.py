@@ -11,7 +11,6 @@ processes of all fleets take turns, and what filling left behind is in none of t
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +33,7 @@ from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from coordinator.aggregate.memory import DiskMemory, Dtype, MemoryConfig, estimate_bytes
 from coordinator.aggregate.rules.ram_fed import RamFed
+from edge_sdk.program.processes import start_piped
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 
@@ -191,17 +191,9 @@ class _Child:
 
     def __init__(self, work: str, config: ScaleConfig, folder: Path, fleet: int) -> None:
         self._what = f"a process with {fleet} devices ({work})"
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", _CHILD.format(work=work)),
-                *(json.dumps(asdict(config)), str(folder), str(fleet)),
-            ],
-            env=child_environment(None),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", _CHILD.format(work=work)]
+        command += [json.dumps(asdict(config)), str(folder), str(fleet)]
+        self._process = start_piped(command, child_environment(None))
         self._stdin = cast("IO[str]", self._process.stdin)
         self._stdout = cast("IO[str]", self._process.stdout)
 

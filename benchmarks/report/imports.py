@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import edge_sdk
-from benchmarks.report.children import run_child
 from benchmarks.report.figures import Figure, FigureError
+from edge_sdk.program.processes import THREAD_VARIABLES, run_child
 
 STATEMENTS = {
     "numpy": "import numpy",
@@ -104,12 +105,14 @@ def child_environment(bytecode: str | None) -> dict[str, str]:
         env.pop("PYTHONDONTWRITEBYTECODE", None)
         env["PYTHONPYCACHEPREFIX"] = bytecode
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
-    return env | {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "MKL", "OMP")}
+    return env | dict.fromkeys(THREAD_VARIABLES, "1")
 
 
 def _import(statement: str, bytecode: str) -> tuple[float, float]:
     """(CPU seconds, peak MB) of a child that runs the statement."""
-    done = run_child(["-c", _CHILD.format(statement=statement)], child_environment(bytecode))
+    done = run_child(
+        [sys.executable, "-c", _CHILD.format(statement=statement)], child_environment(bytecode)
+    )
     if done.returncode:
         raise FigureError(f"{statement!r} failed in a fresh interpreter:\n{done.stderr}")
     cpu_s, peak_kib = done.stdout.split()

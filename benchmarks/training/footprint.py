@@ -6,6 +6,7 @@ How each is measured is said in `MEMORY_METHOD` and `DISK_METHOD`, which are wri
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import FAMILIES
-from benchmarks.report.children import run_child
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from benchmarks.training.process import BACKENDS
@@ -26,6 +26,7 @@ from coordinator.task.graphs import compile_graphs
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.plan.codec import encode_plan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.codec import encode_manifest
@@ -161,7 +162,8 @@ def train_in_child(
     `bytecode`: where it caches bytecode; None: where this process has it. Raises `FigureError`.
     """
     done = run_child(
-        ["-c", _CHILD, backend, files, family, str(steps)], child_environment(bytecode)
+        [sys.executable, "-c", _CHILD, backend, files, family, str(steps)],
+        child_environment(bytecode),
     )
     if done.returncode:
         raise FigureError(f"{family} did not train on {backend} in a new process:\n{done.stderr}")

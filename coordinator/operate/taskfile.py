@@ -11,7 +11,6 @@ calls a function and writes the test data it returns.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ from coordinator.run.folder import TaskFiles
 from coordinator.task.graphs.child import compile_in_child, load_function
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.errors import ProtocolError, TensorError
 from edge_sdk.protocol.plan.layout import Array
 
@@ -43,20 +43,8 @@ def load_evaluation(source: str, base: Path) -> ArrayData:
         return _read_npz(base / source)
     with TemporaryDirectory(prefix="tessera-evaluation-") as folder:
         path = Path(folder) / "data.npz"
-        done = subprocess.run(  # noqa: S603  our own interpreter and module, no shell
-            [
-                sys.executable,
-                "-m",
-                "coordinator.operate.taskfile",
-                _located(source, base),
-                str(path),
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        command = [sys.executable, "-m", "coordinator.operate.taskfile"]
+        done = run_child([*command, _located(source, base), str(path)])
         if done.returncode != 0:
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
             raise ConfigError(f"[task] evaluation {source!r}: {said}")

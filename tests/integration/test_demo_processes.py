@@ -224,7 +224,7 @@ def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None
 
 
 def test_demo_of_programs_does_not_wait_for_a_device_that_died(tmp_path: Path) -> None:
-    with watched(tmp_path) as demo:
+    with watched(tmp_path, "--rounds", "100000") as demo:
         demo.until(lambda: len(demo.find("edge_sdk.cli run")) == 2)
         demo.find("galaxy-s23")[0].kill()
         demo.until(lambda: demo.ended)

@@ -384,7 +384,7 @@ def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path:
                 program(
                     tmp_path / f"{name}.log",
                     *("edge_sdk.cli", "run", "--config", config),
-                    **({"TESSERA_CONNECT_S": "2"} if name == "alien" else {}),
+                    **({"TESSERA_CONNECT_S": "15"} if name == "alien" else {}),
                 )
             )
             for name, (config, _, _) in cases.items()

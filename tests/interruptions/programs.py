@@ -25,6 +25,14 @@ POLL_S = 0.02
 TAIL_LINES = 25
 
 
+SKEWED = """\
+import time
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + {skew_s}
+time.time_ns = lambda: real_ns() + {skew_s} * 10**9
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a log: its number, and its content if it is JSON (`message` alone if not)."""
@@ -70,6 +78,14 @@ class Program:
                 cwd=ROOT,
                 preexec_fn=self.before,
             )
+
+    def skew_clock(self, skew_s: int) -> None:
+        """Let its clock be so much ahead, from its next start on."""
+        folder = self.log.with_suffix(".clock")
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(SKEWED.format(skew_s=skew_s))
+        # Without compiled copies: of two files of one second, the older one's would be taken.
+        self.environment |= {"PYTHONPATH": f"{folder}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
 
     @property
     def running(self) -> bool:

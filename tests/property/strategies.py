@@ -18,7 +18,7 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor, split_atoms
 
-law = settings(max_examples=150, deadline=None, derandomize=True)
+law = settings(max_examples=150)
 """Applied to every property test: the same examples in every run, and no limit on their time."""
 
 Signature = tuple[tuple[str, int], ...]

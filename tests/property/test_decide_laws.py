@@ -17,7 +17,7 @@ from edge_sdk.decide.gates import Limits
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Network, Snapshot
 from edge_sdk.protocol.messages.round import Bid
 
-law = settings(deadline=None, derandomize=True, max_examples=300)
+law = settings(max_examples=300)
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 maybe_share = st.one_of(st.none(), st.floats(0.01, 1))
@@ -189,7 +189,7 @@ ON_BATTERY = Snapshot(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(max_examples=40)
 @given(
     prefer=st.sampled_from(["smaller", "rarer"]),
     schedule=st.sampled_from(["round-robin", "ad-hoc"]),

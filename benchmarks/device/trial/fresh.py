@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from typing import Any
 
 from benchmarks.device.trial.process import Asked
-from benchmarks.report.children import run_child
 from benchmarks.report.imports import child_environment
+from edge_sdk.program.processes import run_child
 
 _CODE = "import sys; from {module} import {function} as f; f(*sys.argv[1:])"
 
@@ -25,7 +26,7 @@ def run_fresh(function: str, ask: Asked) -> Any:
 def call_fresh(module: str, function: str, *arguments: str) -> Any:
     """What a fresh interpreter says that calls the function. Raises `ProcessFailed`."""
     code = _CODE.format(module=module, function=function)
-    done = run_child(["-c", code, *arguments], child_environment(None))
+    done = run_child([sys.executable, "-c", code, *arguments], child_environment(None))
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         more = "; the system does that where memory runs out" if name == "SIGKILL" else ""

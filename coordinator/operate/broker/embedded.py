@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
-from edge_sdk.program.orphans import without_orphans
+from edge_sdk.program.files import make_folder, write_whole
+from edge_sdk.program.processes import Children
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -71,7 +71,7 @@ def embedded_broker(
 
     `folder` gets Mosquitto's configuration and log. None means the best kind available, a free
     port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
-    Raises BrokerError.
+    Raises BrokerStartError.
     """
     kinds = available()
     if kind is None and not kinds:
@@ -83,7 +83,7 @@ def embedded_broker(
     kind = kind or kinds[0]
     if kind not in kinds:
         raise BrokerStartError(f"{kind} is not installed")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     password = password or secrets.token_urlsafe(24)
     with ExitStack() as stack:
         yield _start(stack, folder, kind, port, password)
@@ -113,30 +113,18 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
     if program is None:
         raise BrokerStartError("mosquitto is not installed")
     users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
-    users.touch(mode=0o600)
-    users.write_text(f"{settings.username}:{_password_hash(settings.password or '')}\n")
+    password = f"{settings.username}:{_password_hash(settings.password or '')}\n"
+    write_whole(users, password.encode(), mode=0o600)
     config.write_text(mosquitto_config(settings, users))
-    with log.open("ab") as output:
-        process = subprocess.Popen(  # noqa: S603 - the program is Mosquitto, from PATH
-            without_orphans([program, "-c", str(config)]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ctrl-C in a terminal is for us: our goodbyes need the broker a moment longer.
-            start_new_session=True,
-        )
-    try:
-        _wait_until_ready(settings, lambda: process.poll() is None, lambda: _listens(settings))
-        yield
-    except _NotReadyError as error:
-        raise BrokerStartError(f"mosquitto did not start: {_last_lines(log) or error}") from error
-    finally:
-        process.terminate()
+    with Children() as children:
+        broker = children.start("mosquitto", [program, "-c", str(config)], log)
         try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _wait_until_ready(settings, lambda: broker.is_running, lambda: _listens(settings))
+        except _NotReadyError as error:
+            raise BrokerStartError(
+                f"mosquitto did not start: {_last_lines(log) or error}"
+            ) from error
+        yield
 
 
 def mosquitto_config(settings: BrokerSettings, users: Path) -> str:

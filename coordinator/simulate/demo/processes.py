@@ -20,12 +20,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -58,7 +57,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
 from edge_sdk.decide.emulation.fleet import load_fleet
 from edge_sdk.device.config import PREFIX
-from edge_sdk.program.orphans import without_orphans
+from edge_sdk.program.processes import Children
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -69,9 +68,6 @@ STATE = "state"
 BID_S = 60.0
 """Long: a device that is late on a busy machine would change the run."""
 POLL_S = 0.1
-STOP_S = 10.0
-"""Seconds a program may take to stop when asked."""
-TAIL_LINES = 15
 
 TASK_FILE = """\
 from pathlib import Path
@@ -82,25 +78,6 @@ from coordinator.simulate.demo.run import demo_task
 def make_task():
     return demo_task(seed={seed!r}, init={init})
 """
-
-
-@dataclass(frozen=True, slots=True)
-class DemoProcess:
-    """A running program and its log file."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def failed(self) -> bool:
-        """True if it ended before its work was done."""
-        return self.process.poll() not in (None, 0)
-
-    def last_words(self) -> str:
-        """Describe its end: exit code and last lines of output."""
-        said = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n  ".join([f"{self.name} ended with code {self.process.returncode}:", *said])
 
 
 class ProcessDemo:
@@ -169,24 +146,24 @@ class ProcessDemo:
     def run(self) -> Generator[DemoRound]:
         """Start everything, yield every round as it closes, stop everything. Main thread only.
 
-        Raises `RunError` when the coordinator or the devices end early, `BrokerError` when no
+        Raises `RunError` when the coordinator or the devices end early, `BrokerStartError` when no
         broker can be started, and on signals like `_signals_noted`.
         """
         prefix = "tessera-demo-"
         with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
             folder = Path(temporary)
             try:
-                with embedded_broker(folder / "broker") as settings, _reaping() as programs:
+                with embedded_broker(folder / "broker") as settings, Children() as children:
                     self._write(folder, settings)
                     coordinator = ["coordinator.cli", "serve", "--config", str(folder / CONFIG)]
-                    programs.append(_start(COORDINATOR, coordinator, folder))
+                    _start(children, COORDINATOR, coordinator, folder)
                     for name in self._members:
                         if noted:
                             return
                         config = folder / name / DEVICE_CONFIG
                         device = ["edge_sdk.cli", "run", "--config", str(config)]
-                        programs.append(_start(name, device, folder))
-                    yield from self._follow(folder, programs[0], programs[1:], noted)
+                        _start(children, name, device, folder)
+                    yield from self._follow(folder, children, noted)
             finally:
                 self._read_result(folder / RUN)
 
@@ -267,13 +244,13 @@ class ProcessDemo:
     def _follow(
         self,
         folder: Path,
-        coordinator: DemoProcess,
-        devices: Sequence[DemoProcess],
+        children: Children,
         noted: Sequence[signal.Signals],
     ) -> Iterator[DemoRound]:
         """Yield every round as it closes, until the end or a signal. Raises `RunError`."""
+        coordinator, *devices = children.started
         while not noted:
-            ended = coordinator.process.poll() is not None  # checked first: no round is missed
+            ended = not coordinator.is_running  # checked first: no round is missed
             yield from self._closed_since(folder)
             if ended and not coordinator.failed:
                 return
@@ -348,49 +325,12 @@ def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
             raise KeyboardInterrupt
 
 
-@contextmanager
-def _reaping() -> Iterator[list[DemoProcess]]:
-    """Give a list for programs; all of them have ended when the context is left, in any way."""
-    programs: list[DemoProcess] = []
-    try:
-        yield programs
-    finally:
-        try:
-            for program in programs:
-                _signal(program, signal.SIGTERM)
-            by = time.monotonic() + STOP_S
-            for program in programs:
-                with suppress(subprocess.TimeoutExpired):
-                    program.process.wait(max(0.0, by - time.monotonic()))
-        finally:
-            for program in programs:
-                _signal(program, signal.SIGKILL)
-                program.process.wait()
-
-
-def _signal(program: DemoProcess, number: signal.Signals) -> None:
-    """Signal a program and its children, such as the graph compiler."""
-    if program.process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(program.process.pid, number)
-
-
-def _start(name: str, command: Sequence[str], folder: Path) -> DemoProcess:
-    log = folder / f"{name}.log"
+def _start(children: Children, name: str, command: Sequence[str], folder: Path) -> None:
     # Environment variables override files, and would be the same for all.
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
     environment["TMPDIR"] = str(folder)  # so that leftovers of a killed program are removed too
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603  our own interpreter and modules, no shell
-            without_orphans([sys.executable, "-m", *command]),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            # Ctrl-C in a terminal is for us; we stop the programs in order.
-            start_new_session=True,
-        )
-    return DemoProcess(name, process, log)
+    command = [sys.executable, "-m", *command]
+    children.start(name, command, folder / f"{name}.log", environment)
 
 
 def _read_story(folder: Path, name: str) -> list[Moment]:

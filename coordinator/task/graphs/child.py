@@ -25,6 +25,7 @@ from coordinator.errors import CoordinatorError
 from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, check_wanted
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.saved_model import SavedModel, check_folder_free, read_model, save_model
+from edge_sdk.program.processes import run_child
 
 
 def compile_in_child(
@@ -50,15 +51,7 @@ def compile_in_child(
         command += [f"--batch-size={int(size)}" for size in batch_sizes]
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
-            done = subprocess.run(  # noqa: S603  our own interpreter and module, no shell
-                [*command, "--", task_source, str(made)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
+            done = run_child([*command, "--", task_source, str(made)], timeout_s=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise GraphCompileError(
                 f"compiling task {task_source!r} took longer than {timeout_s} s"

@@ -182,7 +182,7 @@ class DiskHistory(History):
     on_disk = True
 
 
-few = settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True)
+few = settings(max_examples=40, stateful_step_count=25)
 TestRamHistory = RamHistory.TestCase
 TestRamHistory.settings = few
 TestDiskHistory = DiskHistory.TestCase

@@ -43,7 +43,7 @@ DATA = Path(__file__).parents[2] / "unit" / "edge_sdk" / "protocol" / "golden"
 GOLDEN = {path.name: path.read_bytes() for path in sorted(DATA.glob("message_*_v1.bin"))}
 MOVEMENT = (DATA / "movement_v1.bin").read_bytes()
 
-law = settings(max_examples=60, deadline=None, derandomize=True)
+law = settings(max_examples=60)
 
 # -- messages of any content ---------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
 from tests.property.plan.test_plan_codec_fuzz import damaged, grafts, structures
 from tests.property.strategies import bits_of, choices, plans, seeds
 
-law = settings(max_examples=40, deadline=None, derandomize=True)
+law = settings(max_examples=40)
 
 ENCODINGS = ["fp32", "fp16", "int8", "top-k:0.1"] + (
     ["fp32+zstd", "int8+zstd", "top-k:0.3+zstd"] if find_spec("zstandard") else []

@@ -83,12 +83,12 @@ def test_data_that_cannot_be_loaded_is_exit_code_3(
 def test_broker_that_is_not_there_in_time_is_exit_code_4(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TESSERA_CONNECT_S", "0.3")
+    monkeypatch.setenv("TESSERA_CONNECT_S", "3")
     monkeypatch.setenv("TESSERA_BROKER_PORT", "9")
     assert run(folder, "--log-format", "json") == 4
     last = json.loads(capsys.readouterr().err.splitlines()[-1])
     assert last["level"] == "error"
-    assert "no connection within 0.3 s: 127.0.0.1:9" in last["message"]
+    assert "no connection within 3 s: 127.0.0.1:9" in last["message"]
 
 
 def test_start_is_reported_to_people(
@@ -152,7 +152,7 @@ def test_signal_ends_the_program_with_a_goodbye(
         with log_file.open("w") as stderr:
             program = subprocess.Popen(command, stderr=stderr, env=environment, cwd=ROOT)
         try:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 60
             while "connected to" not in log_file.read_text():
                 assert program.poll() is None, log_file.read_text()
                 assert time.monotonic() < end

@@ -14,9 +14,10 @@ from benchmarks.network.load.site.files import open_files, write_run
 from benchmarks.network.load.site.history import HistoryTail
 from benchmarks.network.stage.files import device_names, run_folder, write_device
 from benchmarks.network.stage.processes import cpu_s
-from benchmarks.network.stage.programs import Programs, StageProcess, running, serve_command
+from benchmarks.network.stage.programs import Programs, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
 from coordinator.run.folder import HISTORY
+from edge_sdk.program.processes import ChildProcess
 
 FILES_PER_DEVICE = 12
 """Two connections, what wakes their threads, and a few files now and then."""
@@ -43,9 +44,9 @@ class Site:
     """Devices in a process."""
     broker: RestartedBroker
     programs: Programs
-    coordinator: StageProcess
+    coordinator: ChildProcess
     history: HistoryTail
-    fleets: list[StageProcess] = field(default_factory=list)
+    fleets: list[ChildProcess] = field(default_factory=list)
 
     def start_devices(self) -> None:
         """Start all devices."""
@@ -59,7 +60,7 @@ class Site:
                 "benchmarks.network.load.site.fleet_process",
                 *paths[at : at + self.together],
             ]
-            self.fleets.append(self.programs.start(f"fleet-{number}", command))
+            self.fleets.append(self.programs.begin(f"fleet-{number}", command))
 
     def wait_for_devices(self) -> None:
         """Until all are there. Raises `FigureError`."""
@@ -99,9 +100,9 @@ def open_site(task: PreparedTask, devices: int, together: int, bytecode: Path) -
         stack.enter_context(open_files(MORE_FILES + max(2 * devices, FILES_PER_DEVICE * together)))
         broker = stack.enter_context(RestartedBroker(folder / "broker"))
         broker.start()
-        programs = stack.enter_context(running(folder, bytecode))
+        programs = stack.enter_context(Programs(folder, bytecode))
         path = write_run(folder, task, devices, broker.settings)
-        coordinator = programs.start("coordinator", serve_command(path))
+        coordinator = programs.begin("coordinator", serve_command(path))
         programs.wait_until(lambda: broker.presences.coordinator, "the coordinator's start")
         history = HistoryTail(run_folder(folder) / HISTORY)
         yield Site(folder, devices, together, broker, programs, coordinator, history)

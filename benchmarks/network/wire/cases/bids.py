@@ -17,11 +17,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.network.stage.programs import StageProcess, running
+from benchmarks.network.stage.programs import Programs, check
 from benchmarks.network.wire.cases.bidding_process import BUSY, DEVICE, OVER, QUIET, TASK
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
 from coordinator.operate.broker.embedded import embedded_broker
+from edge_sdk.program.processes import ChildProcess
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.messages.topics import TopicKind, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Credit, Offer
@@ -89,7 +90,7 @@ def measure_bids(config: BidsConfig, bytecode: Path, begin: Begin = silent) -> l
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
         tick = begin(f"beside {config.uploads} × {config.upload_bytes / 1e6:.0f} MB")
         broker = stack.enter_context(embedded_broker(folder / "broker"))
-        programs = stack.enter_context(running(folder, bytecode))
+        programs = stack.enter_context(Programs(folder, bytecode))
         events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
         link = open_link(broker, name="receiver", deliver=events.put)
         stack.callback(link.close)
@@ -100,7 +101,7 @@ def measure_bids(config: BidsConfig, bytecode: Path, begin: Begin = silent) -> l
             pass
         path = folder / "settings.json"
         path.write_text(json.dumps({"broker": _reach(broker), **asdict(config)}))
-        program = programs.start(
+        program = programs.begin(
             "bidder", ["-m", "benchmarks.network.wire.cases.bidding_process", str(path)]
         )
         heard = _Receiver(link, topics, config, tick).listen(events, program)
@@ -119,14 +120,14 @@ class _Receiver:
         self._uploads = Uploads(UploadLimits(max_bytes=config.upload_bytes))
         self._heard = Heard()
 
-    def listen(self, events: queue.SimpleQueue[LinkEvent], program: StageProcess) -> Heard:
+    def listen(self, events: queue.SimpleQueue[LinkEvent], program: ChildProcess) -> Heard:
         """All that comes until it is over. Raises `FigureError` when nothing comes any more."""
         by = time.monotonic() + WAIT_S
         while True:
             try:
                 event = events.get(timeout=POLL_S)
             except queue.Empty:
-                program.check()
+                check(program)
                 if time.monotonic() >= by:
                     raise FigureError(f"no bid came within {WAIT_S:.0f} s") from None
                 continue

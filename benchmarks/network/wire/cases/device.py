@@ -18,7 +18,7 @@ from benchmarks.network.stage.files import RunSettings, write_device, write_run
 from benchmarks.network.stage.forwarder import Forwarder
 from benchmarks.network.stage.packets import Packet
 from benchmarks.network.stage.processes import cpu_s, peak_resident_bytes
-from benchmarks.network.stage.programs import StageProcess, device_command, running, serve_command
+from benchmarks.network.stage.programs import Programs, check, device_command, serve_command
 from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
 from benchmarks.network.wire.cases.bytes_by_level import split_rounds
 from benchmarks.report.figures import Figure
@@ -26,6 +26,7 @@ from benchmarks.report.progress import Begin, silent
 from benchmarks.training.footprint import train_in_child, write_task
 from coordinator.operate.broker.embedded import embedded_broker
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.program.processes import ChildProcess
 
 DEVICE = "device"
 MEMORY_TARGET_MB = 20.0
@@ -115,19 +116,19 @@ def watched_device(
         with (
             embedded_broker(folder / "broker") as broker,
             Forwarder(broker, [DEVICE]) as forwarder,
-            running(folder, bytecode) as programs,
+            Programs(folder, bytecode) as programs,
         ):
             settings = RunSettings(devices=1, rounds=config.rounds, steps=config.steps)
-            coordinator = programs.start(
+            coordinator = programs.begin(
                 "coordinator", serve_command(write_run(folder, task, settings, broker))
             )
             path = write_device(folder, DEVICE, forwarder.settings(DEVICE), stay=True)
-            device = programs.start(DEVICE, device_command(path))
+            device = programs.begin(DEVICE, device_command(path))
             programs.wait_until(
                 lambda: len(split_rounds(forwarder.packets(DEVICE))) >= config.rounds,
                 f"the end of round {config.rounds}",
             )
-            programs.end(coordinator)  # it would wait for the device to leave
+            programs.stop(coordinator)  # it would wait for the device to leave
             time.sleep(SETTLE_S)
             memory = ResidentRow(
                 model=task.name,
@@ -162,7 +163,7 @@ def _alone_mb(
 class _Watch:
     """From its making on, what a device sends, receives and computes."""
 
-    def __init__(self, device: StageProcess, forwarder: Forwarder, least_s: float) -> None:
+    def __init__(self, device: ChildProcess, forwarder: Forwarder, least_s: float) -> None:
         self._device = device
         self._forwarder = forwarder
         self._least_s = least_s
@@ -172,7 +173,7 @@ class _Watch:
     def end(self) -> IdleRow:
         """What came to pass, after `least_s` at least."""
         time.sleep(max(0.0, self._started_s + self._least_s - time.monotonic()))
-        self._device.check()
+        check(self._device)
         return idle_row(
             self._forwarder.packets(DEVICE),
             self._started_s,

@@ -22,7 +22,7 @@ from benchmarks.network.stage.files import (
     write_run,
 )
 from benchmarks.network.stage.processes import cpu_s
-from benchmarks.network.stage.programs import device_command, running, serve_command
+from benchmarks.network.stage.programs import Programs, device_command, serve_command
 from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
 from benchmarks.report.figures import Figure
 from benchmarks.report.progress import Begin, silent
@@ -95,13 +95,13 @@ def measure_overhead(
         before = set(psutil.Process().children())
         broker = stack.enter_context(embedded_broker(folder / "broker"))
         brokers = [each.pid for each in set(psutil.Process().children()) - before]
-        programs = stack.enter_context(running(folder, bytecode))
+        programs = stack.enter_context(Programs(folder, bytecode))
         settings = RunSettings(
             devices=config.devices, rounds=config.rounds + 2, steps=config.steps
         )  # one before, and one behind, so that nobody says goodbye while it is measured
-        programs.start(COORDINATOR, serve_command(write_run(folder, task, settings, broker)))
+        programs.begin(COORDINATOR, serve_command(write_run(folder, task, settings, broker)))
         for name in device_names(config.devices):
-            programs.start(name, device_command(write_device(folder, name, broker, stay=True)))
+            programs.begin(name, device_command(write_device(folder, name, broker, stay=True)))
         run = run_folder(folder)
         pids = {
             "coordinator": [programs.started[0].pid],

@@ -12,12 +12,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.network.stage.files import TASK, RunSettings, device_names, write_run
 from benchmarks.network.stage.processes import anonymous_bytes, cpu_s
-from benchmarks.network.stage.programs import Programs, StageProcess, running, serve_command
+from benchmarks.network.stage.programs import Programs, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
 from benchmarks.network.wire.cases.pulling import PullingDevice
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
 from coordinator.operate.broker.embedded import embedded_broker
+from edge_sdk.program.processes import ChildProcess
 from edge_sdk.transport.settings import BrokerSettings
 
 TARGET = 3.0
@@ -82,11 +83,11 @@ def measure_serving(
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
         tick = begin(f"{large.full_bytes / 1e6:.0f} MB to {devices} devices")
         broker = stack.enter_context(embedded_broker(folder / "broker"))
-        programs = stack.enter_context(running(folder, bytecode))
+        programs = stack.enter_context(Programs(folder, bytecode))
         idle = _serve(programs, "small", small, devices, broker)
         _wait_until_quiet(programs, idle)
         small_bytes = anonymous_bytes(idle.pid)
-        programs.end(idle)
+        programs.stop(idle)
         tick()
         program = _serve(programs, "large", large, devices, broker)
         with Peak(program) as publishing:
@@ -112,7 +113,7 @@ def measure_serving(
 class Peak:
     """The most anonymous memory of a program in the time of the context."""
 
-    def __init__(self, program: StageProcess) -> None:
+    def __init__(self, program: ChildProcess) -> None:
         self.most_bytes = 0
         self._pid = program.pid
         self._over = threading.Event()
@@ -134,11 +135,11 @@ class Peak:
 
 def _serve(
     programs: Programs, name: str, task: PreparedTask, devices: int, broker: BrokerSettings
-) -> StageProcess:
+) -> ChildProcess:
     folder = programs.folder / name
     folder.mkdir()
     settings = RunSettings(devices=devices, rounds=1)
-    return programs.start(name, serve_command(write_run(folder, task, settings, broker)))
+    return programs.begin(name, serve_command(write_run(folder, task, settings, broker)))
 
 
 def _pull(
@@ -161,7 +162,7 @@ def _pull(
         programs.wait_until(is_done, "that all devices have the model")
 
 
-def _wait_until_quiet(programs: Programs, program: StageProcess) -> None:
+def _wait_until_quiet(programs: Programs, program: ChildProcess) -> None:
     """Until it has computed something, and then nothing for QUIET_S."""
     spent, since = 0.0, time.monotonic()
 

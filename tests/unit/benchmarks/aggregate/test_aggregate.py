@@ -51,10 +51,10 @@ from benchmarks.aggregate.traffic import (
     traffic_figures,
 )
 from benchmarks.cli import main
-from benchmarks.report.children import run_child
 from benchmarks.report.figures import FigureError
 from benchmarks.report.imports import child_environment
 from coordinator.aggregate.memory import MemoryConfig, RamMemory
+from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.streams import stream
@@ -273,7 +273,7 @@ print(anonymous_bytes() - before)
 del held
 print(anonymous_bytes() - before)
 """
-    done = run_child(["-c", code], child_environment(None))
+    done = run_child([sys.executable, "-c", code], child_environment(None))
     assert done.returncode == 0, done.stderr
     touched, freed = map(int, done.stdout.split())
     assert 49e6 < touched < 60e6

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -28,9 +28,7 @@ from benchmarks.data.npz import read_npz
 from benchmarks.data.uci_har import held_out, load_uci_har
 from edge_sdk.data.arrays import ArrayData
 
-FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=60)
 
 # -- files as their makers write them ------------------------------------------------------------
 
@@ -485,7 +483,7 @@ def naive_fit(image: NDArray[np.float32], shape: tuple[int, int, int]) -> NDArra
     return out
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     channels=st.sampled_from([(1, 1), (1, 3), (3, 1), (3, 3)]),
     sides=st.tuples(*[st.integers(1, 9)] * 4),

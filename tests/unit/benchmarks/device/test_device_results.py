@@ -148,7 +148,7 @@ any_results = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(any_results)
 def test_results_survive_json(results: Results) -> None:
     content = json.loads(json.dumps({"command": "device", "results": to_plain(results)}))
@@ -322,7 +322,6 @@ plain_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(plain_values)
 def test_any_json_is_results_or_refused(content: Any) -> None:
     with pytest.raises(ResultsError):

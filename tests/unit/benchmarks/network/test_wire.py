@@ -20,7 +20,7 @@ from benchmarks.cli import main
 from benchmarks.network.stage import processes
 from benchmarks.network.stage.in_threads import run_in_threads
 from benchmarks.network.stage.packets import Packet
-from benchmarks.network.stage.programs import running
+from benchmarks.network.stage.programs import Programs
 from benchmarks.network.stage.tasks import prepare_perceptron
 from benchmarks.network.wire.cases.bidding_process import BUSY
 from benchmarks.network.wire.cases.bids import BidsRow, Heard, Way, bids_figures, bids_row, busy_row
@@ -321,11 +321,11 @@ SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 
 
 def test_programs_end_with_their_context_whatever_happens(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), running(tmp_path, tmp_path / "bytecode") as programs:  # noqa: PT012
-        one = programs.start("one", ["-c", SLEEPS])
-        other = programs.start("other", ["-c", SLEEPS])
+    with pytest.raises(KeyboardInterrupt), Programs(tmp_path, tmp_path / "bytecode") as programs:  # noqa: PT012
+        one = programs.begin("one", ["-c", SLEEPS])
+        other = programs.begin("other", ["-c", SLEEPS])
         programs.wait_until(lambda: "here" in one.log.read_text(), "the start")
-        programs.end(other)
+        programs.stop(other)
         assert other.process.returncode is not None
         assert one.process.poll() is None
         raise KeyboardInterrupt
@@ -333,8 +333,8 @@ def test_programs_end_with_their_context_whatever_happens(tmp_path: Path) -> Non
 
 
 def test_program_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    with running(tmp_path, tmp_path / "bytecode") as programs:
-        programs.start("broken", ["-c", "raise SystemExit('the disk is full')"])
+    with Programs(tmp_path, tmp_path / "bytecode") as programs:
+        programs.begin("broken", ["-c", "raise SystemExit('the disk is full')"])
         with pytest.raises(FigureError, match=r"broken ended with code 1:\n  the disk is full"):
             programs.wait_until(lambda: False, "that it works")
 

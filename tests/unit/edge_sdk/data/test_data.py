@@ -27,7 +27,7 @@ def samples_of(batch: Batch) -> list[int]:
     return [int(number) for number in numbers]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     samples=st.integers(1, 25),
     size=st.integers(1, 30),

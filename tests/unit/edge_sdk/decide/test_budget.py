@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.decide.budget import DAY_S, MARGIN, Allowance, History, take_turn
-
-law = settings(deadline=None, derandomize=True)
 
 
 def heard(*times: float) -> History:
@@ -63,7 +61,6 @@ def test_share_of_a_round_is_what_is_left_per_round_left() -> None:
     assert Allowance(None).share(1e12, history.spent(1e12), None) == 1
 
 
-@law
 @given(
     shares=st.lists(st.floats(0, 1), min_size=1, max_size=200),
     phase=st.floats(0, 1, exclude_max=True),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.decide.budget import History
@@ -15,7 +15,6 @@ from edge_sdk.decide.decision import Policy, Sight, decide
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import Bid
 
-law = settings(deadline=None, derandomize=True)
 shares = st.one_of(
     st.floats(0.01, 1), st.builds(lambda n: 1 / n, st.integers(1, 20)), st.just(0.75)
 )
@@ -31,7 +30,6 @@ def trained(policy: Policy, device: str, rounds: range, seed: int) -> list[bool]
     return took_part
 
 
-@law
 @given(p=shares, seed=seeds, start=st.integers(1, 10**6))
 def test_round_robin_keeps_its_rate_in_every_window(p: float, seed: int, start: int) -> None:
     took_part = trained(Policy(participation=p), "pi", range(start, start + 60), seed)
@@ -79,7 +77,6 @@ def test_full_participation_never_skips(schedule: Any) -> None:
     assert answers == {0.5}
 
 
-@law
 @given(
     level=st.floats(0, 1, exclude_min=True),
     p=st.floats(1e-6, 1),

@@ -293,7 +293,7 @@ def test_missing_toml_reader_says_what_to_install(
 LINES = PHONE.strip().splitlines()
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     index=st.integers(0, len(LINES) - 1),
     line=st.one_of(

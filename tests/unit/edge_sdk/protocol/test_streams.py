@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edge_sdk.protocol.streams import stream
 
-law = settings(deadline=None, derandomize=True)
 words = st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1, max_size=5)
 names = st.lists(st.one_of(words, st.integers(0, 1000)), max_size=4)
 seeds = st.integers(-5, 2**64)
 
 
-@law
 @given(seed=seeds, path=names)
 def test_stream_repeats_for_the_same_names(seed: int, path: list[str | int]) -> None:
     first, second = stream(seed, *path), stream(seed, *path)
@@ -22,7 +20,6 @@ def test_stream_repeats_for_the_same_names(seed: int, path: list[str | int]) -> 
     assert first.integers(2**63, size=4).tolist() == second.integers(2**63, size=4).tolist()
 
 
-@law
 @given(seed=seeds, other_seed=seeds, path=names, other=names)
 def test_stream_differs_for_different_names(
     seed: int, other_seed: int, path: list[str | int], other: list[str | int]

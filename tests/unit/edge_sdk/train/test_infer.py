@@ -16,7 +16,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 import onnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -58,7 +58,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int | None, Exporte
     }
 
 
-@settings(deadline=None)
 @given(
     batch=st.sampled_from([None, 1, 4, 16]),
     samples=st.integers(1, 10),

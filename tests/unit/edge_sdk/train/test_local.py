@@ -161,7 +161,7 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(rule=RULES, seed=st.integers(0, 1000), steps=st.integers(1, 6))
 def test_steps_equal_a_loop_over_numbers(rule: LocalRule, seed: int, steps: int) -> None:
     rng = np.random.default_rng(seed)

@@ -32,7 +32,7 @@ from edge_sdk.transport.uploads import (
 RUN = "0123456789abcdef"
 CHUNK = 1024
 
-law = settings(max_examples=100, deadline=None, derandomize=True)
+law = settings(max_examples=100)
 
 
 def random_bytes(size: int, seed: int = 1) -> bytes:

@@ -44,7 +44,7 @@ def held(dtype: Dtype, parts: list[NDArray[np.float32]]) -> list[NDArray[np.floa
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(drawn=blocks)
 def test_held_values_keep_the_bound(dtype: Dtype, drawn: list[list[float]]) -> None:
     parts = [np.array(block, dtype=np.float32) for block in drawn]

@@ -27,7 +27,7 @@ TOPICS = Topics("task")
 # -- buckets -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(
     steps=st.lists(st.floats(0, 5), max_size=60),
     per_s=st.sampled_from([0.5, 1.0, 3.0]),

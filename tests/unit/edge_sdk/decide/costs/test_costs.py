@@ -174,7 +174,7 @@ def test_calibration_with_an_impossible_step_is_refused(task: Task) -> None:
 # -- laws ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     ratios=st.dictionaries(st.sampled_from(LEVELS), st.floats(0.1, 10)),
     steps=st.integers(1, 500),

@@ -83,7 +83,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(history=steps)
 def test_used_and_residual_sum_to_the_movements(
     history: list[tuple[tuple[int, ...], bool, int]],

@@ -65,7 +65,7 @@ def test_copy_outlives_its_receipt_until_the_next_movement(store: MovementStore)
         store.read(3)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     st.booleans(),
     st.lists(

@@ -149,7 +149,7 @@ def test_fetch_ends_when_it_is_told_to(tmp_path: Path) -> None:
     thread.start()
     stop.append(True)
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert [str(error) for error in errors] == ["the device is stopping"]
 
 
@@ -182,7 +182,7 @@ def test_error_of_the_work_is_not_swallowed(tmp_path: Path) -> None:
 HASHES = [bytes([number]) * 16 for number in range(30)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 2**32))
 def test_pull_gets_everything_over_a_lossy_link(number: int, window: int, seed: int) -> None:
     random, now, subscribed = Random(seed), 0.0, set[bytes]()
@@ -236,7 +236,7 @@ def test_fetch_is_not_given_up_while_bytes_come(tmp_path: Path) -> None:
     assert thread.is_alive()
     broker.silence = RETRY_S
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert "did not come" in said[0]
 
 
@@ -343,7 +343,7 @@ def test_fetch_ends_when_something_newer_comes(tmp_path: Path) -> None:
     thread, said = fetching(fetcher, overtaken=newer.is_set)
     newer.set()
     fetcher.wake()
-    thread.join(20)
+    thread.join(60)
     assert said == ["something newer came while it was fetched"]
     assert broker.subscribed == set()
 
@@ -356,7 +356,7 @@ def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None
         thread.join(0.001)
     fetcher.arrived(b"x" * 16, b"", direct=False)  # not one of ours
     fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
-    thread.join(20)
+    thread.join(60)
     assert said == ["its version was replaced while it was fetched"]
 
 

@@ -54,7 +54,7 @@ garbage = st.sampled_from(LIKELY) | st.binary(max_size=60)
 
 
 @pytest.mark.parametrize("name", list(MACHINES))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32), content=st.lists(garbage, min_size=1, max_size=20))
 def test_garbage_in_sensor_files_never_raises(name: str, seed: int, content: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as folder:

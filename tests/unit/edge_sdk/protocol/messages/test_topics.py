@@ -173,7 +173,7 @@ def test_other_text_is_no_topic(text: str) -> None:
         parse_topic(text)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     text=st.one_of(
         st.text(max_size=60),

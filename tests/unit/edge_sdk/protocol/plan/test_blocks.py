@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.protocol.plan.blocks import Blocks, add_blocks, block_runs, select_blocks
 from edge_sdk.protocol.plan.layout import Indices
-
-law = settings(deadline=None, derandomize=True)
 
 
 @st.composite
@@ -22,7 +20,6 @@ def choices_of_blocks(draw: st.DrawFn) -> tuple[Indices, Indices, list[int]]:
     return np.array(chosen, dtype=np.int64), np.array(offsets, dtype=np.int64), places
 
 
-@law
 @given(choices_of_blocks())
 def test_block_runs_are_the_fewest_slices(choice: tuple[Indices, Indices, list[int]]) -> None:
     ids, offsets, places = choice
@@ -34,7 +31,6 @@ def test_block_runs_are_the_fewest_slices(choice: tuple[Indices, Indices, list[i
     assert len(runs) == sum(block - 1 not in ids for block in ids)
 
 
-@law
 @given(choices_of_blocks())
 def test_select_and_add_touch_the_chosen_values(
     choice: tuple[Indices, Indices, list[int]],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_sdk.protocol.errors import GroupError
 from edge_sdk.protocol.plan.specs import MAX_GROUPS, Axis, split_atoms
 
-law = settings(deadline=None, derandomize=True, max_examples=200)
+law = settings(max_examples=200)
 levels = st.one_of(
     st.floats(0, 1, exclude_min=True),
     st.builds(lambda a, b: min(a, b) / max(a, b), st.integers(1, 20), st.integers(1, 20)),

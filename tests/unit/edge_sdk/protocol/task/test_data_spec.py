@@ -115,7 +115,7 @@ def test_inputs_of_another_number_are_refused(inputs: tuple[Array, ...], words: 
         spec.check(Batch(inputs, labels(0)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     values=st.lists(st.lists(st.integers(-2, 8), min_size=2, max_size=2), max_size=5),
     highest=st.integers(0, 6),

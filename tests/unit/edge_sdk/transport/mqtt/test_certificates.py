@@ -48,7 +48,7 @@ seconds = st.datetimes(datetime(1960, 1, 1), datetime(2099, 1, 1)).map(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=64), since=seconds)
 def test_certificate_says_what_the_library_reads(
     tmp_path_factory: pytest.TempPathFactory, name: str, since: datetime
@@ -68,7 +68,7 @@ def test_certificate_after_2050_and_behind_text_is_read(tmp_path: Path) -> None:
     assert found == Certificate("", NOW, datetime(2051, 2, 3, tzinfo=timezone.utc))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(place=st.integers(0, 400), byte=st.integers(0, 255), cut=st.integers(0, 500))
 def test_damaged_certificate_raises_nothing(
     tmp_path_factory: pytest.TempPathFactory, place: int, byte: int, cut: int

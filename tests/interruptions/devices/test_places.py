@@ -13,15 +13,7 @@ import pytest
 
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt
-from tests.interruptions.programs import ROOT
 from tests.interruptions.world import Worlds, is_message
-
-SKEWED = """\
-import time
-real, real_ns = time.time, time.time_ns
-time.time = lambda: real() + {skew_s}
-time.time_ns = lambda: real_ns() + {skew_s} * 10**9
-"""
 
 
 @contextmanager
@@ -123,10 +115,7 @@ def test_clocks_an_hour_wrong(worlds: Worlds) -> None:
     """The clock of one device is an hour ahead, that of the other an hour behind"""
     world = worlds.make()
     for name, skew_s in (("one", 3600), ("two", -3600)):
-        folder = world.folder / f"clock-{name}"
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(SKEWED.format(skew_s=skew_s))
-        world.device(name).environment["PYTHONPATH"] = f"{folder}:{ROOT}"
+        world.device(name).skew_clock(skew_s)
     world.start()
     world.finish()
     world.expect_undisturbed()

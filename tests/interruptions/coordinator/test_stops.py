@@ -10,8 +10,7 @@ import pytest
 
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.messages.transfer import Offer
-from tests.interruptions.programs import ROOT, Program
-from tests.interruptions.test_places import SKEWED
+from tests.interruptions.programs import Program
 from tests.interruptions.world import World, Worlds, is_message, upload_chunks
 
 TERMINATED = 143
@@ -136,17 +135,13 @@ def test_asynchronous_coordinator_killed(worlds: Worlds) -> None:
 def test_coordinator_whose_clock_goes_back(worlds: Worlds) -> None:
     """The clock of the coordinator is an hour ahead; it is killed, and then it is an hour behind"""
     world = worlds.make(chunk_bytes=1024)
-    for name, skew_s in (("ahead", 3600), ("behind", -3600)):
-        folder = world.folder / name
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(SKEWED.format(skew_s=skew_s))
     coordinator = world.coordinator
-    coordinator.environment["PYTHONPATH"] = f"{world.folder / 'ahead'}:{ROOT}"
+    coordinator.skew_clock(3600)
     open_round(world)
     coordinator.kill()
     for hold in world.proxy("one").holds:
         hold.release()
-    coordinator.environment["PYTHONPATH"] = f"{world.folder / 'behind'}:{ROOT}"
+    coordinator.skew_clock(-3600)
     coordinator.start()
     world.finish()
     world.expect_undisturbed()

@@ -1,0 +1,201 @@
+"""Child processes: started, waited for, stopped and reaped. None outlives us.
+
+    with Children() as children:                        programs that run beside us
+        child = children.start("broker", [path, "-c", config], log)
+    done = run_child([sys.executable, "-m", module])    one that is waited for
+
+On Linux a child ends even when we are killed (`orphans.py`); it must then be started by a thread
+that lives as long as it does. Ctrl-C cannot come between the start of a child and its being known.
+Every child computes with one BLAS thread unless a variable says otherwise: many threads for small
+matrices cost more than they bring, and several programs would wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_sdk.program.orphans import without_orphans
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Read by numpy's and torch's linear algebra when it is loaded, and never again."""
+STOP_S = 10.0
+"""Time for a child to end when it is asked to; then it is killed."""
+TAIL_LINES = 15
+
+
+def limit_threads(environment: MutableMapping[str, str], threads: int = 1) -> None:
+    """Set the threads of linear algebra, unless somebody has: OMP_NUM_THREADS is for all."""
+    wanted = environment.get(THREAD_VARIABLES[0], str(threads))
+    for name in THREAD_VARIABLES:
+        environment.setdefault(name, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildProcess:
+    """A program that was started as a group of its own, and the file that has what it says."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not because all was done."""
+        return self.process.poll() not in (None, 0)
+
+    def last_words(self) -> str:
+        """How it ended, and the last lines it said."""
+        said = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        return "\n  ".join([f"{self.name} ended with code {self.process.returncode}:", *said])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Tell it and what it has started; nothing happens if it has ended."""
+        if self.is_running:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+class Children:
+    """Programs that have ended when the context is left, however that comes about."""
+
+    def __init__(self) -> None:
+        self.started: list[ChildProcess] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(*self.started)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> ChildProcess:
+        """Start a program, an absolute path with arguments; what it says is added to the log.
+
+        `environment`: None is ours. Ctrl-C in a terminal is for us, who stop children in order.
+        """
+        with log.open("ab") as output, uninterrupted():
+            process = subprocess.Popen(  # noqa: S603  what we are asked for, no shell
+                without_orphans(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=_limited(environment),
+                start_new_session=True,
+            )
+            self.started.append(ChildProcess(name, process, log))
+        return self.started[-1]
+
+    def stop(self, *children: ChildProcess) -> None:
+        """Let some end in order, all at once, or else kill them; they are reaped and forgotten."""
+        try:
+            for child in children:
+                child.signal(signal.SIGTERM)
+            by = time.monotonic() + STOP_S
+            for child in children:
+                with suppress(subprocess.TimeoutExpired):
+                    child.process.wait(max(0.0, by - time.monotonic()))
+        finally:
+            for child in children:
+                child.signal(signal.SIGKILL)
+                child.process.wait()
+                self.started.remove(child)
+
+
+def run_child(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """What a program says and its exit code, when it has ended; it shares our group.
+
+    `environment`: None is ours. Raises `subprocess.TimeoutExpired`, and then it is killed.
+    """
+    with ExitStack() as stack:
+        with uninterrupted():
+            process = start_piped(command, environment, stdin=subprocess.DEVNULL)
+            stack.callback(_end, process)
+        said, errors = process.communicate(timeout=timeout_s)
+        return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+
+
+def start_piped(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stdin: int = subprocess.PIPE,
+) -> subprocess.Popen[str]:
+    """Start a program whose output the caller reads, ends and reaps; it shares our group."""
+    return subprocess.Popen(  # noqa: S603  what we are asked for, no shell
+        without_orphans(command),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_limited(environment),
+        text=True,
+        errors="replace",
+    )
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block: a process in the middle of its start is nobody's.
+
+    Then it is dealt with as it would have been.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # such a thread is not interrupted anyway
+        return
+    pressed: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _limited(environment: Mapping[str, str] | None) -> dict[str, str]:
+    limited = dict(os.environ if environment is None else environment)
+    limit_threads(limited)
+    return limited
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
