@@ -1,4 +1,4 @@
-"""`tessera-bench aggregate`: what closing a round costs the coordinator, and bytes."""
+"""`tessera-bench aggregate`: the coordinator's cost of closing a round, and bytes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def add_parser(commands: Any) -> None:
         commands,
         "aggregate",
         _measure,
-        help="what closing a round costs the coordinator, and bytes on the wire",
+        help="the coordinator's cost of closing a round, and bytes on the wire",
         description=(
-            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
-            "of 32 devices at half level of a model of 25 million parameters, on two threads, "
-            "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
-            "100, 1,000 and 10,000 registered devices. Then bytes for a device and round, by level "
-            "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
-            "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
-            "parameters and up to 1,000 devices, under one and 3 GB."
+            "Measures how fast ra-fed and ram-fed (memory on disk, page cache warm) take in the "
+            "movements of 32 devices at half level of a model of 25 million parameters, on two "
+            "threads, beside numpy.copyto of the same bytes. Then time and anonymous memory of a "
+            "round with 100, 1,000 and 10,000 registered devices. Then bytes per device and round, "
+            "by level and encoding. Memories are made in the folder for temporary files (TMPDIR) "
+            "and deleted. Takes a few minutes and needs 11 GB of free disk; --quick, with 5 "
+            "million parameters and up to 1,000 devices, takes under one minute and 3 GB."
         ),
         example="aggregate --quick --json aggregate.json",
         quick="smaller model, fewer devices",

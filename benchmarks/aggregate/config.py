@@ -1,4 +1,4 @@
-"""What one run of `tessera-bench aggregate` measures, and whether the disk has room for it."""
+"""Parameters of one run of `tessera-bench aggregate`, and its check for disk space."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.aggregate.traffic import TrafficConfig
 from benchmarks.report.figures import FigureError
 
 RESERVE_BYTES = 1 << 30
-"""Left free on the disk, as by a memory that is opened."""
+"""Bytes left free on the disk, as an open memory does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class AggregateConfig:
 
     @property
     def disk_bytes(self) -> int:
-        """The most that is on disk at a time: the parts come one after the other."""
+        """Most bytes on disk at a time: the parts run one after the other."""
         return max(self.throughput.disk_bytes, self.scale.disk_bytes)
 
 
