@@ -312,12 +312,11 @@ def _stop_on_signals() -> tuple[threading.Event, list[int]]:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.config import EXAMPLE
+    from coordinator.operate.config import render_default
+    from edge_sdk.program.settings.reference import write_example
 
     path: Path = arguments.file
-    if path.exists():
-        raise ConfigError(f"{path} already exists; name another file")
-    path.write_text(EXAMPLE.format(name=path.name, source=arguments.source))
+    write_example(path, render_default(path.name, arguments.source))
     print(f"{path}: edit it, then tessera-coordinator serve --config {path}")
     return 0
 
@@ -394,8 +393,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from coordinator.aggregate.rules import ASYNC_RULES, RULES
-    from coordinator.choices import listing
     from coordinator.masks import MASKS
+    from edge_sdk.program.settings.choices import listing
 
     if "list" in (arguments.rule, arguments.mask):
         if arguments.rule == "list":

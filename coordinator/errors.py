@@ -3,7 +3,6 @@
 TesseraError
 └── CoordinatorError
     ├── TraceError       a model could not be turned into a plan; names the module and why
-    ├── ConfigError      a run was asked for that cannot be had; names the setting
     ├── GraphCompileError  a task could not be compiled (`task.graphs.errors`)
     ├── MemoryStoreError   a memory cannot be used (`aggregate.memory.errors`): busy, damaged
     ├── RunError           a run folder cannot be used (`run.folder`)
@@ -13,7 +12,9 @@ TesseraError
 
 from __future__ import annotations
 
-from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.errors import ConfigError, TesseraError
+
+__all__ = ["ConfigError", "CoordinatorError", "TraceError"]
 
 
 class CoordinatorError(TesseraError):
@@ -22,7 +23,3 @@ class CoordinatorError(TesseraError):
 
 class TraceError(CoordinatorError):
     """A model could not be turned into a plan; the text names the module and says why."""
-
-
-class ConfigError(CoordinatorError):
-    """A run was asked for that cannot be had; the text names the setting and what to do."""

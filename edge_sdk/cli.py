@@ -32,6 +32,8 @@ EXIT_TASK = 5
 EXIT_REPLACED = 6
 EXIT_DENIED = 7
 EXIT_INTERRUPTED = 130
+FLAGS = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
+"""Keys that `run` takes as flags too."""
 OUTPUT_FORMATS = (".npy", ".json")
 
 
@@ -135,13 +137,16 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
+    from edge_sdk.device.config import DeviceConfig
+    from edge_sdk.program.settings.reference import add_flags
+
     run = commands.add_parser(
         "run",
         help="take part in training a task",
         description=(
             "Connects to the broker, waits for the task's coordinator and takes part in its rounds "
-            "until the run is finished. Flags override environment variables (TESSERA_NAME, "
-            "TESSERA_BROKER_HOST …), which override the file."
+            "until the run is finished. Flags override variables (TESSERA_NAME, "
+            "TESSERA_BROKER_HOST …), and variables the file; docs/configuration.md lists all."
         ),
         epilog=(
             "exit codes:\n"
@@ -160,13 +165,7 @@ def _add_run(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
-    run.add_argument("--task", metavar="NAME", help="task to train")
-    run.add_argument("--name", metavar="NAME", help="name of this device")
-    run.add_argument("--data", metavar="WHERE", help="a folder of .npz files, or file.py:function")
-    run.add_argument("--state-dir", metavar="FOLDER", help="state that must survive a restart")
-    run.add_argument("--level", metavar="SHARE", help="largest share of the model to train, 0 to 1")
-    run.add_argument("--log-format", choices=("text", "json"), help="json: one object per line")
-    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    add_flags(run, DeviceConfig, FLAGS)
     run.set_defaults(run=_run)
 
 
@@ -204,8 +203,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from edge_sdk.program.watchdog import Watchdog
     from edge_sdk.transport.settings import DeniedError, LinkError
 
-    flags = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
-    config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in flags})
+    config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in FLAGS})
     if find_spec("onnxruntime") is None:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
     configure_logging(config.log_format, config.log_level)

@@ -20,9 +20,9 @@ from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
 KINDS = ("fp32", "fp16", "int8", "top-k:0.1")
 
 METHOD = (

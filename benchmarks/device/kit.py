@@ -32,13 +32,13 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 from edge_sdk.protocol.plan.codec import decode_plan, encode_plan
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.task.codec import decode_manifest, encode_manifest
 from edge_sdk.protocol.task.graphs import Manifest
 
 VERSION = 1
 FILE = "kit.json"
 DIGITS = "digits.npz"
-LEVELS = (1.0, 0.75, 0.5, 0.25)
 GROUPS = 4
 BATCH = 32
 CHUNK_BYTES = 2**18

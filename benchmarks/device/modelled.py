@@ -86,7 +86,7 @@ def model_results(
     joules are those of the case with the most threads. Cases that cannot be modelled are left out,
     with the reason.
 
-    Raises `BoardError` when the profile lacks what an emulator needs, `KeyError` for a family
+    Raises `ConfigError` when the profile lacks what an emulator needs, `KeyError` for a family
     missing from `tasks`, `GroupError` for an invalid level, `GraphError` when no gradient graph
     fits.
     """

@@ -57,6 +57,11 @@ def levels(text: str) -> tuple[float, ...]:
     return tuple(sorted(found, reverse=True))
 
 
+def level_words(levels: Sequence[float]) -> str:
+    """Levels as `levels` reads them, for `--help`."""
+    return ",".join(f"{level:g}" for level in levels)
+
+
 def count(text: str) -> int:
     """Parse a whole number above 0."""
     found = numbers(text)

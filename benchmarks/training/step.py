@@ -36,12 +36,12 @@ from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import Forward, TorchBackend, TorchTask
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
 GROUPS = 4
 RESCALED_LEVEL = 0.5
 RULE = LocalRule(learning_rate=0.01, momentum=0.9, rescale=0)

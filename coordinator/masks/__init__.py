@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.choices import make_named
 from coordinator.masks.contract import MaskPolicy, Masks
 from coordinator.masks.groups.fragments import fragments_of
 from coordinator.masks.policies.coverage import CoverageMasks
@@ -20,6 +19,7 @@ from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
 from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
+from edge_sdk.program.settings.choices import make_named
 
 __all__ = ["MASKS", "MaskPolicy", "Masks", "Situation", "fragments_of", "make_masks"]
 

@@ -1,418 +1,289 @@
-"""What `tessera-coordinator serve` is told: a TOML file, checked once.
+"""Settings of `tessera-coordinator serve`: a TOML file, then the environment, checked once.
 
-Paths are relative to the file. Every table of the file is a class here; a key that is not known is
-an error that suggests the nearest. The broker's password may come from the environment instead.
+Every table of the file is a class here. Defaults and meanings that a run in Python has too are
+those of the classes it is made of (`same_as`).
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from difflib import get_close_matches
-from importlib import import_module
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from coordinator.aggregate.memory import Dtype
 from coordinator.aggregate.pairings import fitting_masks
-from coordinator.aggregate.rules import FedRaa, make_rule
+from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
+from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.service.admission.limits import MAX_DEVICES
 from coordinator.service.courses import Keeping
-from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.errors import EncodingError, MessageError
+from coordinator.service.service import ServiceConfig
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.program.settings import (
+    NOT_A_KEY,
+    Count,
+    Example,
+    Natural,
+    Seconds,
+    Share,
+    Spelling,
+    Within,
+    check_fields,
+    load_settings,
+    same_as,
+)
+from edge_sdk.program.settings.reference import render_example
+from edge_sdk.program.settings.types import entries, keys
+from edge_sdk.protocol.encoding.encoding import KNOWN, Encoding
+from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.transport.settings import MAX_CHUNK_BYTES, BrokerSettings
+from edge_sdk.transport.settings import BrokerSettings
 
-PASSWORD = "TESSERA_BROKER_PASSWORD"  # noqa: S105  the name of a variable
 ROUNDS = 50
 UPDATES = 500
-"""Of a run that does not say how long it is."""
+"""Length of a run that does not say how long it is."""
 
 T = TypeVar("T")
-_Toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+EncodingText = Annotated[Encoding, Spelling(lambda text, _: Encoding.parse(text), KNOWN)]
+Positive = Annotated[float, Within(above=0)]
+NotNegative = Annotated[float, Within(least=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """What is trained: `source` is "file.py:function" or "package.module:function"."""
+    """The task: a model and the name devices find it by."""
 
-    name: str
-    source: str
-    evaluation: str | None = None
-    """The coordinator's own test data: a function likewise, or an .npz file; None: none."""
+    name: Annotated[str, Example("digits")]
+    """Name by which devices find the task."""
+    source: Annotated[str, Example("task.py:make_task")]
+    """The model, as code that only the coordinator has: `file.py:function` or
+    `package.module:function`."""
+    evaluation: Annotated[str | None, Example("task.py:evaluation")] = None
+    """Test data for the accuracy after every round: a function, or an .npz file with x and y;
+    without it, accuracy is not measured."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_name(self.name, "task")
+        except MessageError as error:
+            raise ConfigError(f"name: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTable:
-    """How long, with which numbers, and where it is kept."""
+    """The run: its folder, its length, and how devices train."""
 
-    folder: Path
-    rounds: int | None = None
-    updates: int | None = None
-    """`rounds` of a synchronous run, `updates` of an asynchronous one; None: a usual number."""
-    steps: int = 10
-    batch_size: int = 32
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = None
-    sam_radius: float = 0.0
-    proximal: float = 0.0
-    rescale: float = 0.5
-    seed: int = 0
-    up: str = "fp32"
-    """How movements travel; `down` likewise for the model."""
-    down: str = "fp32"
-    memory_type: str = "fp32"
-    max_staleness: int = 50
-    rms_limit: float = 100.0
-    threads: int = 1
-    keep_last: int = 5
-    keep_every: int = 50
+    folder: Annotated[Path, Example("run")]
+    """Folder for everything that the run needs to resume after a stop; a new one starts a new
+    run."""
+    rounds: Annotated[Count | None, Example(ROUNDS)] = None
+    """Rounds of a synchronous run; without it, 50."""
+    updates: Annotated[Count | None, Example(UPDATES)] = None
+    """Updates of an asynchronous run; without it, 500."""
+    steps: Count = 10
+    """Steps of SGD that a device makes in a round."""
+    batch_size: Count = 32
+    """Samples of a step."""
+    learning_rate: Positive = 0.1
+    """Learning rate of the devices."""
+    momentum: Annotated[float, Within(least=0, below=1)] = same_as(LocalRule, "momentum")
+    """Momentum of the devices; it starts at 0 every round."""
+    weight_decay: NotNegative = same_as(LocalRule, "weight_decay")
+    """Weight decay of the devices."""
+    clip_norm: Annotated[Positive | None, Example(1.0)] = same_as(LocalRule, "clip_norm")
+    """Norm to which longer gradients are shortened; without it, none is."""
+    sam_radius: NotNegative = same_as(LocalRule, "sam_radius")
+    """Radius of sharpness-aware minimisation; 0 is plain SGD."""
+    proximal: NotNegative = same_as(LocalRule, "proximal")
+    """Strength of the pull towards the weights that the round began with (FedProx)."""
+    rescale: NotNegative = same_as(LocalRule, "rescale")
+    """Exponent by which inputs of narrowed layers grow: (1 / level) ^ rescale. 0 is the papers'
+    reading."""
+    seed: Natural = 0
+    """Seed of everything random; runs with the same seeds repeat."""
+    up: EncodingText = same_as(RunConfig, "encoding")
+    down: EncodingText = field(default_factory=Encoding)
+    """Encoding of the model that devices fetch, likewise."""
+    memory_type: Dtype = same_as(Keeping, "memory_dtype")
+    max_staleness: Count = same_as(RoundsConfig, "max_staleness")
+    rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
+    """A movement with a block this many times larger than usual is rejected."""
+    threads: Count = same_as(Keeping, "threads")
+    keep_last: Count = same_as(Keeping, "keep_last")
+    keep_every: Count = same_as(Keeping, "keep_every")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceTable:
-    """A rule or a mask policy by name, with options."""
+class RuleTable:
+    """The rule that puts movements together. `tessera-coordinator demo --rule list` names all."""
 
-    name: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    name: str = "ram-fed"
+    """Name of the rule."""
+    options: Annotated[dict[str, Any], Example({"damping": 0.9})] = field(default_factory=dict)
+    """Options of the rule (docs/algorithms.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskTable:
+    """The mask policy, which picks the groups that devices train."""
+
+    name: Annotated[str | None, Example("coverage")] = None
+    """Name of the policy; without it, the one that serves the rule best. `tessera-coordinator
+    demo --mask list` names all."""
+    options: Annotated[dict[str, Any], Example({"tied": True})] = field(default_factory=dict)
+    """Options of the policy (docs/algorithms.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTable:
-    """When rounds open and close, and when the run stops."""
+    """Rounds: when they open and close, and when the run stops."""
 
-    min_devices: int = 1
-    bid_s: float = 10.0
-    train_s: float = 600.0
-    rest_s: float = 30.0
-    participants: int | None = None
-    over_selection: float = 1.0
-    quorum: float = 1.0
-    min_participants: int = 1
-    target_accuracy: float | None = None
-    patience: int | None = None
-    away_s: float = 10.0
-    max_devices: int = MAX_DEVICES
+    min_devices: Count = 1
+    """Devices that must be there before the first round."""
+    bid_s: Seconds = same_as(RunConfig, "bid_s")
+    train_s: Seconds = same_as(RunConfig, "train_s")
+    away_s: Seconds = same_as(RoundsConfig, "away_s")
+    rest_s: Seconds = same_as(FragmentsConfig, "rest_s")
+    participants: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "participants")
+    over_selection: Annotated[float, Within(least=1)] = same_as(RoundsConfig, "over_selection")
+    quorum: Share = same_as(RoundsConfig, "quorum")
+    min_participants: Natural = same_as(RoundsConfig, "min_participants")
+    target_accuracy: Annotated[Share | None, Example(0.95)] = same_as(
+        RoundsConfig, "target_accuracy"
+    )
+    patience: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "patience")
+    max_devices: Count = same_as(ServiceConfig, "max_devices")
+    """Devices that are listened to; further names are ignored."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.max_devices < self.min_devices:
+            raise ConfigError(
+                f"max_devices = {self.max_devices}: must be at least min_devices "
+                f"({self.min_devices}), or no round would ever begin"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerTable:
-    """Where the broker is (`BrokerSettings`), or `embedded`: one that is started here."""
+class BrokerTable(BrokerSettings):
+    """The broker, and how to reach it; or one of its own on this machine, for trials."""
 
     embedded: bool = False
-    host: str = "127.0.0.1"
-    port: int | None = None
-    tls: bool = False
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    bulk_certificate: Path | None = None
-    bulk_key: Path | None = None
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    chunk_bytes: int = MAX_CHUNK_BYTES
-    keepalive_s: int = 30
-    allow_plaintext: bool = False
+    """Start a broker on this machine."""
     probe: bool = True
-    """Whether the broker is tried out at the start."""
+    """Try the broker out at the start."""
+
+    def __post_init__(self) -> None:
+        if not self.embedded:
+            BrokerSettings.__post_init__(self)
+        elif self.tls or self.ca or self.username:
+            raise ConfigError("embedded = true starts a broker: remove tls, ca, username")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
-    """A checked configuration. Made by `read_config`."""
+    """Settings of a coordinator, checked. Made by `read_config`."""
 
     task: TaskTable
     run: RunTable
-    rule: ChoiceTable
-    mask: ChoiceTable
-    round: RoundTable
-    broker: BrokerTable
-    base: Path
-    """The folder that sources and paths are relative to."""
+    rule: RuleTable = field(default_factory=RuleTable)
+    mask: MaskTable = field(default_factory=MaskTable)
+    round: RoundTable = field(default_factory=RoundTable)
+    broker: BrokerTable = field(default_factory=BrokerTable)
+    base: Path = field(default=Path(), metadata=NOT_A_KEY)
+    """The folder that sources are relative to."""
 
     def __post_init__(self) -> None:
-        try:
-            check_name(self.task.name, "task")
-        except MessageError as error:
-            raise ConfigError(f"[task] name: {error}") from error
-        run, broker = self.run, self.broker
-        if run.memory_type not in get_args(Dtype):
-            known = ", ".join(get_args(Dtype))
-            raise ConfigError(f"[run] memory_type is one of {known}, not {run.memory_type!r}")
-        for name in ("keep_last", "keep_every", "threads"):
-            if getattr(run, name) < 1:
-                raise ConfigError(f"[run] {name} must be at least 1, not {getattr(run, name)}")
-        if self.round.max_devices < self.round.min_devices:
-            raise ConfigError(
-                f"[round] max_devices ({self.round.max_devices}) is below min_devices "
-                f"({self.round.min_devices}): no round would ever begin"
-            )
-        for name in ("up", "down"):
-            _encoding(name, getattr(run, name))
+        run, round = self.run, self.round
         asynchronous = isinstance(self.make_rule(), FedRaa)
         for name, wrong in (("rounds", asynchronous), ("updates", not asynchronous)):
             if wrong and getattr(run, name) is not None:
                 right = "updates" if name == "rounds" else "rounds"
-                raise ConfigError(f"[run] {name} does not go with this rule; it counts {right}")
-        watches = self.round.target_accuracy is not None or self.round.patience is not None
+                raise ConfigError(f"run.{name} does not go with this rule; it counts {right}")
+        watches = round.target_accuracy is not None or round.patience is not None
         if watches and self.task.evaluation is None:
             raise ConfigError(
-                "[round] target_accuracy and patience need the accuracy: name test data as "
-                "[task] evaluation"
+                "round.target_accuracy and round.patience need the accuracy: name test data as "
+                "task.evaluation"
             )
         if watches and asynchronous:
-            raise ConfigError("[round] target_accuracy and patience are for synchronous rules")
-        if broker.embedded and (broker.tls or broker.ca or broker.username):
-            raise ConfigError("[broker] embedded = true starts a broker: remove tls, ca, username")
-        if not broker.embedded:
-            self.broker_settings()
+            raise ConfigError(
+                "round.target_accuracy and round.patience are for synchronous rules: remove them"
+            )
 
-    def make_rule(self) -> Any:
+    def make_rule(self) -> Rule | FedRaa:
         """The server's rule. Raises `ConfigError`."""
-        return make_rule(self.rule.name or "ram-fed", **self.rule.options)
+        return make_rule(self.rule.name, **self.rule.options)
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
-        """What the state machine is told. Raises `ConfigError`."""
-        run, round, rule = self.run, self.round, self.make_rule()
+        """The settings of the state machine. Raises `ConfigError`."""
+        rule = self.make_rule()
         common: dict[str, Any] = {
             "plan": plan,
             "rule": rule,
             "masks": make_masks(self.mask.name or fitting_masks(rule), **self.mask.options),
-            "local_rule": self._local_rule(),
-            "steps": run.steps,
-            "batch_size": run.batch_size,
-            "min_devices": round.min_devices,
-            "seed": run.seed,
-            "encoding": _encoding("up", run.up),
-            "rms_limit": run.rms_limit,
-            "bid_s": round.bid_s,
-            "train_s": round.train_s,
+            "local_rule": _pick(LocalRule, self.run),
+            "encoding": self.run.up,
         }
         if isinstance(rule, FedRaa):
-            return FragmentsConfig(**common, updates=run.updates or UPDATES, rest_s=round.rest_s)
-        return RoundsConfig(
-            **common,
-            rounds=run.rounds or ROUNDS,
-            max_staleness=run.max_staleness,
-            participants=round.participants,
-            over_selection=round.over_selection,
-            quorum=round.quorum,
-            min_participants=round.min_participants,
-            target_accuracy=round.target_accuracy,
-            patience=round.patience,
-            away_s=round.away_s,
-        )
-
-    @property
-    def down(self) -> Encoding:
-        """How the model travels."""
-        return _encoding("down", self.run.down)
+            updates = self.run.updates or UPDATES
+            return _pick(FragmentsConfig, self.run, self.round, **common, updates=updates)
+        rounds = self.run.rounds or ROUNDS
+        return _pick(RoundsConfig, self.run, self.round, **common, rounds=rounds)
 
     @property
     def keeping(self) -> Keeping:
-        """How the run is kept on disk."""
-        run = self.run
-        dtype: Any = run.memory_type
-        return Keeping(
-            keep_last=run.keep_last,
-            keep_every=run.keep_every,
-            memory_dtype=dtype,
-            threads=run.threads,
-        )
-
-    def broker_settings(self) -> BrokerSettings:
-        """How to reach the broker. Raises `LinkError`."""
-        broker = self.broker
-        return BrokerSettings(
-            host=broker.host,
-            port=broker.port or (8883 if broker.tls else 1883),
-            tls=broker.tls,
-            ca=broker.ca,
-            certificate=broker.certificate,
-            key=broker.key,
-            bulk_certificate=broker.bulk_certificate,
-            bulk_key=broker.bulk_key,
-            username=broker.username,
-            password=broker.password or os.environ.get(PASSWORD),
-            chunk_bytes=broker.chunk_bytes,
-            keepalive_s=broker.keepalive_s,
-            allow_plaintext=broker.allow_plaintext,
-        )
-
-    def _local_rule(self) -> LocalRule:
-        values = {entry.name: getattr(self.run, entry.name) for entry in fields(LocalRule)}
-        try:
-            return LocalRule(**values)
-        except MessageError as error:
-            raise ConfigError(f"[run] {error}") from error
+        """Storage of the run on disk."""
+        return _pick(Keeping, self.run, memory_dtype=self.run.memory_type)
 
 
-TABLES: dict[str, type[Any]] = {
-    "task": TaskTable,
-    "run": RunTable,
-    "rule": ChoiceTable,
-    "mask": ChoiceTable,
-    "round": RoundTable,
-    "broker": BrokerTable,
-}
+def _pick(cls: type[T], *tables: Any, **others: Any) -> T:
+    """A value made of those keys of the tables that it has, and of others."""
+    given = {each.name: getattr(table, each.name) for table in tables for each in fields(table)}
+    return cls(**{name: given[name] for name in entries(cls) if name in given} | others)
 
 
-def read_config(path: Path) -> ServeConfig:
-    """The configuration in a file. Raises `ConfigError` or `LinkError`, naming the key."""
-    try:
-        content = _Toml.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}; tessera-coordinator init writes a file to "
-            "start from"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    _check_keys(content, TABLES, f"{path}: table")
-    base = path.absolute().parent
-    tables = {
-        name: _read_table(name, table, content.get(name, {}), base)
-        for name, table in TABLES.items()
+def read_config(path: str | Path, *, environment: Mapping[str, str] | None = None) -> ServeConfig:
+    """The settings in a file. `environment` None: that of the process. Raises `ConfigError`."""
+    config = load_settings(
+        ServeConfig,
+        path,
+        environment=environment,
+        others=[key.variable for key in keys(DeviceConfig)],
+        absent=f"tessera-coordinator init {path} writes one to start from",
+    )
+    return replace(config, base=Path(path).absolute().parent)
+
+
+def render_default(name: str = "run.toml", source: str = "task.py") -> str:
+    """A commented file to start from: the task in `source`, over a broker of its own."""
+    given = {
+        "task.name": "digits",
+        "task.source": f"{source}:make_task",
+        "task.evaluation": f"{source}:evaluation",
+        "run.folder": "run",
+        "run.rounds": 30,
+        "run.steps": 10,
+        "run.batch_size": 32,
+        "run.learning_rate": 0.1,
+        "run.momentum": 0.5,
+        "rule.name": "ram-fed",
+        "round.min_devices": 2,
+        "broker.embedded": True,
     }
-    return ServeConfig(**tables, base=base)
-
-
-def _read_table(name: str, table: type[T], content: Any, base: Path) -> T:
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"[{name}] is a table, not {content!r}")
-    known: Any = table
-    hints, entries = get_type_hints(table), {entry.name: entry for entry in fields(known)}
-    _check_keys(content, entries, f"[{name}]: key")
-    values = {}
-    for key, entry in entries.items():
-        if key in content:
-            values[key] = _value(f"[{name}] {key}", hints[key], content[key], base)
-        elif entry.default is MISSING and entry.default_factory is MISSING:
-            raise ConfigError(f"[{name}] {key} is missing")
-    return table(**values)
-
-
-def _check_keys(content: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    for key in content:
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{what} {key!r} is not known; {hint}")
-
-
-def _value(what: str, hint: Any, value: Any, base: Path) -> Any:
-    """A value of the type that a table wants. Raises `ConfigError`."""
-    kinds = tuple(kind for kind in get_args(hint) or (hint,) if kind is not type(None))
-    if hint == dict[str, Any]:
-        kinds = (dict,)
-    kind = kinds[0]
-    if kind is Path and isinstance(value, str) and value:
-        return base / Path(value).expanduser()
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is Path or not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
-        raise ConfigError(f"{what} is {words.get(kind, 'text')}, not {value!r}")
-    return value
-
-
-def _encoding(name: str, text: str) -> Encoding:
-    try:
-        return Encoding.parse(text)
-    except EncodingError as error:
-        raise ConfigError(f"[run] {name}: {error}") from error
-
-
-EXAMPLE = """\
-# A run of tessera-coordinator. Start it with
-#   tessera-coordinator serve --config {name}
-# Paths are relative to this file. What is commented out shows its default.
-
-[task]
-# Devices find their task by this name.
-name = "digits"
-# The model, as code that only the coordinator has: "file.py:function" or "module:function".
-source = "{source}:make_task"
-# Test data, for the accuracy after every round: a function, or an .npz file with x and y.
-evaluation = "{source}:evaluation"
-
-[run]
-# Everything the run needs to go on after a stop. A folder that is not there yet is a new run.
-folder = "run"
-rounds = 30
-# Local training: steps of SGD on batches of this size.
-steps = 10
-batch_size = 32
-learning_rate = 0.1
-momentum = 0.5
-# weight_decay = 0.0
-# proximal = 0.0
-# sam_radius = 0.0
-# clip_norm = 1.0         # default: none
-# How movements (up) and the model (down) travel: fp32, fp16, int8, top-k:0.1; +zstd behind any.
-# up = "fp32"
-# down = "fp32"
-# How memory holds its values: fp32, fp16 or int8.
-# memory_type = "fp32"
-# Rounds after which a late movement is of no use.
-# max_staleness = 50
-# Movements with a block this many times larger than usual are rejected.
-# rms_limit = 100.0
-# seed = 0
-# Checkpoints that are kept: the last few, and every so-manyth.
-# keep_last = 5
-# keep_every = 50
-
-[rule]
-# How movements are put together: tessera-coordinator demo --rule list names all.
-name = "ram-fed"
-# [rule.options]
-# damping = 0.9
-
-# [mask]
-# Which groups devices train; the default serves the rule best.
-# name = "coverage"
-
-[round]
-# Devices that must be there before the first round.
-min_devices = 2
-# How long bids and movements are waited for, in seconds.
-bid_s = 10.0
-train_s = 600.0
-# away_s = 10.0           # likewise, for devices that left when all others have answered
-# max_devices = 10000     # names that are listened to
-# participants = 10       # movements wanted per round; default: everybody's
-# over_selection = 1.0    # pick this many more
-# quorum = 1.0            # close when this share of the movements wanted is there
-# min_participants = 1    # with fewer offers a round is void
-# target_accuracy = 0.95  # stop when the model is this good; default: go on
-# patience = 10           # stop after this many rounds without a better one; default: go on
-
-[broker]
-# A broker of its own on this machine, for trials. For a real one: its host, and how to get in.
-embedded = true
-# host = "broker.example.org"
-# port = 8883
-# tls = true
-# ca = "ca.pem"           # default: what this machine trusts
-# certificate = "coordinator.pem"
-# key = "coordinator.key"
-# bulk_certificate = "coordinator-bulk.pem"  # default: the same for both connections
-# bulk_key = "coordinator-bulk.key"
-# username = "coordinator"
-# password = "…"          # or the environment variable TESSERA_BROKER_PASSWORD
-# allow_plaintext = false # true: no TLS to another machine: everybody on the way can read the
-                          # password, the model and movements, and change them
-# chunk_bytes = 262144    # 98304 suits AWS IoT Core
-"""
-"""What `init` writes; `name` and `source` are filled in."""
+    return render_example(
+        ServeConfig,
+        given,
+        f"Settings of a run. Start it with\n  tessera-coordinator serve --config {name}\n"
+        "Paths are relative to this file. Lines that are commented out show defaults, or examples "
+        "where there is none. docs/configuration.md has the same as a table.",
+    )

@@ -69,10 +69,12 @@ def open_run(config: ServeConfig) -> Run:
 def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
     """Give the broker for the duration of the context, starting an embedded one if configured."""
     if not config.broker.embedded:
-        yield config.broker_settings()
+        yield config.broker
         return
     broker, folder = config.broker, config.run.folder
-    with embedded_broker(folder / BROKER, port=broker.port, password=broker.password) as settings:
+    with embedded_broker(
+        folder / BROKER, port=broker.port or None, password=broker.password
+    ) as settings:
         settings = replace(settings, chunk_bytes=broker.chunk_bytes)
         path = folder / BROKER_FILE
         write_whole(path, broker_table(settings).encode(), mode=0o600)
@@ -132,7 +134,7 @@ def serve(
             return False
         service_config = ServiceConfig(
             machine=config.machine(run.plan),
-            down=config.down,
+            down=config.run.down,
             keeping=config.keeping,
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,

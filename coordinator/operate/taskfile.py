@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.errors import ConfigError
 from coordinator.run.folder import TaskFiles
 from coordinator.task.graphs.child import compile_in_child, load_function
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.processes import run_child
-from edge_sdk.protocol.errors import ProtocolError, TensorError
+from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError
 from edge_sdk.protocol.plan.layout import Array
 
 
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     source, out = arguments
     try:
         inputs, targets = _pair(source, load_function(source)())
-    except CoordinatorError as error:
+    except TesseraError as error:
         print(error, file=sys.stderr)
         return 1
     arrays: dict[str, Any] = {f"x{number}": array for number, array in enumerate(inputs)}

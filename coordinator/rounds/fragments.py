@@ -40,6 +40,7 @@ from coordinator.masks import Situation
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Joined, Keep, Kept, Left, Send, Tick
 from coordinator.rounds.fleet import FleetRecord, new_fleet
+from edge_sdk.program.settings import Count, Seconds
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
@@ -66,17 +67,12 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentsConfig(RunConfig):
-    """What an asynchronous run is: it ends after `updates` movements."""
+    """Settings of an asynchronous run: it ends after `updates` movements."""
 
     rule: FedRaa
-    updates: int
-    rest_s: float = 30.0
-    """How long after a skip a device is asked again."""
-
-    def __post_init__(self) -> None:
-        RunConfig.__post_init__(self)
-        self._check_counts("updates")
-        self._check_seconds("rest_s")
+    updates: Count
+    rest_s: Seconds = 30.0
+    """Seconds after a skip before a device is asked again."""
 
 
 @dataclass(frozen=True, slots=True)

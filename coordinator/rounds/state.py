@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,14 @@ from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.rounds.fleet import FleetRecord
+from edge_sdk.program.settings import (
+    Count,
+    Example,
+    Natural,
+    Seconds,
+    Share,
+    Within,
+)
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
 
 
@@ -31,44 +40,32 @@ class RoundPhase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsConfig(RunConfig):
-    """What a run in rounds is."""
+    """Settings of a run in rounds."""
 
     rule: Rule
-    rounds: int
-    max_staleness: int = 50
+    rounds: Count
+    max_staleness: Count = 50
     """Rounds after which a late movement, a replay or an entry of memory is too old."""
-    participants: int | None = None
-    """How many movements a round is to have; None: one of everybody who offers."""
-    over_selection: float = 1.0
-    """How many more devices are picked, as a factor: some never finish."""
-    quorum: float = 1.0
-    """The share of the movements wanted at which a round closes without waiting for the rest."""
-    min_participants: int = 0
-    """With fewer offers a round is void: nothing is trained, and it does not count."""
-    target_accuracy: float | None = None
-    """Stop when the model is this good; None: go on."""
-    patience: int | None = None
-    """Stop after this many rounds without a better model, void ones aside; None: go on."""
-    away_s: float = 10.0
-    """How long devices that left are waited for when nobody else owes a movement."""
+    participants: Annotated[Count | None, Example(10)] = None
+    """Movements wanted per round; without it, one from every device that offers."""
+    over_selection: Annotated[float, Within(least=1)] = 1.0
+    """Factor by which more devices are picked than movements are wanted: some never finish."""
+    quorum: Share = 1.0
+    """Share of the wanted movements at which a round closes without waiting for the rest."""
+    min_participants: Natural = 1
+    """Offers below which a round is void: nothing is trained, and it does not count."""
+    target_accuracy: Annotated[Share | None, Example(0.95)] = None
+    """Accuracy at which the run stops; without it, it goes on."""
+    patience: Annotated[Count | None, Example(10)] = None
+    """Rounds without a better model after which the run stops, void ones aside; without it, it
+    goes on."""
+    away_s: Seconds = 10.0
+    """Seconds to wait for devices that left, once all others have answered."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        self._check_counts("rounds", "max_staleness")
-        self._check_seconds("away_s")
-        for name in ("participants", "patience"):
-            if getattr(self, name) is not None:
-                self._check_counts(name)
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum is a share in (0, 1], not {self.quorum!r}")
-        if not (math.isfinite(self.over_selection) and self.over_selection >= 1):
-            raise ConfigError(f"over_selection is a factor of 1 or more, not {self.over_selection}")
         if self.over_selection > 1 and self.participants is None:
             raise ConfigError("over_selection needs participants: how many movements are wanted")
-        if self.min_participants < 0:
-            raise ConfigError(f"min_participants must not be negative: {self.min_participants}")
-        if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
-            raise ConfigError(f"target_accuracy is a share, not {self.target_accuracy!r}")
 
     def warms_up(self, round: int) -> bool:
         """Whether the rule wants a movement of everybody in this round."""

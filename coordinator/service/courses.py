@@ -21,6 +21,7 @@ from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint, Run
 from coordinator.service.outgoing.publishing import Published, Publisher
 from coordinator.service.receiving import Receiving
+from edge_sdk.program.settings import Count, check_fields
 from edge_sdk.protocol.chunks import Chunks
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
@@ -47,12 +48,19 @@ Evaluate = Callable[[GlobalModel], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """How a run is kept on disk. Of checkpoints, the last few and every so-manyth are."""
+    """What is kept of a run on disk, and how. Raises `ConfigError`."""
 
-    keep_last: int = 5
-    keep_every: int = 50
+    keep_last: Count = 5
+    """Newest checkpoints to keep."""
+    keep_every: Count = 50
+    """Keep also every n-th checkpoint."""
     memory_dtype: Dtype = "fp32"
-    threads: int = 1
+    """Type in which memory holds its values."""
+    threads: Count = 1
+    """Threads that put movements together."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(slots=True)

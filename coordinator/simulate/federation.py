@@ -43,7 +43,7 @@ __all__ = ["DeviceRound", "Federation", "Member", "RoundReport"]
 COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
-"""How often an asynchronous run lets time pass without an update before it gives up."""
+"""Waits without an update before an asynchronous run gives up."""
 
 
 @dataclass(frozen=True, slots=True)

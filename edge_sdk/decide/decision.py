@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from edge_sdk.decide.budget import Allowance, History, take_turn
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
-from edge_sdk.protocol.errors import MessageError
+from edge_sdk.program.settings import ConfigError, Count, Example, Share, Within, check_fields
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 
 Schedule = Literal["round-robin", "ad-hoc"]
@@ -50,7 +51,6 @@ Code = Literal[
 ]
 """Cause of a decision: of a skip, or of the level not being larger."""
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
 MB = 1e6
 ON_MAINS = Snapshot(battery=Battery(present=False))
 """A device of which nothing is known except that it cannot be drained."""
@@ -71,49 +71,33 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The limits set by the device's owner."""
+    """Limits set by the device's owner. Raises `ConfigError`."""
 
-    level: float = 1.0
-    """Largest level."""
-    levels: tuple[float, ...] = LEVELS
-    """Levels to choose from, up to `level`."""
-    participation: float = 1.0
-    """Largest share `p` of rounds to take part in."""
+    level: Share = 1.0
+    """Largest share of the model that this device trains."""
+    levels: tuple[Share, ...] = LEVELS
+    """Levels to choose from, as far as `level` allows them."""
+    participation: Share = 1.0
+    """Largest share of rounds to take part in."""
     schedule: Schedule = "round-robin"
+    """Rounds of a smaller share: evenly spread (`round-robin`) or drawn by lot (`ad-hoc`)."""
     prefer: Prefer = "smaller"
-    """Preference when energy is short: a smaller level, or rarer rounds."""
-    max_gap: int | None = None
-    """`W`: after `W − 1` skips in a row the smallest level is trained, if nothing forbids it."""
-    energy_wh_per_day: float | None = None
-    """Energy for training while on battery; None: `battery_share` of the battery."""
-    battery_share: float = 0.1
-    """Share of a full battery to spend per day."""
-    memory_share: float = 0.8
-    """Share of available memory that training may use."""
-    limits: Limits = field(default_factory=Limits)
+    """Answer to a shortage of energy: a smaller level, or rarer rounds."""
+    max_gap: Annotated[Count | None, Example(10)] = None
+    """Train the smallest level at least once in this many rounds, if nothing forbids it."""
     keeps_copy: bool = True
     """Keep the last movement, to resend it when a round is skipped and the rule uses replays."""
-    compute: float | None = None
-    """Speed of the device, in parameters × samples per second; None: unknown."""
-    bytes_per_s: float | None = None
-    """Speed of its link; None: unknown."""
+    compute: Annotated[float | None, Within(above=0), Example(1e9)] = None
+    """Speed of this device in parameters × samples per second, for the coordinator; without it,
+    unknown."""
+    bytes_per_s: Annotated[float | None, Within(above=0), Example(1e6)] = None
+    """Speed of its connection in bytes per second; without it, unknown."""
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        for name in ("level", "participation", "battery_share", "memory_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise MessageError(f"{name} must be a share in (0, 1], not {getattr(self, name)!r}")
+        check_fields(self)
         if not self.levels or not all(0 < level <= 1 for level in self.levels):
-            raise MessageError(f"levels must be shares in (0, 1], not {self.levels!r}")
-        for name, known in (("schedule", Schedule), ("prefer", Prefer)):
-            value = getattr(self, name)
-            if value not in get_args(known):
-                raise MessageError(f"{name} must be one of {get_args(known)}, not {value!r}")
-        if self.max_gap is not None and self.max_gap < 1:
-            raise MessageError(f"max_gap must be at least 1 round, not {self.max_gap}")
-        if self.energy_wh_per_day is not None and not 0 <= self.energy_wh_per_day < math.inf:
-            raise MessageError(
-                f"energy_wh_per_day must be 0 or more watt-hours, not {self.energy_wh_per_day}"
-            )
+            raise ConfigError(f"levels = {self.levels!r}: must be shares above 0 and at most 1")
 
     def offered_levels(self) -> tuple[float, ...]:
         """Return the levels to choose from, largest first, including the largest allowed."""
@@ -125,11 +109,11 @@ class Policy:
         """Return the energy per day; None: on a battery of unknown size."""
         if battery.present is False or battery.charging:
             return Allowance()
-        if self.energy_wh_per_day is not None:
-            return Allowance(3600 * self.energy_wh_per_day)
+        if self.limits.energy_wh_per_day is not None:
+            return Allowance(3600 * self.limits.energy_wh_per_day)
         if battery.capacity_wh is None:
             return None
-        return Allowance(3600 * self.battery_share * battery.capacity_wh)
+        return Allowance(3600 * self.limits.battery_share * battery.capacity_wh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +225,7 @@ def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdic
     if available is None and not smallest:
         return Verdict(level, 0.0, "memory", "is not tried while free memory is not known")
     if available is not None:
-        room = policy.memory_share * available
+        room = policy.limits.memory_share * available
         if cost.peak_bytes > room:
             need, free = _apart(cost.peak_bytes / MB, room / MB)
             return Verdict(level, 0.0, "memory", f"needs {need} MB, {free} MB free")

@@ -19,9 +19,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from edge_sdk.machine.snapshot import Snapshot, Zone
+from edge_sdk.program.settings import (
+    ConfigError,
+    Example,
+    Percent,
+    Share,
+    Spelling,
+    Within,
+    check_fields,
+)
 
 GateName = Literal["battery", "heat", "network", "memory", "hours"]
 
@@ -32,30 +41,57 @@ TRIPS = ("passive", "hot", "critical")
 """Trip points at which the system slows down or worse; fans start at others."""
 
 
+def parse_hours(text: str) -> tuple[int, int]:
+    """Hours of the day as people write them, `22:30-07:00`. Raises `ValueError`."""
+    match = re.fullmatch(r"(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r}: write hours like 22:30-07:00")
+    hour, minute, last_hour, last_minute = map(int, match.groups())
+    if max(hour, last_hour) > 23 or max(minute, last_minute) > 59:
+        raise ValueError(f"{text!r}: a day has 24 hours of 60 minutes")
+    return 60 * hour + minute, 60 * last_hour + last_minute
+
+
+Hours = Annotated[
+    tuple[int, int],
+    Spelling(
+        lambda value, _: parse_hours(value) if isinstance(value, str) else parse_hours(""),
+        "hours of the local day, such as 22:30-07:00",
+        lambda hours: "-".join(f"{each // 60:02}:{each % 60:02}" for each in hours),
+    ),
+    Example("22:30-07:00"),
+]
+"""From and to, in minutes of the local day; may span midnight."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Thresholds of the gates. Raises `ValueError` for invalid values."""
+    """Limits on what training may take from the device, and when. Raises `ConfigError`."""
 
-    battery_floor: float = 30.0
-    """Percent below which the device trains only while charging."""
-    heat_margin_c: float = 10.0
-    """Degrees a zone must stay below the trip point at which the system slows down."""
+    battery_floor: Percent = 30.0
+    """Percent of the battery below which the device trains only while charging."""
+    battery_share: Share = 0.1
+    """Share of a full battery that training may use per day."""
+    energy_wh_per_day: Annotated[float | None, Within(least=0), Example(1.5)] = None
+    """Watt-hours that training on battery may use per day, in place of `battery_share`."""
+    heat_margin_c: Percent = 10.0
+    """Degrees to stay below the temperature at which the system slows down."""
+    memory_share: Share = 0.8
+    """Share of the available memory that training may take."""
+    memory_pressure: Percent = 10.0
+    """Percent of the last 10 s in which programs waited for memory, above which nothing is
+    trained."""
     allow_metered: bool = False
-    memory_pressure: float = 10.0
-    """Largest percentage of the last 10 s in which some program waited for memory."""
-    quiet_hours: tuple[int, int] | None = None
-    """Start and end, in minutes of the local day, of no training; may span midnight."""
+    """Train over networks whose traffic costs money."""
+    quiet_hours: Hours | None = None
+    """Hours of the local day in which nothing is trained."""
 
     def __post_init__(self) -> None:
-        for name, high in (("battery_floor", 100.0), ("memory_pressure", 100.0)):
-            if not 0 <= getattr(self, name) <= high:
-                raise ValueError(f"{name} = {getattr(self, name)}: must be from 0 to {high:g}")
-        if not 0 <= self.heat_margin_c <= 100:
-            raise ValueError(f"heat_margin_c = {self.heat_margin_c}: must be from 0 to 100")
+        check_fields(self)
         if self.quiet_hours is not None and not all(
             0 <= minute < DAY_MINUTES for minute in self.quiet_hours
         ):
-            raise ValueError(f"quiet_hours = {self.quiet_hours}: must be minutes of a day")
+            raise ConfigError(f"quiet_hours = {self.quiet_hours}: must be minutes of a day")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +118,6 @@ def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
 def closed_gate(limits: Limits, snapshot: Snapshot, minute: int) -> Gate | None:
     """Return the first closed gate; None: all are open."""
     return next((gate for gate in check_gates(limits, snapshot, minute) if not gate.open), None)
-
-
-def parse_hours(text: str) -> tuple[int, int]:
-    """Parse quiet hours as the owner writes them, `22:30-07:00`. Raises `ValueError`."""
-    match = re.fullmatch(r"(\d{1,2}):(\d\d)\s*-\s*(\d{1,2}):(\d\d)", text.strip())
-    if match is None:
-        raise ValueError(f"{text!r}: write hours like 22:30-07:00")
-    hour, minute, last_hour, last_minute = map(int, match.groups())
-    if max(hour, last_hour) > 23 or max(minute, last_minute) > 59:
-        raise ValueError(f"{text!r}: a day has 24 hours of 60 minutes")
-    return 60 * hour + minute, 60 * last_hour + last_minute
 
 
 def _battery(limits: Limits, snapshot: Snapshot) -> Gate:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING
 
 from edge_sdk.decide.gates import closed_gate
 from edge_sdk.decide.observer import Observer, local_minute
-from edge_sdk.device.config import ConfigError, DeviceConfig
+from edge_sdk.device.config import DeviceConfig
 from edge_sdk.machine.snapshot import Battery, Probe, Snapshot
+from edge_sdk.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_sdk.decide.costs.costing import Costing
@@ -54,18 +55,15 @@ def find_board(config: DeviceConfig) -> Board | None:
         if config.board.endswith(".toml"):
             return board.load_board(Path(config.board))
         return board.find_board(config.board)
-    except board.BoardError as error:
+    except ConfigError as error:
         raise ConfigError(f"board = {config.board!r}: {error}") from error
 
 
 def make_probe(config: DeviceConfig) -> Probe:
     """The probe for this machine. Raises `ConfigError`."""
-    from edge_sdk.machine.probe import ProbeName, choose_probe
+    from edge_sdk.machine.probe import choose_probe
 
-    if config.probe is not None and config.probe not in get_args(ProbeName):
-        known = ", ".join(get_args(ProbeName))
-        raise ConfigError(f"probe = {config.probe!r}: must be one of {known}")
-    return with_board(config, choose_probe(name=cast("ProbeName | None", config.probe)))
+    return with_board(config, choose_probe(name=config.probe))
 
 
 def with_board(config: DeviceConfig, probe: Probe) -> Probe:
@@ -80,13 +78,12 @@ def make_emulation(config: DeviceConfig, folder: Path) -> Emulation | None:
         return None
     from edge_sdk.decide.emulation.emulation import STORY, emulate
     from edge_sdk.decide.emulation.fleet import load_fleet
-    from edge_sdk.machine.board import BoardError
 
     try:
         fleet = load_fleet(config.emulate.fleet)
         return emulate(fleet, config.emulate.member, story=folder / STORY)
-    except BoardError as error:
-        raise ConfigError(f"[emulate] {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"emulate: {error}") from error
 
 
 def make_costing(
@@ -115,7 +112,7 @@ def make_costing(
             find_board(config) if emulation is None else emulation.board, policy.bytes_per_s
         ),
         samples=samples,
-        memory_share=policy.memory_share,
+        memory_share=policy.limits.memory_share,
         providers=config.providers,
         threads=config.threads,
         may_measure=lambda: (

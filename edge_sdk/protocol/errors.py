@@ -13,9 +13,10 @@
     ├── TrainingError            local training could not produce a movement (`edge_sdk.train`)
     │   ├── NonFiniteError       a loss or a movement is not finite
     │   └── TrainingStopped      `should_stop()` said so
-    ├── LinkError                a broker cannot be reached as configured (`edge_sdk.transport`)
-    ├── ConfigError, DataError,  a device's settings, data or fetching (`edge_sdk.device.config`,
-    │   FetchError, BrokerError  `datafolder`, `fetching`, `service`)
+    ├── ConfigError              a setting is unknown, missing or cannot be; names it and its place
+    │   └── LinkError            a broker cannot be reached as configured (`edge_sdk.transport`)
+    ├── DataError, FetchError,   a device's data, fetching or broker (`edge_sdk.data.folder`,
+    │   BrokerError              `device.transfer.fetching`, `device.service.service`)
     └── CoordinatorError         the coordinator's own (`coordinator.errors`)
 
 Code that checks input catches one of the `ProtocolError` children; whatever raises one has changed
@@ -59,6 +60,10 @@ class GraphError(ProtocolError):
 
 class MessageError(ProtocolError):
     """A message contradicts itself."""
+
+
+class ConfigError(TesseraError):
+    """A setting is unknown, missing or cannot be; the text names it and says what is allowed."""
 
 
 class StateError(TesseraError):

@@ -1,6 +1,6 @@
 """Settings for reaching the broker, checked once.
 
-    TesseraError
+    ConfigError
     └── LinkError        settings with which no link can ever work; names the setting and what to do
         └── DeniedError  the broker refuses our name, password or certificate
 
@@ -14,9 +14,10 @@ import ipaddress
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.program.settings import Example, Within, check_fields
+from edge_sdk.protocol.errors import ConfigError
 
 MAX_CHUNK_BYTES = 262_144
 """Larger messages cost more to send than they save: the sender copies the rest of a message every
@@ -25,7 +26,7 @@ time the socket takes part of it."""
 MIN_CHUNK_BYTES = 1_024
 
 
-class LinkError(TesseraError):
+class LinkError(ConfigError):
     """Settings with which no link can work; the text names the setting and what to do."""
 
 
@@ -33,44 +34,79 @@ class DeniedError(LinkError):
     """The broker refuses our name, password or certificate; the text has its reason."""
 
 
+Port = Annotated[int, Within(least=0, most=65_535)]
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """Settings of a broker. Raises LinkError for a contradiction; files are not opened yet.
+    """The broker, and how to reach it.
 
-    `tls` checks the broker's certificate and its name against `ca` (None: the CAs this machine
-    trusts). `certificate` and `key` are ours, PEM, for brokers that ask; `bulk_certificate` and
-    `bulk_key` are for the connection that carries chunks (None: the same), for brokers that let
-    each certificate connect once. `chunk_bytes` is the most one message of a transfer carries. A
-    connection without a sign of life is given up after at most 2 × `keepalive_s`.
-    `allow_plaintext` permits a broker on another machine without TLS.
+    Raises `LinkError` for a contradiction. The password's file is read at once, others are not
+    opened yet.
     """
 
     host: str = "127.0.0.1"
-    port: int = 1883
+    """The broker's name or address."""
+    port: Port = 0
+    """Its port; 0 means 8883 with TLS and 1883 without."""
     tls: bool = False
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    bulk_certificate: Path | None = None
-    bulk_key: Path | None = None
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    chunk_bytes: int = MAX_CHUNK_BYTES
-    keepalive_s: int = 30
+    """Encrypt the connection and check the broker's certificate and name. Needed for a broker on
+    another machine."""
+    ca: Annotated[Path | None, Example("ca.pem")] = None
+    """PEM file of the authority that signed the broker's certificate; without it, the authorities
+    that this machine trusts."""
+    certificate: Annotated[Path | None, Example("own.pem")] = None
+    """PEM file of our own certificate, for brokers that ask for one."""
+    key: Annotated[Path | None, Example("own.key")] = None
+    """PEM file of the key of `certificate`."""
+    bulk_certificate: Annotated[Path | None, Example("own-bulk.pem")] = None
+    """Certificate of the second connection, for chunks, where the broker lets each certificate
+    connect once; without it, the same one."""
+    bulk_key: Annotated[Path | None, Example("own-bulk.key")] = None
+    """PEM file of the key of `bulk_certificate`."""
+    username: Annotated[str | None, Example("kitchen-pi")] = None
+    """Our name at the broker."""
+    password: Annotated[str | None, Example("…")] = field(default=None, repr=False)
+    """Our password at the broker."""
+    password_file: Annotated[Path | None, Example("password")] = None
+    """File that holds the password, in place of `password`."""
+    chunk_bytes: Annotated[int, Within(least=MIN_CHUNK_BYTES, most=MAX_CHUNK_BYTES)] = (
+        MAX_CHUNK_BYTES
+    )
+    """Bytes that one message of a transfer carries at most; 98304 suits AWS IoT Core."""
+    keepalive_s: Annotated[int, Within(least=1, most=3_600)] = 30
+    """Seconds between signs of life; a silent connection is given up after at most twice that."""
     allow_plaintext: bool = False
+    """Allow a broker on another machine without TLS. Everybody on the way can then read the
+    password, the model and what devices learn, and change them."""
 
     def __post_init__(self) -> None:
         if not self.host or "/" in self.host or any(c.isspace() for c in self.host):
             raise LinkError(
-                f"host {self.host!r}: give a name or an address, such as broker.example.org, "
+                f"host = {self.host!r}: give a name or an address, such as broker.example.org, "
                 "without a scheme; the port is a separate setting"
             )
-        _between("port", self.port, 1, 65_535)
-        _between("chunk_bytes", self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES)
-        _between("keepalive_s", self.keepalive_s, 1, 3_600)
+        try:
+            check_fields(self)
+        except ConfigError as error:
+            raise LinkError(str(error)) from error
+        if self.port == 0:
+            object.__setattr__(self, "port", 8_883 if self.tls else 1_883)
         self._check_tls()
+        if self.password_file is not None:
+            self._read_password(self.password_file)
         if self.password is not None and self.username is None:
             raise LinkError("password is set but username is not; MQTT needs both")
+
+    def _read_password(self, path: Path) -> None:
+        if self.password is not None:
+            raise LinkError("password and password_file are both set; give one")
+        try:
+            text = path.read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LinkError(f"password_file cannot be read: {error}") from error
+        object.__setattr__(self, "password", text)
+        object.__setattr__(self, "password_file", None)
 
     def _check_tls(self) -> None:
         for name in ("ca", "certificate", "key", "bulk_certificate", "bulk_key"):
@@ -85,10 +121,9 @@ class BrokerSettings:
             raise LinkError("bulk_certificate is set but certificate is not; set both or neither")
         if not self.tls and not self.allow_plaintext and not is_loopback(self.host):
             raise LinkError(
-                f"host {self.host!r} is another machine and tls is off: anybody on the network "
+                f"host = {self.host!r} is another machine and tls is off: anybody on the network "
                 "could read and change the password, the model and what devices learn. Set "
-                "tls = true, or allow_plaintext = true to accept that risk on a trusted "
-                "network"
+                "tls = true, or allow_plaintext = true to accept that risk on a trusted network"
             )
 
     def for_bulk(self) -> BrokerSettings:
@@ -175,8 +210,3 @@ def _no_passphrase() -> str:
 
 def _words(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def _between(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise LinkError(f"{name} = {value}: must be from {low} to {high}")

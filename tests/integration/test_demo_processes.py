@@ -257,7 +257,7 @@ def test_demo_names_what_is_wrong_with_a_fleet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("own.toml").write_text('[[members]]\ndevice = "pixel_5"\n')
+    Path("own.toml").write_text('[[members]]\nboard = "pixel_5"\n')
     assert main(["demo", "--fleet", "own.toml"]) == 2
     assert "own.toml: members[0].device: there is no profile 'pixel_5'" in capsys.readouterr().err
     assert main(["demo", "--fleet", "none.toml"]) == 2

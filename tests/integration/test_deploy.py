@@ -24,7 +24,8 @@ import pytest
 from coordinator import cli as coordinator_cli
 from edge_sdk import __version__
 from edge_sdk import cli as device_cli
-from edge_sdk.device.config import KEYS, PREFIX
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.program.settings.types import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
@@ -148,7 +149,7 @@ def test_coordinator_unit_keeps_its_state_where_the_page_says() -> None:
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_unit_sets_only_variables_that_are_read(path: Path) -> None:
-    known = {PREFIX + key.upper().replace(".", "_") for key in KEYS} | {"PYTHONFAULTHANDLER"}
+    known = {key.variable for key in keys(DeviceConfig)} | {"PYTHONFAULTHANDLER"}
     assert {each.partition("=")[0] for each in values(path, "Environment")} <= known
 
 

@@ -32,7 +32,8 @@ from coordinator.operate.identity.files import write_bundle
 from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.serving import try_broker
 from edge_sdk.cli import EXIT_BROKER, EXIT_DENIED
-from edge_sdk.device.config import PREFIX, load_config
+from edge_sdk.device.config import load_config
+from edge_sdk.program.settings import PREFIX
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from edge_sdk.transport.opening import open_link

@@ -33,7 +33,7 @@ from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.saved_model import read_model
 from edge_sdk.decide.decision import Policy
-from edge_sdk.device.config import POLICY_KEYS
+from edge_sdk.program.settings.types import kinds
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
@@ -149,7 +149,7 @@ class Fleet:
             np.savez(folder / "data/own.npz", x0=member.data.inputs[0], y=member.data.targets)
             config = folder / "device.toml"
             values = {"task": "digits", "name": member.name, "data": "data", "seed": SEED}
-            policy = {key: getattr(member.policy, key) for key in POLICY_KEYS}
+            policy = {key: getattr(member.policy, key) for key in kinds(Policy) if key != "limits"}
             config.write_text(_lines({**values, "state_dir": "state", **policy}) + self._broker)
             self._start(member.name, "tessera-device", "run", "--config", config)
 

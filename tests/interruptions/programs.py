@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.operate.broker.embedded import find_mosquitto
-from edge_sdk.device.config import PREFIX
+from edge_sdk.program.settings import PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 300.0

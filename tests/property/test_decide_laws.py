@@ -66,7 +66,7 @@ policies = st.builds(
     schedule=st.sampled_from(["round-robin", "ad-hoc"]),
     prefer=st.sampled_from(["smaller", "rarer"]),
     max_gap=st.sampled_from([None, 1, 3]),
-    energy_wh_per_day=st.one_of(st.none(), st.floats(0, 5)),
+    limits=st.builds(Limits, energy_wh_per_day=st.one_of(st.none(), st.floats(0, 5))),
 )
 sights = st.builds(
     Sight,
@@ -173,7 +173,7 @@ def test_a_level_that_is_trained_fits_memory_time_and_energy(
     if memory.available_bytes is not None:
         assert cost.peak_bytes <= 0.8 * memory.available_bytes
     if battery.present is not False and not battery.charging:
-        watt_hours = policy.energy_wh_per_day
+        watt_hours = policy.limits.energy_wh_per_day
         if watt_hours is None:
             assert battery.capacity_wh is not None
             watt_hours = 0.1 * battery.capacity_wh
@@ -212,7 +212,12 @@ def test_budget_of_a_day_holds_over_two_weeks(
     known: bool,
     whole: bool,
 ) -> None:
-    policy = Policy(prefer=prefer, schedule=schedule, max_gap=max_gap, energy_wh_per_day=watt_hours)
+    policy = Policy(
+        prefer=prefer,
+        schedule=schedule,
+        max_gap=max_gap,
+        limits=Limits(energy_wh_per_day=watt_hours),
+    )
     rounds = int(14 * DAY_S / interval_s)
     history, spent = History(), [0.0] * 15
     for round in range(1, rounds + 1):
@@ -249,7 +254,7 @@ def test_budget_of_a_day_holds_over_two_weeks(
 )
 def test_a_tight_budget_is_used_and_spread_over_the_day(prefer: Any, whole: bool) -> None:
     # 24 rounds a day of 300 J, and 3600 J: full model every other hour, or half of it every hour.
-    policy = Policy(prefer=prefer, energy_wh_per_day=1)
+    policy = Policy(prefer=prefer, limits=Limits(energy_wh_per_day=1))
     history, levels = History(), []
     for hour in range(3 * 24):
         sight = Sight(
@@ -296,7 +301,7 @@ def test_reasons_say_what_was_needed_and_what_there_was() -> None:
 
     def said(policy: Policy | None = None, history: History | None = None, **sight: Any) -> str:
         seen = Sight(**{"snapshot": ON_BATTERY, "costs": tuple(cost), **sight})
-        policy = Policy(energy_wh_per_day=100) if policy is None else policy
+        policy = Policy(limits=Limits(energy_wh_per_day=100)) if policy is None else policy
         return answer(policy, seen, history or History()).reason
 
     def free(megabytes: float) -> Snapshot:
@@ -307,23 +312,23 @@ def test_reasons_say_what_was_needed_and_what_there_was() -> None:
     assert said(snapshot=free(311)) == "level 75 %: full needs 412 MB, 311 MB free"
     assert said(snapshot=free(50)) == "skip: level 25 % needs 100 MB, 50 MB free"
     assert said(deadline_s=40) == "level 50 %: 75 % needs 60 s, the round has 40 s"
-    assert said(Policy(energy_wh_per_day=0.05), rounds_left=1) == (
+    assert said(Policy(limits=Limits(energy_wh_per_day=0.05)), rounds_left=1) == (
         "level 50 %: 75 % needs 150 J, 180 J are left today"
     )
-    assert said(Policy(energy_wh_per_day=0.01)) == (
+    assert said(Policy(limits=Limits(energy_wh_per_day=0.01))) == (
         "skip: level 25 % needs 50 J, 36 J are left today"
     )
     unknown = Snapshot(battery=Battery(present=True, percent=50, charging=False))
     assert said(Policy(), snapshot=unknown) == (
         "skip: level 25 % is on battery, and its size is not known: set board, or energy_wh_per_day"
     )
-    assert said(Policy(level=0.5, energy_wh_per_day=100)) == (
+    assert said(Policy(level=0.5, limits=Limits(energy_wh_per_day=100))) == (
         "level 50 %: the most this device's owner allows"
     )
     low = Snapshot(battery=Battery(present=True, percent=24, charging=False))
     assert said(snapshot=low) == "skip: battery 24 % < 30 % and not charging"
     assert said(
-        Policy(max_gap=3, participation=0.01, energy_wh_per_day=100),
+        Policy(max_gap=3, participation=0.01, limits=Limits(energy_wh_per_day=100)),
         History(turn=0.0, skipped=2),
     ) == ("level 25 %: the last 2 rounds were skipped")
 
@@ -349,5 +354,5 @@ def test_mains_without_a_battery_is_not_budgeted() -> None:
             for level in LEVELS
         ),
     )
-    policy = Policy(energy_wh_per_day=0, limits=Limits(battery_floor=100))
+    policy = Policy(limits=Limits(energy_wh_per_day=0, battery_floor=100))
     assert answer(policy, sight, History()).level == 1.0

@@ -21,7 +21,7 @@ ORDER = {
         "cli",
     ),
     "coordinator": (
-        *("errors", "choices", "task", "masks", "aggregate", "rounds", "run", "service"),
+        *("errors", "task", "masks", "aggregate", "rounds", "run", "service"),
         *("operate", "simulate", "cli"),
     ),
 }

@@ -23,11 +23,13 @@ from benchmarks.report.options import (
     check_families,
     check_writable,
     count,
+    level_words,
     levels,
     names,
     numbers,
 )
 from benchmarks.report.progress import progress
+from edge_sdk.protocol.plan.specs import LEVELS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from benchmarks.device.trial.machine import Seen
 
 ALL = "all"
+QUICK_LEVELS = (1.0, 0.5, 0.25)
 MOST_THREADS = 1024
 SAME = (
     *("model", "system", "cores", "power_mode", "versions"),
@@ -89,7 +92,10 @@ def add_parser(commands: Any) -> None:
         "--levels",
         type=levels,
         metavar="L,M",
-        help="shares of every width (default 1,0.75,0.5,0.25; quick 1,0.5,0.25)",
+        help=(
+            f"shares of every width (default {level_words(LEVELS)}; "
+            f"quick {level_words(QUICK_LEVELS)})"
+        ),
     )
     what.add_argument(
         "--backends",
@@ -309,7 +315,7 @@ def make_config(
 
 
 def _levels(quick: bool) -> tuple[float, ...]:
-    return (1.0, 0.5, 0.25) if quick else (1.0, 0.75, 0.5, 0.25)
+    return QUICK_LEVELS if quick else LEVELS
 
 
 def _backend_names(text: str) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ from benchmarks.report.options import (
     check_families,
     check_writable,
     count,
+    level_words,
     levels,
     names,
 )
 from benchmarks.report.progress import progress
+from edge_sdk.protocol.plan.specs import LEVELS
 
 KIT_FAMILIES = ("mlp", "cnn", "sensor-cnn", "text", "vit-small")
 QUICK_FAMILIES = ("mlp", "cnn", "sensor-cnn")
@@ -45,9 +47,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--levels",
         type=levels,
-        default=(1.0, 0.75, 0.5, 0.25),
+        default=LEVELS,
         metavar="L,M",
-        help="shares of every width (default 1,0.75,0.5,0.25)",
+        help=f"shares of every width (default {level_words(LEVELS)})",
     )
     parser.add_argument(
         "--batch", type=count, default=32, help="samples per step (default %(default)s)"

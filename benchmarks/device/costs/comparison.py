@@ -12,10 +12,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.device.kit import LEVELS, write_task
+from benchmarks.device.kit import write_task
 from benchmarks.device.trial.fresh import ProcessFailed, call_fresh
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
+from edge_sdk.protocol.plan.specs import LEVELS
 
 TIME_TARGET = 0.20
 

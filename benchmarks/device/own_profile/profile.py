@@ -123,7 +123,7 @@ def make_profile(
     """Return a profile, and a sentence for each number that it lacks.
 
     `snapshot` and `idle_w` (None: no sensor) are from before the machine had work. `heat`: the long
-    training was long enough to show the effect of heat. Raises `BoardError` for impossible values,
+    training was long enough to show the effect of heat. Raises `ConfigError` for impossible values,
     such as a phone without a battery.
     """
     lacking: list[str] = []
@@ -372,8 +372,7 @@ def _heat(
 
 def _within(key: str, value: float | None, identity: Identity, how: str) -> Quantity | None:
     """Return a measured number; None: there is none, or none allowed in a profile."""
-    least, most = LIMITS[key]
-    if value is None or not least <= value <= most:
+    if value is None or not LIMITS[key].holds(value):
         return None
     return _measured(identity, value, how)
 

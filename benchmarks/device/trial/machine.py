@@ -90,7 +90,7 @@ def rest(seen: Seen, seconds: float) -> Seen:
 
 
 def named_board(text: str) -> Board:
-    """Find a profile by its name or its file. Raises `BoardError`."""
+    """Find a profile by its name or its file. Raises `ConfigError`."""
     return load_board(Path(text)) if text.endswith(".toml") else find_board(text)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from benchmarks.report.figures import FigureError
 from benchmarks.report.imports import child_environment
-from edge_sdk.device.config import PREFIX
 from edge_sdk.program.processes import ChildProcess, Children, run_child
+from edge_sdk.program.settings import PREFIX
 
 POLL_S = 0.02
 WAIT_S = 300.0

@@ -99,6 +99,7 @@ def run_rule(
         min_devices=len(phones),
         seed=seed,
         train_s=setting.fleet.deadline_s,
+        min_participants=0,  # a round in which all skip counts
     )
     # Before devices are made: calibration is part of the first round.
     ledger = Ledger(task.plan, local, phones, {name: len(each) for name, each in shares.items()})

@@ -14,7 +14,7 @@ from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
 from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
 from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.choices import make_named
+from edge_sdk.program.settings.choices import make_named
 
 __all__ = ["ASYNC_RULES", "RULES", "Closing", "FedRaa", "Rule", "make_rule"]
 

@@ -75,7 +75,7 @@ def observe(
         levels=policy.offered_levels(),
         known=known_of(emulation.board, policy.bytes_per_s),
         samples=len(data),
-        memory_share=policy.memory_share,
+        memory_share=policy.limits.memory_share,
         may_measure=lambda: (
             closed_gate(policy.limits, emulation.snapshot(), local_minute(emulation.wall())) is None
         ),

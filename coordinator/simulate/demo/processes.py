@@ -56,8 +56,8 @@ from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
 from edge_sdk.decide.emulation.fleet import load_fleet
-from edge_sdk.device.config import PREFIX
 from edge_sdk.program.processes import Children
+from edge_sdk.program.settings import PREFIX
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
 

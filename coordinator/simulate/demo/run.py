@@ -341,7 +341,8 @@ def make_demo(config: DemoConfig) -> Demo:
     run = (
         FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
         if isinstance(rule, FedRaa)
-        else RoundsConfig(rule=rule, rounds=config.rounds, **common)
+        # A round in which all skip counts.
+        else RoundsConfig(rule=rule, rounds=config.rounds, min_participants=0, **common)
     )
     graphs = _compile(task) if config.backend == "onnx" else None
     model = GlobalModel(

@@ -22,7 +22,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from coordinator.task.graphs.compilation import MIN_ONNXRUNTIME, compile_graphs
 from coordinator.task.graphs.compiled import (
     BATCH_SIZES,
-    LEVELS,
     CompiledGraphs,
     read_graphs,
     write_graphs,
@@ -30,6 +29,7 @@ from coordinator.task.graphs.compiled import (
 from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET
 from coordinator.task.task import CUSTOM, Task
 from edge_sdk.protocol.errors import ProtocolError
+from edge_sdk.protocol.plan.specs import LEVELS
 
 logger = logging.getLogger(__name__)
 

@@ -21,11 +21,12 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from coordinator.errors import CoordinatorError
-from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, check_wanted
+from coordinator.task.graphs.compiled import BATCH_SIZES, check_wanted
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.saved_model import SavedModel, check_folder_free, read_model, save_model
 from edge_sdk.program.processes import run_child
+from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.plan.specs import LEVELS
 
 
 def compile_in_child(
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _compile(options)
-    except CoordinatorError as error:
+    except TesseraError as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -15,7 +15,7 @@ from hashlib import sha256
 import onnx
 
 from coordinator.task.graphs.check import check_graph
-from coordinator.task.graphs.compiled import BATCH_SIZES, LEVELS, CompiledGraphs, check_wanted
+from coordinator.task.graphs.compiled import BATCH_SIZES, CompiledGraphs, check_wanted
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.task.graphs.gradient import (
     KeptSizes,
@@ -36,6 +36,7 @@ from coordinator.task.graphs.symbols import (
     symbolic,
 )
 from coordinator.task.task import Task
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port
 
 MIN_ONNXRUNTIME = "1.23.0"

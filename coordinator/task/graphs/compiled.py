@@ -21,9 +21,6 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.codec import decode_manifest
 from edge_sdk.protocol.task.graphs import Manifest
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
-"""Levels to compile for where widths cannot stay open."""
-
 BATCH_SIZES = (32,)
 """Batch sizes to compile for where the batch cannot stay open."""
 

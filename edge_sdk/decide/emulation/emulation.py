@@ -33,7 +33,7 @@ from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.budget import DAY_S
 from edge_sdk.decide.emulation.fleet import Fleet, FleetMember
 from edge_sdk.decide.gates import DAY_MINUTES
-from edge_sdk.machine.board import Board, BoardError, Quantity
+from edge_sdk.machine.board import Board, Quantity
 from edge_sdk.machine.snapshot import (
     Battery,
     CoreClass,
@@ -42,6 +42,7 @@ from edge_sdk.machine.snapshot import (
     Network,
     Snapshot,
 )
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Backend, Job, Trained
@@ -100,7 +101,7 @@ class Emulation:
         """Takes its settings from a `Fleet`. `story`: a file to which every moment is added, and
         from which a restarted device continues; None: no file.
 
-        Raises `BoardError` when the profile lacks a necessary number, or `story` cannot be
+        Raises `ConfigError` when the profile lacks a necessary number, or `story` cannot be
         read; `OSError` when it cannot be written.
         """
         self.member = member
@@ -110,7 +111,7 @@ class Emulation:
             needed |= {"power.idle_w": board.power.idle_w, "power.train_w": board.power.train_w}
         for key, quantity in needed.items():
             if quantity is None:
-                raise BoardError(f"{board.name} cannot be emulated: its profile has no {key}")
+                raise ConfigError(f"{board.name} cannot be emulated: its profile has no {key}")
         self._work = work
         self._interval_s = interval_s
         self._starts = starts
@@ -308,7 +309,7 @@ def emulate(fleet: Fleet, name: str, *, story: Path | None = None) -> Emulation:
 def read_story(path: Path) -> list[Moment]:
     """Read the moments a device has written, without a last line that is still being written.
 
-    Raises `BoardError` for a file that is not such a story.
+    Raises `ConfigError` for a file that is not such a story.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -316,7 +317,7 @@ def read_story(path: Path) -> list[Moment]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        raise BoardError(f"{path} is not the story of an emulated device: {error}") from error
+        raise ConfigError(f"{path} is not the story of an emulated device: {error}") from error
 
 
 class _Emulated:

@@ -36,7 +36,7 @@ from types import TracebackType
 from typing import Any
 
 from edge_sdk.data.folder import Data, load_data
-from edge_sdk.device.config import ConfigError, DeviceConfig
+from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.training_thread import (
     Broken,
     CoordinatorStarted,
@@ -53,7 +53,7 @@ from edge_sdk.device.transfer.sending import Sending
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.program.watchdog import Watchdog
-from edge_sdk.protocol.errors import MessageError, TesseraError
+from edge_sdk.protocol.errors import ConfigError, MessageError, TesseraError
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,

@@ -43,7 +43,6 @@ from benchmarks.aggregate.throughput import (
     throughput_row,
 )
 from benchmarks.aggregate.traffic import (
-    LEVELS,
     TrafficConfig,
     encodings,
     measure_traffic,
@@ -57,6 +56,7 @@ from coordinator.aggregate.memory import MemoryConfig, RamMemory
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 
 THROUGHPUT = ThroughputConfig(

@@ -24,7 +24,6 @@ from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.emulation.fleet import FleetMember
 from edge_sdk.machine.board import (
     Board,
-    BoardError,
     MemorySpec,
     PowerSpec,
     Quantity,
@@ -34,6 +33,7 @@ from edge_sdk.machine.board import (
 )
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.packs.index import encode_index, pack_model
 from edge_sdk.protocol.packs.packs import find_packs
@@ -201,7 +201,7 @@ def test_what_a_profile_cannot_tell_is_left_out_with_the_reason(
 
 
 def test_board_without_a_speed_is_refused(compiled: Compiled, nano: Board) -> None:
-    with pytest.raises(BoardError, match=r"jetson_nano .* no speed.speed_ratio"):
+    with pytest.raises(ConfigError, match=r"jetson_nano .* no speed.speed_ratio"):
         model_results(replace(nano, speed=SpeedSpec()), compiled.tasks, CNN, STARTED)
 
 

@@ -28,7 +28,7 @@ from benchmarks.device.trial.machine import usable_threads
 from edge_sdk.decide.costs.model import known_of
 from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.emulation.fleet import FleetMember
-from edge_sdk.machine.board import Board, BoardError, load_board, write_board
+from edge_sdk.machine.board import Board, load_board, write_board
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.snapshot import (
     Battery,
@@ -41,6 +41,7 @@ from edge_sdk.machine.snapshot import (
     Trip,
     Zone,
 )
+from edge_sdk.protocol.errors import ConfigError
 from tests.unit.devices.test_profiles import calculate
 from tests.unit.edge_sdk.machine.machines import jetson_nano, raspberry_pi_5
 
@@ -237,7 +238,7 @@ def test_phone_has_its_battery_and_needs_one() -> None:
         replace(SNAPSHOT, battery=battery), endurance=None, idle_w=None, identity=phone
     )
     assert any("cannot be emulated" in sentence for sentence in lacking)
-    with pytest.raises(BoardError, match="a phone has one"):
+    with pytest.raises(ConfigError, match="a phone has one"):
         made(identity=phone)
 
 

@@ -25,7 +25,6 @@ from benchmarks.network.stage.tasks import prepare_perceptron
 from benchmarks.network.wire.cases.bidding_process import BUSY
 from benchmarks.network.wire.cases.bids import BidsRow, Heard, Way, bids_figures, bids_row, busy_row
 from benchmarks.network.wire.cases.bytes_by_level import (
-    LEVELS,
     BytesConfig,
     BytesRow,
     bytes_figures,
@@ -40,6 +39,7 @@ from benchmarks.network.wire.cases.serving import ServingRow, serving_figures
 from benchmarks.network.wire.config import FULL, QUICK
 from benchmarks.report.figures import Figure, FigureError
 from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.plan.specs import LEVELS
 
 TOPICS = Topics("t")
 CHUNK = TOPICS.chunk(bytes(16))

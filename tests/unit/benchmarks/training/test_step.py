@@ -13,7 +13,6 @@ import torch
 
 from benchmarks.models import FAMILIES
 from benchmarks.training.step import (
-    LEVELS,
     Key,
     StepConfig,
     StepRow,
@@ -24,6 +23,7 @@ from benchmarks.training.step import (
 )
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.plan.specs import LEVELS
 
 CONFIG = StepConfig(batch=8)
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.aggregate.rules.ram_fed import RamFed
-from coordinator.errors import ConfigError
-from coordinator.operate.config import EXAMPLE, PASSWORD, read_config
+from coordinator.operate.config import (
+    ROUNDS,
+    UPDATES,
+    RunTable,
+    ServeConfig,
+    read_config,
+    render_default,
+)
+from coordinator.operate.configuration import pages
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
+from edge_sdk.device import config as device
+from edge_sdk.device.config import DeviceConfig
+from edge_sdk.program.settings import Example
+from edge_sdk.program.settings.reference import meanings, render_example
+from edge_sdk.program.settings.types import keys
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.errors import TesseraError
-from edge_sdk.transport.settings import LinkError
+from edge_sdk.protocol.errors import ConfigError
 from tests.unit.coordinator.service.service_world import PLAN
 
-ROOT = Path(__file__).resolve().parents[4]
 TASK = '[task]\nname = "t"\nsource = "task.py:make"\n'
 RUN = '[run]\nfolder = "here"\n'
 
@@ -28,10 +41,24 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_example_is_what_init_writes_and_works(tmp_path: Path) -> None:
-    text = EXAMPLE.format(name="run.toml", source="task.py")
-    assert (ROOT / "examples" / "coordinator" / "run.toml").read_text() == text
-    config = read_config(write(tmp_path, text))
+@pytest.mark.parametrize("path", pages(), ids=lambda path: path.name)
+def test_generated_file_is_up_to_date(path: Path) -> None:
+    hint = "run python -m coordinator.operate.configuration"
+    assert path.read_text(encoding="utf-8") == pages()[path], hint
+
+
+def test_page_has_every_key_of_both_programs_with_its_variable() -> None:
+    (page,) = (text for path, text in pages().items() if path.suffix == ".md")
+    for key in (*keys(ServeConfig), *keys(DeviceConfig)):
+        (row,) = {line for line in page.splitlines() if line.endswith(f"| `{key.variable}` |")}
+        assert row.startswith(f"| `{key.path[-1]}` | "), row
+        meaning = row.split(" | ")[3]
+        assert len(meaning) > 8, row
+        assert not meaning.startswith(("What", "How", "Who", "Whether")), row
+
+
+def test_what_init_writes_works(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, render_default()))
     machine = config.machine(PLAN)
     assert isinstance(machine, RoundsConfig)
     assert isinstance(machine.rule, RamFed)
@@ -39,14 +66,45 @@ def test_example_is_what_init_writes_and_works(tmp_path: Path) -> None:
     assert config.run.folder == tmp_path / "run"
 
 
-def test_commented_values_of_the_example_are_the_defaults(tmp_path: Path) -> None:
-    text = EXAMPLE.format(name="run.toml", source="task.py")
-    shown = re.compile(r"^# (?=\w+ = )(?!.*default: )(?!(name|damping|\w*accuracy)\b)")
-    lines = text.partition("[broker]")[0].splitlines()
-    uncommented = [shown.sub("", line) for line in lines]
-    assert sum(a != b for a, b in zip(lines, uncommented, strict=True)) > 10
-    plain = read_config(write(tmp_path, "\n".join(lines)))
-    assert read_config(write(tmp_path, "\n".join(uncommented))) == plain
+@pytest.mark.parametrize(
+    ("render", "read"),
+    [
+        (render_default, read_config),
+        (lambda: device.render_default({"task": "digits"}), device.load_config),
+    ],
+    ids=["coordinator", "device"],
+)
+def test_commented_defaults_of_a_file_to_start_from_are_the_defaults(
+    tmp_path: Path, render: Callable[[], str], read: Callable[..., Any]
+) -> None:
+    text = render()
+    shown = re.compile(r"^# (?=\w+ = )(?!.*# an example)", flags=re.MULTILINE)
+    uncommented, count = shown.subn("", text)
+    assert count > 20
+    plain = read(write(tmp_path, text), environment={})
+    other = read(write(tmp_path, uncommented), environment={})
+    if isinstance(plain, device.DeviceConfig):  # a path that is not given is not the file's
+        plain = replace(plain, state_dir=other.state_dir)
+    assert other == plain
+
+
+def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
+    given = {"task.name": "t", "task.source": "t.py:f", "run.folder": "run"}
+    for key in keys(ServeConfig):
+        example = key.kind.mark(Example)
+        if example is None or key.dotted in given or key.path[0] == "broker":
+            continue
+        both = {"round.target_accuracy", "round.patience"}
+        more = {"task.evaluation": "t.npz"} if key.dotted in both else {}
+        more |= {"rule.name": "fed-raa"} if key.dotted == "run.updates" else {}
+        more |= {"mask.name": "random"} if key.dotted == "mask.options" else {}
+        text = render_example(ServeConfig, {**given, **more, key.dotted: example.value}, "")
+        read_config(write(tmp_path, text), environment={})
+
+
+def test_length_that_the_page_names_is_the_length(tmp_path: Path) -> None:
+    assert meanings(RunTable)["rounds"].endswith(f"without it, {ROUNDS}.")
+    assert meanings(RunTable)["updates"].endswith(f"without it, {UPDATES}.")
 
 
 def test_least_that_must_be_said(tmp_path: Path) -> None:
@@ -54,8 +112,8 @@ def test_least_that_must_be_said(tmp_path: Path) -> None:
     machine = config.machine(PLAN)
     assert isinstance(machine, RoundsConfig)
     assert machine.rounds == 50
-    assert config.down == Encoding()
-    assert config.broker_settings().port == 1883
+    assert config.run.down == Encoding()
+    assert config.broker.port == 1883
 
 
 def test_asynchronous_rule_counts_updates(tmp_path: Path) -> None:
@@ -76,10 +134,10 @@ def test_options_reach_rule_and_masks(tmp_path: Path) -> None:
 def test_password_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PASSWORD, "secret")
+    monkeypatch.setenv("TESSERA_BROKER_PASSWORD", "secret")
     text = f'{TASK}{RUN}[broker]\nhost = "b.example.org"\ntls = true\nusername = "u"\n'
     config = read_config(write(tmp_path, text))
-    settings = config.broker_settings()
+    settings = config.broker
     assert (settings.password, settings.port) == ("secret", 8883)
     assert "secret" not in repr(config)
 
@@ -87,40 +145,82 @@ def test_password_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[task\n", "not TOML"),
-        (TASK, r"\[run\] folder is missing"),
-        (RUN, r"\[task\] name is missing"),
-        (f"{TASK}{RUN}[rounds]\n", "'rounds' is not known; did you mean 'round'"),
-        (f"{TASK}{RUN}learningrate = 1\n", "did you mean 'learning_rate'"),
-        (f"{TASK}{RUN}xyzzy = 1\n", "there are folder, rounds"),
+        ("[task\n", "it is not TOML"),
+        (TASK, r"run is missing; set it in the file, or as TESSERA_RUN"),
+        (TASK + "[run]\n", r"run\.folder is missing; set it in the file, or as TESSERA_RUN_FOLDER"),
+        (RUN, "task is missing"),
+        (f"{TASK}{RUN}[rounds]\n", "rounds is not a known key; did you mean 'round'"),
+        (f"{TASK}{RUN}learningrate = 1\n", r"run\.learningrate .* did you mean 'learning_rate'"),
+        (f"{TASK}{RUN}xyzzy = 1\n", "known are folder, rounds"),
+        (f"{TASK}{RUN}quorum = 1\n", r"did you mean 'quorum' in \[round\]"),
         (f"{TASK}{RUN}[round]\nmin_device = 1\n", "did you mean 'min_devices'"),
-        (f"{TASK}{RUN}steps = 1.5\n", r"\[run\] steps is a whole number, not 1.5"),
-        (f"{TASK}{RUN}steps = true\n", "a whole number, not True"),
-        (f"{TASK}{RUN}learning_rate = '1'\n", "is a number"),
-        (f"{TASK}{RUN}learning_rate = -1\n", "learning_rate"),
-        (f"{TASK}{RUN}steps = 0\n", "steps must be at least 1"),
-        (f"{TASK}{RUN}keep_last = 0\n", "keep_last must be at least 1"),
-        (f"{TASK}{RUN}up = 'fp31'\n", r"\[run\] up: unknown encoding 'fp31'"),
-        (f"{TASK}{RUN}memory_type = 'fp8'\n", "memory_type is one of fp32, fp16, int8"),
-        (f"{TASK}{RUN}[rule]\nname = 'fedavgg'\n", "no rule 'fedavgg'"),
+        (f"{TASK}{RUN}steps = 1.5\n", r"run\.steps = 1.5: must be a whole number"),
+        (f"{TASK}{RUN}steps = true\n", "steps = True: must be a whole number"),
+        (f"{TASK}{RUN}steps = 0\n", r"run\.steps = 0: must be at least 1"),
+        (f"{TASK}{RUN}learning_rate = '1'\n", "learning_rate = '1': must be a number"),
+        (f"{TASK}{RUN}learning_rate = -1\n", "learning_rate = -1: must be above 0"),
+        (f"{TASK}{RUN}momentum = 1\n", "momentum = 1: must be at least 0 and below 1"),
+        (f"{TASK}{RUN}clip_norm = 0\n", "clip_norm = 0: must be above 0"),
+        (f"{TASK}{RUN}rms_limit = 1\n", "rms_limit = 1: must be above 1"),
+        (f"{TASK}{RUN}keep_last = 0\n", "keep_last = 0: must be at least 1"),
+        (f"{TASK}{RUN}up = 'fp31'\n", r"run\.up = 'fp31': unknown encoding 'fp31'; there are fp32"),
+        (f"{TASK}{RUN}down = 8\n", r"run\.down = 8: must be fp32, fp16"),
+        (
+            f"{TASK}{RUN}memory_type = 'fp8'\n",
+            "memory_type = 'fp8': must be one of fp32, fp16, int8",
+        ),
+        (f"{TASK}{RUN}[rule]\nname = 'fedavgg'\n", "no rule 'fedavgg'; did you mean 'fedavg'"),
+        (f"{TASK}{RUN}[rule]\noptions = 3\n", r"rule\.options = 3: must be a table"),
         (f"{TASK}{RUN}[rule.options]\ndampin = 1\n", "did you mean 'damping'"),
+        (f"{TASK}{RUN}[rule.options]\ndamping = 'x'\n", "rule 'ram-fed': damping = 'x': must be a"),
+        (f"{TASK}{RUN}[rule.options]\nweighting = 'x'\n", "weighting = 'x': must be one of unif"),
         (f"{TASK}{RUN}updates = 3\n", "does not go with this rule; it counts rounds"),
         (f"{TASK}{RUN}rounds = 3\n[rule]\nname = 'fed-raa'\n", "it counts updates"),
         (f"{TASK}{RUN}[round]\npatience = 3\n", "evaluation"),
-        (f"{TASK}{RUN}[round]\nquorum = 2\n", "quorum"),
-        (f"{TASK}{RUN}[broker]\nembedded = true\ntls = true\n", "embedded"),
-        (f"{TASK}{RUN}[mask]\nname = 'gre-raa'\n", "gre-raa"),
-        ('[task]\nname = "No/Good"\nsource = "x:y"\n' + RUN, r"\[task\] name"),
+        (f"{TASK}{RUN}[round]\nquorum = 2\n", r"round\.quorum = 2: must be above 0 and at most 1"),
+        (f"{TASK}{RUN}[round]\nbid_s = 0\n", r"round\.bid_s = 0: must be above 0"),
+        (f"{TASK}{RUN}[round]\nmax_devices = 2\nmin_devices = 3\n", "max_devices = 2: must be"),
+        (f"{TASK}{RUN}[broker]\nembedded = true\ntls = true\n", r"broker\.embedded = true starts"),
+        (f"{TASK}{RUN}[broker]\nhost = 'far.example'\n", "is another machine and tls is off"),
+        ('[task]\nname = "No/Good"\nsource = "x:y"\n' + RUN, r"task\.name: 'No/Good' cannot name"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(TesseraError, match=said):
-        read_config(write(tmp_path, text)).machine(PLAN)
+def test_what_is_wrong_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=said) as error:
+        read_config(path, environment={})
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
 
 
-def test_broker_on_another_machine_needs_tls(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="tls"):
-        read_config(write(tmp_path, f'{TASK}{RUN}[broker]\nhost = "broker.example.org"\n'))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[round]\nover_selection = 2\n", "over_selection needs participants"),
+        ("[mask]\nname = 'gre-raa'\n", "gre-raa"),
+        ("[mask]\nname = 'rnadom'\n", "there is no mask policy 'rnadom'; did you mean 'random'"),
+    ],
+)
+def test_what_does_not_go_together_is_said_with_the_plan(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    config = read_config(write(tmp_path, TASK + RUN + text), environment={})
+    with pytest.raises(ConfigError, match=said):
+        config.machine(PLAN)
+
+
+def test_variables_win_over_the_file_and_unknown_ones_are_errors(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{TASK}{RUN}steps = 3\n")
+    set_ = {"TESSERA_RUN_STEPS": "5", "TESSERA_RULE_OPTIONS": '{"damping": 0.5}'}
+    config = read_config(path, environment={**set_, "TESSERA_WEIGH": "of the device"})
+    assert config.run.steps == 5
+    assert config.make_rule() == RamFed(damping=0.5)
+    with pytest.raises(
+        ConfigError, match=r"TESSERA_RUN_STEP is .* did you mean 'TESSERA_RUN_STEPS'"
+    ):
+        read_config(path, environment={"TESSERA_RUN_STEP": "5"})
+    with pytest.raises(ConfigError, match=r"^TESSERA_RULE_OPTIONS = 'x': must be a table"):
+        read_config(path, environment={"TESSERA_RULE_OPTIONS": "x"})
 
 
 def test_both_certificates_of_the_coordinator_are_read(tmp_path: Path) -> None:
@@ -128,7 +228,7 @@ def test_both_certificates_of_the_coordinator_are_read(tmp_path: Path) -> None:
     lines = "".join(f'{name} = "{file}"\n' for name, file in files.items())
     settings = read_config(write(tmp_path, f"{TASK}{RUN}[broker]\ntls = true\n{lines}"))
     for name, file in files.items():
-        assert getattr(settings.broker_settings(), name) == tmp_path / file
+        assert getattr(settings.broker, name) == tmp_path / file
 
 
 def test_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -136,4 +137,5 @@ def test_broker_table_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     head = '[task]\nname = "t"\nsource = "t.py:f"\n[run]\nfolder = "x"\n'
     path.write_text(head + broker_table(settings))
-    assert read_config(path).broker_settings() == settings
+    read = read_config(path).broker
+    assert {each.name: getattr(read, each.name) for each in fields(settings)} == asdict(settings)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.decide.budget import History
 from edge_sdk.decide.decision import Policy, Sight, decide
-from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.round import Bid
 
 shares = st.one_of(
@@ -130,11 +130,11 @@ def test_owners_level_is_not_exceeded_but_in_a_warm_up() -> None:
 @pytest.mark.parametrize("value", [0, -0.5, 1.01, float("nan"), float("inf")])
 def test_policy_share_out_of_bounds_is_refused(name: str, value: float) -> None:
     shares: dict[str, Any] = {name: value}
-    with pytest.raises(MessageError, match=name):
+    with pytest.raises(ConfigError, match=name):
         Policy(**shares)
 
 
 def test_policy_of_an_unknown_schedule_is_refused() -> None:
     schedule: Any = "round robin"
-    with pytest.raises(MessageError, match="schedule"):
+    with pytest.raises(ConfigError, match="schedule"):
         Policy(schedule=schedule)

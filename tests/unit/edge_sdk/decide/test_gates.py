@@ -16,6 +16,7 @@ from edge_sdk.machine.snapshot import (
     Trip,
     Zone,
 )
+from edge_sdk.protocol.errors import ConfigError
 
 MAINS = Battery(present=False)
 
@@ -155,5 +156,5 @@ def test_hours_that_cannot_be_are_refused(text: str) -> None:
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(limits))):
+    with pytest.raises(ConfigError, match=next(iter(limits))):
         Limits(**limits)

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+from coordinator.operate.config import ServeConfig
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.config import (
-    KEYS,
-    ConfigError,
+    COORDINATOR_TABLES,
     DeviceConfig,
     Emulated,
     default_name,
     load_config,
     write_default,
 )
+from edge_sdk.program.settings.types import keys, kinds
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.topics import check_device
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -117,7 +119,8 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
         "TESSERA_BROKER_PORT": "2",
         "TESSERA_STAY": "true",
         "TESSERA_PROVIDERS": "A, B",
-        "TESSERA_ROUNDS": "of another program",
+        "TESSERA_RUN_ROUNDS": "of another program",
+        "ROUNDS": "of nobody here",
     }
     config = load_config(path, environment=environment, flags={"level": "0.3", "name": None})
     assert (config.task, config.name, config.policy.level) == ("a", "c", 0.3)
@@ -140,37 +143,59 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("levle = 0.5", "unknown key 'levle'; did you mean 'level'?"),
-        ("[broker]\nhots = 'x'", "unknown key 'broker.hots'; did you mean 'host' in [broker]?"),
-        ("hosst = 'x'", "did you mean 'host' in [broker]?"),
-        ("[brokre]\nhost = 'x'", "unknown key 'brokre'"),
-        ("zzz = 1", "known are task, name"),
-        ("level = 2", "level is a share in (0, 1], not 2.0"),
+        ("levle = 0.5", "levle is not a known key; did you mean 'level'?"),
+        ("[broker]\nhots = 'x'", "broker.hots is not a known key; did you mean 'host'?"),
+        ("hosst = 'x'", "hosst is not a known key; did you mean 'host' in [broker]?"),
+        ("[brokre]\nhost = 'x'", "brokre is not a known key; did you mean 'broker'?"),
+        ("zzz = 1", "zzz is not a known key; known are task, name"),
+        ("level = 2", "level = 2: must be above 0 and at most 1"),
         ("level = 'much'", "level = 'much': must be a number"),
+        ("level = '0.5'", "level = '0.5': must be a number"),
+        ("levels = [1, 2]", "levels = [1, 2]: must be a list, and each of it above 0 and at most"),
+        ("levels = []", "levels = (): must be shares"),
+        ("levels = 1", "levels = 1: must be a list"),
+        ("participation = 0", "participation = 0: must be above 0"),
         ("threads = 1.5", "threads = 1.5: must be a whole number"),
         ("threads = true", "threads = True: must be a whole number"),
         ("threads = 0", "threads = 0: must be at least 1"),
-        ("name = 3", "name = 3: must be a text"),
+        ("cache_mb = 0", "cache_mb = 0: must be at least 1"),
+        ("seed = -1", "seed = -1: must be at least 0"),
+        ("max_gap = 0", "max_gap = 0: must be at least 1"),
+        ("compute = 0", "compute = 0: must be above 0"),
+        ("name = 3", "name = 3: must be a text in quotes"),
         ("name = 'Pi 4'", "'Pi 4' cannot name a device"),
         ("stay = 'maybe'", "stay = 'maybe': must be true or false"),
         ("providers = 'a'\nproviders_ = 1", "did you mean 'providers'?"),
         ("providers = []", "providers = []: name one"),
-        ("schedule = 'never'", "schedule is one of"),
+        ("schedule = 'never'", "schedule = 'never': must be one of round-robin, ad-hoc"),
+        ("prefer = 1", "prefer = 1: must be one of smaller, rarer"),
+        ("probe = 'mac'", "probe = 'mac': must be one of linux, raspberry-pi, jetson"),
+        ("board = 3", "board = 3: must be the name of a profile, or a file"),
+        ("data = 3", "data = 3: must be a folder, file.py:function or package.module:function"),
+        ("state_dir = ''", "state_dir = '': must be a text in quotes"),
         ("log_format = 'xml'", "log_format = 'xml': must be one of text, json"),
-        ("connect_s = -1", "connect_s = -1.0"),
-        ("connect_s = nan", "connect_s = nan"),
-        ("[broker]\nport = 0", "[broker] port = 0"),
-        ("[broker]\nhost = 'far.example'", "[broker] host 'far.example' is another machine"),
-        ("broker = 'x'", "unknown key 'broker'"),
+        ("connect_s = -1", "connect_s = -1: must be at least 0"),
+        ("connect_s = nan", "connect_s = nan: must be a finite number"),
+        ("[limits]\nbattery_floor = 101", "limits.battery_floor = 101: must be from 0 to 100"),
+        ("[limits]\nquiet_hours = '22-7'", "limits.quiet_hours = '22-7': must be hours of the"),
+        ("[limits]\nmemory_shre = 1", "limits.memory_shre is not a known key; did you mean 'memo"),
+        ("[emulate]\nfleet = 'f.toml'", "emulate.member is missing"),
+        ("[broker]\nport = 70000", "broker.port = 70000: must be from 0 to 65535"),
+        ("[broker]\nhost = 'far.example'", "broker.host = 'far.example' is another machine"),
+        ("[broker]\nhost = 'mqtt://far'", "broker.host = 'mqtt://far': give a name or an address"),
+        ("broker = 'x'", "broker = 'x': must be a table"),
         ("[broker]\nusername='a'\npassword='b'\npassword_file='c'", "are both set; give one"),
         ("[broker]\nusername='a'\npassword_file='nowhere'", "broker.password_file cannot be read"),
-        ("level = ", "device.toml cannot be read"),
+        ("[broker]\nca='ca.pem'", "broker.ca is set but tls is off"),
+        ("level = ", "device.toml cannot be read: it is not TOML"),
     ],
 )
 def test_mistake_is_named(tmp_path: Path, text: str, advice: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(tmp_path, f'task = "digits"\n{text}')
     assert advice in str(error.value)
+    assert str(error.value).startswith(str(tmp_path / "device.toml"))
+    assert "\n" not in str(error.value)
 
 
 def test_wrong_variable_and_flag_are_named_as_such(tmp_path: Path) -> None:
@@ -178,6 +203,31 @@ def test_wrong_variable_and_flag_are_named_as_such(tmp_path: Path) -> None:
         load_config(None, environment={"TESSERA_BROKER_PORT": "x"})
     with pytest.raises(ConfigError, match="--evaluate-every = 'x'"):
         load_config(None, environment={}, flags={"evaluate_every": "x"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "advice"),
+    [
+        (
+            "TESSERA_LEVLE",
+            "1",
+            "TESSERA_LEVLE is not a known variable; did you mean 'TESSERA_LEVEL'",
+        ),
+        ("TESSERA_BROKER_HOTS", "x", "did you mean 'TESSERA_BROKER_HOST'?"),
+        ("TESSERA_XYZ", "x", "TESSERA_XYZ is not a known variable"),
+        ("TESSERA_LEVEL", "2", "TESSERA_LEVEL = '2': must be above 0 and at most 1"),
+        ("TESSERA_LEVEL", "nan", "TESSERA_LEVEL = 'nan': must be a finite number"),
+        ("TESSERA_THREADS", "1.5", "TESSERA_THREADS = '1.5': must be a whole number"),
+        ("TESSERA_STAY", "maybe", "TESSERA_STAY = 'maybe': must be true or false"),
+        ("TESSERA_LEVELS", "1,two", "TESSERA_LEVELS = '1,two': must be a list, and each of it a"),
+        ("TESSERA_SCHEDULE", "x", "TESSERA_SCHEDULE = 'x': must be one of round-robin, ad-hoc"),
+    ],
+)
+def test_wrong_variable_is_one_clear_line(variable: str, value: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(None, environment={"TESSERA_TASK": "digits", variable: value})
+    assert advice in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_missing_task_and_missing_file_say_what_to_do(tmp_path: Path) -> None:
@@ -202,30 +252,20 @@ def test_default_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     assert config.task == "digits"
     assert config.data == str(tmp_path / "data")
     text = path.read_text()
-    optional = {"compute", "bytes_per_s", "broker.password"}
-    for key in KEYS.keys() - optional:
-        assert f"{key.rpartition('.')[2]} = " in text, key
+    for key in keys(DeviceConfig):
+        assert f"{key.path[-1]} = " in text, key.dotted
     with pytest.raises(ConfigError, match="is left as it is"):
         write_default(path)
 
 
-def test_defaults_that_the_file_shows_are_the_defaults(tmp_path: Path) -> None:
-    path = tmp_path / "device.toml"
-    write_default(path)
-    no_default = {"ca", "certificate", "key", "username", "password_file"}
-    no_default |= {"bulk_certificate", "bulk_key"}
-    no_default |= {"max_gap", "board", "probe", "energy_wh_per_day", "quiet_hours"}
-    no_default |= {"fleet", "member"}
-    text = path.read_text()
-    for key in {key.rpartition(".")[2] for key in KEYS} - no_default:
-        text = text.replace(f"# {key} = ", f"{key} = ")
-    assert text != path.read_text()
-    written = tmp_path / "all.toml"
-    written.write_text(text)
-    by_hand = load_config(written, environment={})
-    assert by_hand.state_dir == tmp_path / "tessera-state"
-    default = load_config(path, environment={}, flags={"state_dir": str(by_hand.state_dir)})
-    assert by_hand == default
+def test_file_may_be_given_as_text(tmp_path: Path) -> None:
+    path = write(tmp_path, 'task = "digits"\ndata = "here"')
+    assert load_config(str(path), environment={}) == load_config(path, environment={})
+
+
+def test_device_knows_the_variables_of_the_coordinator() -> None:
+    tables = {name for name, kind in kinds(ServeConfig).items() if kind.table is not None}
+    assert set(COORDINATOR_TABLES) == tables - {"broker"}
 
 
 def test_emulated_device_is_named_by_fleet_and_member(tmp_path: Path) -> None:
@@ -263,7 +303,7 @@ def test_python_without_a_toml_reader_says_what_to_do(
 ) -> None:
     path = write(tmp_path, 'task = "digits"')
     monkeypatch.setitem(sys.modules, "tomli", None)
-    monkeypatch.setattr("edge_sdk.device.config.sys.version_info", (3, 10, 0))
+    monkeypatch.setattr("edge_sdk.program.settings.reader.sys.version_info", (3, 10, 0))
     with pytest.raises(ConfigError, match="pip install tomli"):
         load_config(path, environment={})
     assert load_config(None, environment={"TESSERA_TASK": "digits"}).task == "digits"

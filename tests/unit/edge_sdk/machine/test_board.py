@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.machine.board import (
-    CHOICES,
     LIMITS,
     SECTIONS,
     BatterySpec,
     Board,
-    BoardError,
     CoreSpec,
     Kind,
     MemorySpec,
@@ -32,6 +30,8 @@ from edge_sdk.machine.board import (
     shipped_boards,
     write_board,
 )
+from edge_sdk.program.settings.types import kinds
+from edge_sdk.protocol.errors import ConfigError
 
 PHONE = """
 name = "phone_1"
@@ -240,7 +240,7 @@ MISTAKES = [
 def test_mistake_is_named_with_file_key_and_advice(
     tmp_path: Path, old: str, new: str, key: str, advice: str
 ) -> None:
-    with pytest.raises(BoardError) as error:
+    with pytest.raises(ConfigError) as error:
         load(tmp_path, changed(old, new))
     where, _, rest = str(error.value).partition("phone.toml: ")
     assert where == f"{tmp_path}/"
@@ -266,18 +266,18 @@ def test_mistake_is_named_with_file_key_and_advice(
     ids=["battery", "memory", "cores", "no cores", "cores number", "table", "broken", "empty"],
 )
 def test_incomplete_profile_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
-    with pytest.raises(BoardError, match=re.escape(complaint)):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
         load(tmp_path, text)
 
 
 def test_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
-    with pytest.raises(BoardError, match=r"none.toml is not there"):
+    with pytest.raises(ConfigError, match=r"none.toml is not there"):
         load_board(path)
     path.write_bytes(b"name = '\xff'")
-    with pytest.raises(BoardError, match=r"none.toml cannot be read"):
+    with pytest.raises(ConfigError, match=r"none.toml cannot be read"):
         load_board(path)
-    with pytest.raises(BoardError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_board(tmp_path)
 
 
@@ -286,7 +286,7 @@ def test_missing_toml_reader_says_what_to_install(
 ) -> None:
     name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BoardError, match="pip install tomli"):
+    with pytest.raises(ConfigError, match="pip install tomli"):
         load(tmp_path, PHONE)
 
 
@@ -307,7 +307,7 @@ def test_altered_profile_loads_or_raises_only_its_own_error(
     text = "\n".join([*LINES[:index], line, *LINES[index + 1 :]])
     try:
         board = load(tmp_path, text)
-    except BoardError as error:
+    except ConfigError as error:
         assert "phone.toml" in str(error)  # noqa: PT017
     else:
         assert isinstance(board, Board)
@@ -319,7 +319,7 @@ TEXTS = st.text(min_size=1, max_size=20).filter(lambda text: bool(text.strip()))
 
 
 def quantities(key: str) -> st.SearchStrategy[Quantity]:
-    least, greatest = LIMITS[key]
+    least, greatest = LIMITS[key].least or 0, LIMITS[key].most or 0
     values: st.SearchStrategy[float] = (
         st.integers(int(least), int(greatest)).map(float)
         if key == "count"
@@ -336,7 +336,8 @@ def sections(section: type[Any]) -> st.SearchStrategy[Any]:
     def strategy(name: str) -> st.SearchStrategy[Any]:
         if name in LIMITS:
             return quantities(name)
-        return st.sampled_from(CHOICES[name]) if name in CHOICES else TEXTS
+        choices = get_args(kinds(section)[name].plain)
+        return st.sampled_from(choices) if choices else TEXTS
 
     values = {
         each.name: strategy(each.name) | st.none() if each.default is None else strategy(each.name)
@@ -387,13 +388,13 @@ def test_written_board_is_read_back_equal(tmp_path: Path, board: Board) -> None:
 
 def test_writing_where_nothing_can_be_names_the_file(tmp_path: Path) -> None:
     board = load(tmp_path, PHONE)
-    with pytest.raises(BoardError, match=r"missing/x.toml cannot be written"):
+    with pytest.raises(ConfigError, match=r"missing/x.toml cannot be written"):
         write_board(tmp_path / "missing" / "x.toml", board)
 
 
 def test_board_made_in_code_is_checked_as_one_from_a_file() -> None:
     count, memory = Quantity(4, "s", "measured"), Quantity(1e9, "s", "measured")
-    with pytest.raises(BoardError, match=r"memory\.memory_mb\.value"):
+    with pytest.raises(ConfigError, match=r"memory\.memory_mb\.value"):
         Board(
             name="x",
             title="X",
@@ -406,7 +407,7 @@ def test_board_made_in_code_is_checked_as_one_from_a_file() -> None:
 
 @pytest.mark.parametrize("value", [True, "4", None])
 def test_quantity_takes_numbers_only(value: Any) -> None:
-    with pytest.raises(BoardError, match="must be a number"):
+    with pytest.raises(ConfigError, match="must be a number"):
         Quantity(value, "somewhere", "measured")
 
 
@@ -421,18 +422,17 @@ def test_shipped_profile_is_found_by_name() -> None:
 
 
 def test_unknown_profile_suggests_the_nearest() -> None:
-    with pytest.raises(BoardError, match=r"'jetson_nan'; did you mean 'jetson_nano'\?"):
+    with pytest.raises(ConfigError, match=r"'jetson_nan'; did you mean 'jetson_nano'\?"):
         find_board("jetson_nan")
-    with pytest.raises(BoardError, match="known are galaxy_s10, galaxy_s23"):
+    with pytest.raises(ConfigError, match="known are galaxy_s10, galaxy_s23"):
         find_board("../../etc/passwd")
 
 
 def test_every_number_has_limits_and_every_limit_is_used() -> None:
     tables: list[type[Any]] = [CoreSpec, *SECTIONS.values()]
     names = {each.name for table in tables for each in dataclasses.fields(table)}
-    assert set(LIMITS) <= names
-    assert names - set(LIMITS) - set(CHOICES) == {"core", "title"}
-    assert all(0 < least < greatest < math.inf for least, greatest in LIMITS.values())
+    assert names - set(LIMITS) == {"core", "title", "link", "sensor"}
+    assert all(0 < (each.least or 0) < (each.most or 0) < math.inf for each in LIMITS.values())
 
 
 def test_battery_is_the_only_table_that_a_phone_needs_beyond_memory() -> None:

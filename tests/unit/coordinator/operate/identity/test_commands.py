@@ -17,7 +17,8 @@ from coordinator.operate.identity.bundles import parse_place
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.identity.mosquitto import access_rules
-from edge_sdk.device.config import ConfigError, load_config
+from edge_sdk.device.config import load_config
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.settings import tls_context
 
@@ -79,7 +80,7 @@ def test_table_of_a_coordinator_works_in_a_configuration_beside_it(folder: Path)
         table = (folder / f"{name}-identity" / "broker.toml").read_text()
         path = folder / "run.toml"
         path.write_text(f'[task]\nname = "t"\nsource = "a:b"\n[run]\nfolder = "run"\n{table}')
-        settings = read_config(path).broker_settings()
+        settings = read_config(path).broker
         assert settings.certificate == folder / f"{name}-identity" / f"{name}.pem"
         assert tls_context(settings) is not None
         assert tls_context(settings.for_bulk()) is not None

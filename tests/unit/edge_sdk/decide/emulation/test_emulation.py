@@ -33,9 +33,9 @@ from edge_sdk.decide.emulation.emulation import (
 )
 from edge_sdk.decide.emulation.fleet import Fleet, FleetMember, find_fleet
 from edge_sdk.decide.observer import Observer
-from edge_sdk.machine.board import Board, BoardError, PowerSpec, Quantity, SpeedSpec, find_board
+from edge_sdk.machine.board import Board, PowerSpec, Quantity, SpeedSpec, find_board
 from edge_sdk.machine.snapshot import Battery
-from edge_sdk.protocol.errors import TrainingStopped
+from edge_sdk.protocol.errors import ConfigError, TrainingStopped
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.streams import stream
@@ -304,7 +304,7 @@ def test_board_on_mains_is_never_drained_and_what_is_not_known_stays_so() -> Non
 )
 def test_profile_that_lacks_a_number_is_named(change: dict[str, object], key: str) -> None:
     lacking = replace(find_board("pixel_4"), **change)  # type: ignore[arg-type]
-    with pytest.raises(BoardError, match=f"pixel_4 cannot be emulated: its profile has no {key}"):
+    with pytest.raises(ConfigError, match=f"pixel_4 cannot be emulated: its profile has no {key}"):
         Emulation(phone(board=lacking))
 
 
@@ -339,7 +339,7 @@ def test_story_that_is_half_written_ends_before(tmp_path: Path) -> None:
 def test_story_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     story = tmp_path / "story.jsonl"
     story.write_text(text)
-    with pytest.raises(BoardError, match=r"story.jsonl is not the story of an emulated device"):
+    with pytest.raises(ConfigError, match=r"story.jsonl is not the story of an emulated device"):
         Emulation(phone(), story=story)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge_sdk.decide.emulation.fleet import Fleet, FleetMember, find_fleet, load_fleet
-from edge_sdk.machine.board import BoardError, find_board, write_board
+from edge_sdk.machine.board import find_board, write_board
+from edge_sdk.protocol.errors import ConfigError
 
 TWO = """
 work = 900
@@ -17,7 +18,7 @@ deadline_s = 300
 starts = "17:05"
 
 [[members]]
-device = "pixel_4"
+board = "pixel_4"
 battery_percent = 33
 charging = true
 background_load = 0.25
@@ -26,14 +27,14 @@ up_mbit_s = 8
 down_mbit_s = 40.5
 
 [[members]]
-device = "jetson_nano"
+board = "jetson_nano"
 name = "roof"
 """
 
 
 HOURS = """
 [[members]]
-device = "pixel_6"
+board = "pixel_6"
 battery_percent = 24
 charging_hours = "22:30-06:00"
 network = "mobile"
@@ -67,7 +68,7 @@ def test_scenario_is_read_and_has_defaults(tmp_path: Path) -> None:
     fleet = load(tmp_path, TWO)
     assert (fleet.work, fleet.interval_s, fleet.deadline_s) == (900, 1800.5, 300)
     assert fleet.starts == 17 * 60 + 5
-    plain = load(tmp_path, '[[members]]\ndevice = "jetson_nano"')
+    plain = load(tmp_path, '[[members]]\nboard = "jetson_nano"')
     assert plain == Fleet(
         members=(FleetMember(name="jetson-nano", board=find_board("jetson_nano")),)
     )
@@ -77,7 +78,7 @@ def test_scenario_is_read_and_has_defaults(tmp_path: Path) -> None:
 def test_members_are_found_by_name(tmp_path: Path) -> None:
     fleet = load(tmp_path, TWO)
     assert fleet.find("roof") is fleet[1]
-    with pytest.raises(BoardError, match=r"has no member 'rof'; did you mean 'roof'\?"):
+    with pytest.raises(ConfigError, match=r"has no member 'rof'; did you mean 'roof'\?"):
         fleet.find("rof")
 
 
@@ -117,7 +118,7 @@ def test_only_mobile_networks_are_metered(tmp_path: Path) -> None:
 
 def test_profile_beside_the_fleet_is_found(tmp_path: Path) -> None:
     write_board(tmp_path / "own.toml", find_board("raspberry_pi_5"))
-    (member,) = load(tmp_path, '[[members]]\ndevice = "own.toml"')
+    (member,) = load(tmp_path, '[[members]]\nboard = "own.toml"')
     assert member.board == find_board("raspberry_pi_5")
     assert member.name == "raspberry-pi-5"
 
@@ -125,8 +126,8 @@ def test_profile_beside_the_fleet_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ('"pixel_4"', '"pixel_44"', "members[0].device: there is no profile 'pixel_44'; did you"),
-        ('device = "pixel_4"\n', "", "members[0].device = None: must name a profile"),
+        ('"pixel_4"', '"pixel_44"', "members[0].board: there is no profile 'pixel_44'; did you"),
+        ('board = "pixel_4"\n', "", "members[0].board = None: must name a profile"),
         ('"pixel_4"', '"no.toml"', "no.toml is not there"),
         ("charging", "charged", "members[0].charged is not a known key; did you mean 'charging'?"),
         ("true", '"yes"', "members[0].charging = 'yes': must be true or false"),
@@ -159,7 +160,7 @@ def test_profile_beside_the_fleet_is_found(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_mistake_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert TWO.count(old) == 1
-    with pytest.raises(BoardError, match=re.escape(complaint)) as error:
+    with pytest.raises(ConfigError, match=re.escape(complaint)) as error:
         load(tmp_path, TWO.replace(old, new))
     assert str(error.value).startswith(f"{tmp_path}/fleet.toml: ")
 
@@ -177,17 +178,17 @@ def test_mistake_is_named(tmp_path: Path, old: str, new: str, complaint: str) ->
 )
 def test_mistake_of_hours_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert HOURS.count(old) == 1
-    with pytest.raises(BoardError, match=re.escape(complaint)):
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
         load(tmp_path, HOURS.replace(old, new))
 
 
 def test_broken_profile_of_a_member_is_named_too(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('name = "own"')
-    with pytest.raises(BoardError, match=r"fleet.toml: members\[0\]\.device: .*own.toml: title is"):
-        load(tmp_path, '[[members]]\ndevice = "own.toml"')
+    with pytest.raises(ConfigError, match=r"fleet.toml: members\[0\]\.board: .*own.toml: title is"):
+        load(tmp_path, '[[members]]\nboard = "own.toml"')
 
 
 def test_shipped_fleet_is_found_by_name() -> None:
     assert len(find_fleet("mixed")) == 8
-    with pytest.raises(BoardError, match=r"no fleet 'mixt'; did you mean 'mixed'\?"):
+    with pytest.raises(ConfigError, match=r"no fleet 'mixt'; did you mean 'mixed'\?"):
         find_fleet("mixt")

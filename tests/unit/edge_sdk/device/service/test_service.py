@@ -13,7 +13,6 @@ import pytest
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.folder import DataError
 from edge_sdk.decide.decision import Policy
-from edge_sdk.device.config import ConfigError
 from edge_sdk.device.service.service import (
     BrokerError,
     Device,
@@ -22,7 +21,7 @@ from edge_sdk.device.service.service import (
     run_device,
 )
 from edge_sdk.protocol.encoding.codec import decode_blocks
-from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.errors import ConfigError, GraphError
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer, Presence, Want
