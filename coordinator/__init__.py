@@ -1,28 +1,101 @@
 """Tessera on the VM: traces models, runs rounds, puts the pieces together.
 
-`import coordinator` loads no torch; the names below that need it do when they are first used.
+The names below are the whole public face; modules behind them are private and may move.
+`import coordinator` loads no torch; the names that need it do when they are first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coordinator.aggregate.model import GlobalModel
+    from coordinator.aggregate.rules import make_rule
+    from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
+    from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
+    from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
+    from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
+    from coordinator.masks import make_masks
+    from coordinator.operate.broker.embedded import embedded_broker
+    from coordinator.rounds.fragments import FragmentsConfig
+    from coordinator.rounds.synchronous import RoundsConfig
+    from coordinator.simulate.federation import Federation, Member
+    from coordinator.task.graphs.cache import compiled_graphs
+    from coordinator.task.graphs.child import compile_in_child
+    from coordinator.task.graphs.compilation import compile_graphs
+    from coordinator.task.graphs.errors import GraphCompileError
+    from coordinator.task.saved_model import SavedModel, read_model
     from coordinator.task.task import Task, make_task
     from coordinator.task.tracing.trace import trace_plan
 
-__all__ = ["Task", "make_task", "trace_plan"]
+__all__ = [
+    "Ccfl1",
+    "Ccfl2",
+    "Ccfl3",
+    "FedAsync",
+    "FedAvg",
+    "FedRaa",
+    "FedVarp",
+    "Federation",
+    "FragmentsConfig",
+    "GlobalModel",
+    "GraphCompileError",
+    "Member",
+    "RaFed",
+    "RamFed",
+    "RoundsConfig",
+    "SavedModel",
+    "Strategy1",
+    "Strategy2",
+    "SubDisMo",
+    "Task",
+    "compile_graphs",
+    "compile_in_child",
+    "compiled_graphs",
+    "embedded_broker",
+    "make_masks",
+    "make_rule",
+    "make_task",
+    "read_model",
+    "trace_plan",
+]
 
 _HOMES = {
+    "Ccfl1": "coordinator.aggregate.rules.ccfl",
+    "Ccfl2": "coordinator.aggregate.rules.ccfl",
+    "Ccfl3": "coordinator.aggregate.rules.ccfl",
+    "FedAsync": "coordinator.aggregate.rules.fed_raa",
+    "FedAvg": "coordinator.aggregate.rules.ra_fed",
+    "FedRaa": "coordinator.aggregate.rules.fed_raa",
+    "FedVarp": "coordinator.aggregate.rules.ram_fed",
+    "Federation": "coordinator.simulate.federation",
+    "FragmentsConfig": "coordinator.rounds.fragments",
+    "GlobalModel": "coordinator.aggregate.model",
+    "GraphCompileError": "coordinator.task.graphs.errors",
+    "Member": "coordinator.simulate.federation",
+    "RaFed": "coordinator.aggregate.rules.ra_fed",
+    "RamFed": "coordinator.aggregate.rules.ram_fed",
+    "RoundsConfig": "coordinator.rounds.synchronous",
+    "SavedModel": "coordinator.task.saved_model",
+    "Strategy1": "coordinator.aggregate.rules.ra_fed",
+    "Strategy2": "coordinator.aggregate.rules.ccfl",
+    "SubDisMo": "coordinator.aggregate.rules.ra_fed",
     "Task": "coordinator.task.task",
+    "compile_graphs": "coordinator.task.graphs.compilation",
+    "compile_in_child": "coordinator.task.graphs.child",
+    "compiled_graphs": "coordinator.task.graphs.cache",
+    "embedded_broker": "coordinator.operate.broker.embedded",
+    "make_masks": "coordinator.masks",
+    "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
+    "read_model": "coordinator.task.saved_model",
     "trace_plan": "coordinator.task.tracing.trace",
 }
+"""Modules of the names, which are loaded when they are first asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'coordinator' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ TesseraError
     ├── GraphCompileError  a task could not be compiled (`task.graphs.errors`)
     ├── MemoryStoreError   a memory cannot be used (`aggregate.memory.errors`): busy, damaged
     ├── RunError           a run folder cannot be used (`run.folder`)
-    ├── BrokerError        the embedded broker does not start (`operate.broker.embedded`)
+    ├── BrokerStartError   the embedded broker does not start (`operate.broker.embedded`)
     └── IdentityError      a certificate that cannot be had (`operate.identity.errors`)
 """
 

@@ -1,5 +1,6 @@
-"""Tessera on the device: what a phone, a board or a small machine needs to take part.
+"""Tessera on the device: all that a phone, a board or a small machine needs to take part.
 
+The names below are the whole public face; modules behind them are private and may move.
 `import edge_sdk` is cheap: neither torch nor onnxruntime nor paho is loaded until it is used, nor
 are msgpack and OpenSSL (4 MB, through hashlib) until the first plan is decoded.
 """
@@ -12,36 +13,81 @@ from typing import TYPE_CHECKING, Any
 from edge_sdk.protocol.errors import TesseraError
 
 if TYPE_CHECKING:
+    from edge_sdk.data.arrays import ArrayData
+    from edge_sdk.decide.decision import Policy
+    from edge_sdk.decide.emulation.fleet import find_fleet, load_fleet
     from edge_sdk.device.config import DeviceConfig, load_config
     from edge_sdk.device.service.service import Device, run_device
+    from edge_sdk.machine.board import find_board, load_board
+    from edge_sdk.machine.probe import PushedProbe
+    from edge_sdk.machine.snapshot import Snapshot
+    from edge_sdk.protocol.messages.local_rule import LocalRule
     from edge_sdk.protocol.plan.codec import decode_plan
     from edge_sdk.protocol.plan.plan import ModelPlan
+    from edge_sdk.protocol.streams import stream
+    from edge_sdk.train.backend import Job
+    from edge_sdk.train.inference import ExportedModel
+    from edge_sdk.train.onnx import OnnxBackend
+    from edge_sdk.train.torch import TorchBackend
+    from edge_sdk.transport.probe import probe_broker
+    from edge_sdk.transport.settings import BrokerSettings
 
 __all__ = [
+    "ArrayData",
+    "BrokerSettings",
     "Device",
     "DeviceConfig",
+    "ExportedModel",
+    "Job",
+    "LocalRule",
     "ModelPlan",
+    "OnnxBackend",
+    "Policy",
+    "PushedProbe",
+    "Snapshot",
     "TesseraError",
-    "__version__",
+    "TorchBackend",
     "decode_plan",
+    "find_board",
+    "find_fleet",
+    "load_board",
     "load_config",
+    "load_fleet",
+    "probe_broker",
     "run_device",
+    "stream",
 ]
 
 __version__ = "0.1.0"
 
-_LATER = {
+_HOMES = {
+    "ArrayData": "edge_sdk.data.arrays",
+    "BrokerSettings": "edge_sdk.transport.settings",
     "Device": "edge_sdk.device.service.service",
     "DeviceConfig": "edge_sdk.device.config",
+    "ExportedModel": "edge_sdk.train.inference",
+    "Job": "edge_sdk.train.backend",
+    "LocalRule": "edge_sdk.protocol.messages.local_rule",
     "ModelPlan": "edge_sdk.protocol.plan.plan",
+    "OnnxBackend": "edge_sdk.train.onnx",
+    "Policy": "edge_sdk.decide.decision",
+    "PushedProbe": "edge_sdk.machine.probe",
+    "Snapshot": "edge_sdk.machine.snapshot",
+    "TorchBackend": "edge_sdk.train.torch",
     "decode_plan": "edge_sdk.protocol.plan.codec",
+    "find_board": "edge_sdk.machine.board",
+    "find_fleet": "edge_sdk.decide.emulation.fleet",
+    "load_board": "edge_sdk.machine.board",
     "load_config": "edge_sdk.device.config",
+    "load_fleet": "edge_sdk.decide.emulation.fleet",
+    "probe_broker": "edge_sdk.transport.probe",
     "run_device": "edge_sdk.device.service.service",
+    "stream": "edge_sdk.protocol.streams",
 }
-"""Where to find what is loaded when it is first asked for."""
+"""Modules of the names that are loaded when they are first asked for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

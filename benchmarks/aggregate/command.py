@@ -14,6 +14,7 @@ from benchmarks.report.tables import make_table, or_dash
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from benchmarks.aggregate.members import MembersRow
     from benchmarks.aggregate.scale import ScaleRow
     from benchmarks.aggregate.throughput import ThroughputRow
     from benchmarks.aggregate.traffic import TrafficRow
@@ -27,13 +28,14 @@ def add_parser(commands: Any) -> None:
         _measure,
         help="the coordinator's cost of closing a round, and bytes on the wire",
         description=(
-            "Measures how fast ra-fed and ram-fed (memory on disk, page cache warm) take in the "
-            "movements of 32 devices at half level of a model of 25 million parameters, on two "
-            "threads, beside numpy.copyto of the same bytes. Then time and anonymous memory of a "
-            "round with 100, 1,000 and 10,000 registered devices. Then bytes per device and round, "
-            "by level and encoding. Memories are made in the folder for temporary files (TMPDIR) "
-            "and deleted. Takes a few minutes and needs 11 GB of free disk; --quick, with 5 "
-            "million parameters and up to 1,000 devices, takes under one minute and 3 GB."
+            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
+            "of 32 devices at half level of a model of 25 million parameters, on two threads, "
+            "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
+            "100, 1,000 and 10,000 registered devices, and time with as many members of which 10 "
+            "are there, without training. Then bytes for a device and round, by level "
+            "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
+            "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
+            "parameters and up to 1,000 devices, under one and 3 GB."
         ),
         example="aggregate --quick --json aggregate.json",
         quick="smaller model, fewer devices",
@@ -45,7 +47,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from tempfile import gettempdir
 
     from benchmarks.aggregate import config as configs
-    from benchmarks.aggregate import scale, throughput, traffic
+    from benchmarks.aggregate import members, scale, throughput, traffic
 
     config = configs.QUICK if arguments.quick else configs.FULL
     configs.check_disk(Path(gettempdir()), config.disk_bytes)
@@ -56,6 +58,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     if scale.MEASURABLE:
         with progress("devices", config.scale.ticks) as part:
             fleets = scale.measure_scale(config.scale, part)
+    with progress("members", config.members.ticks) as part:
+        absent = members.measure_members(config.members, part)
     with progress("bytes", len(traffic.encodings())) as part:
         messages = traffic.measure_traffic(config.traffic, part("by level and encoding"))
 
@@ -63,11 +67,13 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         figures=[
             *throughput.throughput_figures(rates),
             *scale.scale_figures(fleets),
+            *members.members_figures(absent),
             *traffic.traffic_figures(messages),
         ],
         shown=[
             _throughput_table(rates, config.throughput.threads),
             *([_scale_table(fleets)] if fleets else []),
+            _members_table(absent, config.members.participants),
             _traffic_table(messages),
         ],
         packages=("numpy", "zstandard"),
@@ -76,10 +82,12 @@ def _measure(arguments: argparse.Namespace) -> Measured:
             "method": {
                 "throughput": throughput.METHOD,
                 "devices": scale.METHOD,
+                "members": members.METHOD,
                 "bytes": traffic.METHOD,
             },
             "throughput": [asdict(row) for row in rates],
             "devices": [asdict(row) for row in fleets],
+            "members": [asdict(row) for row in absent],
             "bytes": [asdict(row) for row in messages],
         },
     )
@@ -126,6 +134,22 @@ def _scale_table(rows: Sequence[ScaleRow]) -> Table:
             f"{row.time_ratio:.3f}",
             f"{row.anonymous_mb:.1f}",
             f"{row.memory_ratio:.3f}",
+        )
+    return table
+
+
+def _members_table(rows: Sequence[MembersRow], participants: int) -> Table:
+    table = make_table(
+        f"A round without training by members, of which {participants} are there",
+        *("members", "machine\nms", "ratio", "process\nms", "ratio"),
+    )
+    for row in rows:
+        table.add_row(
+            f"{row.members:,}",
+            f"{row.machine_ms:.2f}",
+            f"{row.machine_ratio:.3f}",
+            f"{row.process_ms:.2f}",
+            f"{row.process_ratio:.3f}",
         )
     return table
 

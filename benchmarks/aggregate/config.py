@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.aggregate.members import MembersConfig
 from benchmarks.aggregate.scale import ScaleConfig
 from benchmarks.aggregate.throughput import ThroughputConfig
 from benchmarks.aggregate.traffic import TrafficConfig
@@ -17,10 +18,11 @@ RESERVE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateConfig:
-    """All three parts."""
+    """All parts."""
 
     throughput: ThroughputConfig = field(default_factory=ThroughputConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
+    members: MembersConfig = field(default_factory=MembersConfig)
     traffic: TrafficConfig = field(default_factory=TrafficConfig)
 
     @property
@@ -35,6 +37,7 @@ QUICK = AggregateConfig(
         inputs=512, widths=(1024,) * 5, outputs=256, warm=3, turns=4
     ),  # 5 million parameters
     scale=ScaleConfig(fleets=(100, 1_000), warm=2, turns=15),
+    members=MembersConfig(fleets=(100, 10_000), turns=30),
 )
 
 

@@ -15,8 +15,7 @@ from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel, compression_noise, encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
-from edge_sdk.protocol.messages.round import Assignment
-from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
+from edge_sdk.protocol.plan.blocks import Float32, block_runs, select_blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
@@ -27,8 +26,7 @@ PLAIN = Encoding()
 class GlobalModel:
     """θ and the buffers of one task, and `C(θ)`, which is what devices get.
 
-    θ changes only in `commit` and `mix`, and there all at once. `fetch` may be called by several
-    threads at a time.
+    θ changes only in `commit` and `mix`, and there all at once.
     """
 
     def __init__(
@@ -47,8 +45,6 @@ class GlobalModel:
         self.buffers = {name: array.copy() for name, array in buffers.items()}
         self.version = 0
         """How often θ has changed."""
-        self.fetched: dict[tuple[str, int], int] = {}
-        """Bytes of the blocks that a device fetched for a round."""
         self._encoding = encoding
         self._seed = seed
         self._served: EncodedModel | None = None
@@ -85,17 +81,18 @@ class GlobalModel:
             self._served = encode_model(self.plan, self.theta, self._encoding, random)
         return self._served
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """What a device trains from: reserved for it, or the present model."""
-        key = (assignment.device, assignment.round)
-        message, buffers = self._reserved.get(key) or self._cut(assignment.groups)
-        self.fetched[key] = len(message)
-        _, blocks = decode_blocks(self.plan, message)
-        return blocks, {name: array.copy() for name, array in buffers.items()}
+    def reserved(self, device: str, round: int) -> tuple[bytes, dict[str, Array]] | None:
+        """The encoded blocks and the buffers that are kept for a device; None: nothing is."""
+        return self._reserved.get((device, round))
 
     def reserve(self, device: str, round: int, groups: Mapping[str, tuple[int, ...]]) -> None:
         """Keep the present model of these groups for a device, whatever comes after."""
-        self._reserved[device, round] = self._cut(groups)
+        buffers = self.plan.cut_buffers(self.buffers, groups)
+        self.hold(device, round, self.serve().cut(groups), buffers)
+
+    def hold(self, device: str, round: int, message: bytes, buffers: dict[str, Array]) -> None:
+        """Keep encoded blocks and buffers for a device: those of a version that it was told of."""
+        self._reserved[device, round] = (message, buffers)
 
     def release(self, device: str, round: int) -> None:
         """Keep it no longer."""
@@ -132,9 +129,6 @@ class GlobalModel:
                 buffers[buffer.name] = np.asarray(old + alpha * (new - old), dtype=old.dtype)
         self._become(theta, buffers)
         self.release(part.device, part.made)
-
-    def _cut(self, groups: Mapping[str, tuple[int, ...]]) -> tuple[bytes, dict[str, Array]]:
-        return self.serve().cut(groups), self.plan.cut_buffers(self.buffers, groups)
 
     def _become(self, theta: Float32, buffers: dict[str, Array]) -> None:
         self.theta, self.buffers = theta, buffers

@@ -19,8 +19,8 @@ from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.service.courses import Keeping
 from coordinator.service.service import ServiceConfig
+from coordinator.service.store import Keeping
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.program.settings import (
     NOT_A_KEY,

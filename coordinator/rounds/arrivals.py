@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
-from coordinator.rounds.events import Keep
+from coordinator.rounds.events import Accept, Keep, Send
 from coordinator.rounds.state import (
+    PastRound,
     RoundPhase,
     RoundsConfig,
     RoundsState,
@@ -19,65 +20,107 @@ from coordinator.rounds.state import (
 )
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import MAX_REASON_CHARACTERS, Bid, Movement, Outcome, Replay
+from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.transport.uploads import Upload
 
 
-def on_movement(config: RoundsConfig, state: RoundsState, movement: Movement) -> Step:
-    """A movement has come: of the present round, of a closed one, or of none there was."""
-    device, round = movement.device, movement.round
-    if round > state.round:
-        future = f"round {round} has not begun; this is round {state.round}"
-        return state, [receipt_of(device, round, Outcome.REJECTED, future)]
-    if round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING):
-        return _on_current(config, state, movement)
+def settled(
+    config: RoundsConfig, state: RoundsState, device: str, round: int, answers: int | None = None
+) -> Send | None:
+    """The receipt for a movement of this round, where its bytes cannot change the outcome.
+
+    `answers`: the round that it is sent again for; None: it is a fresh one. The return value None
+    means that the movement is wanted.
+    """
+    if (wanted := answers or round) > state.round:
+        future = f"round {wanted} has not begun; this is round {state.round}"
+        return receipt_of(device, wanted, Outcome.REJECTED, future)
+    current = wanted == state.round
+    collects = current and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
+    if current and device in (state.counted if answers is None else state.replayed):
+        return receipt_of(device, wanted, Outcome.COUNTED)
+    if answers is not None:
+        late = receipt_of(device, answers, Outcome.LATE, _is_closed(state, answers))
+        return None if collects else late
+    if collects:
+        return None if device in state.assigned else _unasked(device, round)
     past = state.past.get(round)
     if past is None:
-        old = f"round {round} is more than {config.max_staleness} rounds ago"
-        return state, [receipt_of(device, round, Outcome.LATE, old)]
+        old = f"round {round} is more than {config.max_staleness} rounds ago, or was interrupted"
+        return receipt_of(device, round, Outcome.LATE, old)
     if device in past.outcomes:
-        return state, [receipt_of(device, round, past.outcomes[device])]
+        return receipt_of(device, round, past.outcomes[device])
+    if device not in past.expected:
+        return _unasked(device, round)
+    if not remembers(config, state):
+        return receipt_of(device, round, Outcome.LATE, _is_closed(state, round))
+    return None
+
+
+def _unasked(device: str, round: int) -> Send:
+    reason = (
+        f"{device!r} has no assignment of round {round}: it got none, withdrew, or was rejected "
+        "before"
+    )
+    return receipt_of(device, round, Outcome.REJECTED, reason)
+
+
+def on_offer(config: RoundsConfig, state: RoundsState, offer: Offer) -> Step:
+    """A device offers a movement or a replay: it is let in, or hears what came of it."""
+    known = settled(config, state, offer.device, offer.round, offer.answers)
+    return state, [Accept(offer) if known is None else known]
+
+
+def on_movement(
+    config: RoundsConfig, state: RoundsState, movement: Movement, upload: Upload | None = None
+) -> Step:
+    """A movement has come: of the present round, of a closed one, or of none there was."""
+    device, round = movement.device, movement.round
+    known = settled(config, state, device, round)
+    if known is not None:
+        return state, [known]
+    past = state.past.get(round)
+    if past is not None:
+        return _on_late(config, state, movement, past, upload)
+    if device in state.keeping:
+        return state, []
+    try:
+        arrival = _checked(config, state, movement, expected_of(state, device))
+    except MovementRefused as refusal:
+        return _reject(state, device, str(refusal))
+    state = replace(state, keeping=state.keeping.adding(device))
+    return _learned(state, arrival), [Keep(round, arrival, upload)]
+
+
+def _on_late(
+    config: RoundsConfig,
+    state: RoundsState,
+    movement: Movement,
+    past: PastRound,
+    upload: Upload | None,
+) -> Step:
+    device, round = movement.device, movement.round
     if (device, round) in state.keeping_late:
         return state, []
     try:
         arrival = _checked(config, state, movement, past.expected.get(device))
     except MovementRefused as refusal:
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
-    if remembers(config, state):
-        state = replace(state, keeping_late=state.keeping_late | {(device, round)})
-        return _learned(state, arrival), [Keep(round, arrival)]
-    return state, [receipt_of(device, round, Outcome.LATE, _is_closed(state, round))]
+    state = replace(state, keeping_late=state.keeping_late.adding((device, round)))
+    return _learned(state, arrival), [Keep(round, arrival, upload)]
 
 
-def _on_current(config: RoundsConfig, state: RoundsState, movement: Movement) -> Step:
-    device, round = movement.device, movement.round
-    if device in state.counted:
-        return state, [receipt_of(device, round, Outcome.COUNTED)]
-    if device in state.keeping:
-        return state, []
-    try:
-        arrival = _checked(config, state, movement, expected_of(state).get(device))
-    except MovementRefused as refusal:
-        return _reject(state, device, str(refusal))
-    state = replace(state, keeping=state.keeping | {device})
-    return _learned(state, arrival), [Keep(round, arrival)]
-
-
-def on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
+def on_replay(
+    config: RoundsConfig, state: RoundsState, replay: Replay, upload: Upload | None = None
+) -> Step:
     """A movement has come again, to speak for a device that skips."""
     movement, device = replay.movement, replay.movement.device
-    bid = state.bids.get(device)
-    if replay.round > state.round:
-        future = f"round {replay.round} has not begun; this is round {state.round}"
-        return state, [receipt_of(device, replay.round, Outcome.REJECTED, future)]
-    open_now = (
-        state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING) and replay.round == state.round
-    )
-    if not open_now:
-        closed = _is_closed(state, replay.round)
-        return state, [receipt_of(device, replay.round, Outcome.LATE, closed)]
-    if device in state.replayed:
-        return state, [receipt_of(device, replay.round, Outcome.COUNTED)]
+    known = settled(config, state, device, movement.round, replay.round)
+    if known is not None:
+        return state, [known]
     if device in state.keeping_replays:
         return state, []
+    bid = state.bids.get(device)
     if bid is None or not bid.replays:
         unasked = "no replay was announced for this round"
         return state, [receipt_of(device, replay.round, Outcome.REJECTED, unasked)]
@@ -90,8 +133,8 @@ def on_replay(config: RoundsConfig, state: RoundsState, replay: Replay) -> Step:
         arrival = _checked(config, state, movement, expected)
     except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
-    state = replace(state, keeping_replays=state.keeping_replays | {device})
-    return _learned(state, arrival), [Keep(replay.round, arrival)]
+    state = replace(state, keeping_replays=state.keeping_replays.adding(device))
+    return _learned(state, arrival), [Keep(replay.round, arrival, upload)]
 
 
 def _checked(
@@ -128,10 +171,11 @@ def withdraw(state: RoundsState, skip: Bid) -> RoundsState:
     """Stop waiting for a device; it counts as a skip."""
     return replace(
         state,
-        bids={**state.bids, skip.device: skip},
-        assigned={name: g for name, g in state.assigned.items() if name != skip.device},
-        keeping=state.keeping - {skip.device},
-        keeping_replays=state.keeping_replays - {skip.device},
+        bids=state.bids.putting(skip.device, skip),
+        assigned=state.assigned.dropping(skip.device),
+        keeping=state.keeping.dropping(skip.device),
+        keeping_replays=state.keeping_replays.dropping(skip.device),
+        replaying=state.replaying.dropping(skip.device),
     )
 
 
@@ -141,12 +185,16 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
         raise StateError(f"a movement of {device!r} was kept that round {round} never had")
     current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in state.keeping:
-        counted, keeping = state.counted | {device}, state.keeping - {device}
+        counted, keeping = state.counted.adding(device), state.keeping.dropping(device)
         state = replace(state, counted=counted, keeping=keeping)
     elif current and device in state.keeping_replays:
-        replayed, keeping = state.replayed | {device}, state.keeping_replays - {device}
-        state = replace(state, replayed=replayed, keeping_replays=keeping)
-    elif current and device in state.counted | state.replayed:
+        state = replace(
+            state,
+            replayed=state.replayed.adding(device),
+            replaying=state.replaying.dropping(device),
+            keeping_replays=state.keeping_replays.dropping(device),
+        )
+    elif current and (device in state.counted or device in state.replayed):
         raise StateError(f"the movement of {device!r} was kept twice")
     else:
         return _on_kept_late(config, state, device, round)
@@ -158,19 +206,19 @@ def unkept(state: RoundsState, device: str, round: int) -> RoundsState:
 
     Its scale stays among what is usual: that it was fit to be learned from has not changed.
     """
-    state = replace(state, keeping_late=state.keeping_late - {(device, round)})
+    state = replace(state, keeping_late=state.keeping_late.dropping((device, round)))
     if round != state.round:
         return state
     return replace(
         state,
-        keeping=state.keeping - {device},
-        keeping_replays=state.keeping_replays - {device},
+        keeping=state.keeping.dropping(device),
+        keeping_replays=state.keeping_replays.dropping(device),
     )
 
 
 def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
     past = state.past.get(round)
-    state = replace(state, keeping_late=state.keeping_late - {(device, round)})
+    state = replace(state, keeping_late=state.keeping_late.dropping((device, round)))
     if past is not None and device in past.outcomes:
         return state, [receipt_of(device, round, past.outcomes[device])]
     takes = past is not None and device in past.expected and remembers(config, state)
@@ -180,7 +228,7 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
     outcomes = {**past.outcomes, device: Outcome.MEMORY}
     state = replace(
         state,
-        late=state.late | {(device, round)},
+        late=state.late.adding((device, round)),
         past={**state.past, round: replace(past, outcomes=outcomes)},
     )
     return state, [receipt_of(device, round, Outcome.MEMORY, _is_closed(state, round))]

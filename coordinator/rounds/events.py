@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.aggregate.arrivals import Arrival
-from edge_sdk.protocol.messages.round import Assignment, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Movement,
+    Receipt,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.transport.uploads import Upload
 
 # -- events --------------------------------------------------------------------------------------
 
@@ -26,6 +35,14 @@ class Left:
     """A device is gone; what it owes may still come."""
 
     device: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uploaded:
+    """A movement or a replay has come in an upload, which can be stored as it is."""
+
+    sent: Movement | Replay
+    upload: Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +77,17 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Accept:
+    """Let a device upload what it offers."""
+
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Store what a device sent for this round and answer with `Kept`."""
 
     round: int
     arrival: Arrival
+    upload: Upload | None = None
+    """The bytes to store; None where nothing outlives the process."""

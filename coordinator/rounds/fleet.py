@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.screening import Usual
+from coordinator.rounds.persistent import PersistentMap
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
@@ -22,10 +23,12 @@ class FleetRecord:
     """Per block, the round that last covered it; 0 = never."""
     times_covered: Indices
     """Per block, how many movements ever held it."""
-    trained: Mapping[str, int] = field(default_factory=dict)
+    trained: PersistentMap[str, int] = field(default_factory=PersistentMap)
     """The last round in which a device's own fresh movement counted."""
-    samples: Mapping[str, int] = field(default_factory=dict)
+    samples: PersistentMap[str, int] = field(default_factory=PersistentMap)
     """Training samples, as each device last said."""
+    total_samples: int = 0
+    """Of all devices together."""
     usual: Usual = field(default_factory=Usual)
     """What each level usually sends."""
     norms: NDArray[np.float64] | None = None
@@ -33,8 +36,14 @@ class FleetRecord:
 
     def heard(self, bids: Iterable[Bid]) -> FleetRecord:
         """With what devices said of themselves in a round's bids."""
-        said = {bid.device: bid.samples for bid in bids if bid.samples}
-        return replace(self, samples={**self.samples, **said})
+        known = self.samples
+        said = {
+            bid.device: bid.samples
+            for bid in bids
+            if bid.samples and bid.samples != known.get(bid.device)
+        }
+        more = sum(number - known.get(name, 0) for name, number in said.items())
+        return replace(self, samples=known.merging(said), total_samples=self.total_samples + more)
 
     def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
         """After a round in which these devices trained these groups."""
@@ -43,7 +52,7 @@ class FleetRecord:
             self,
             last_covered=np.where(coverage > 0, round, self.last_covered),
             times_covered=self.times_covered + coverage,
-            trained={**self.trained, **dict.fromkeys(counted, round)},
+            trained=self.trained.merging(dict.fromkeys(counted, round)),
         )
 
 

@@ -8,6 +8,8 @@ Each device works at its own pace. Of one device, while the run goes on:
     ASKED      Bid (level)                 TRAINING  Reserve, Send(Assignment)
     ASKED      Bid (skip)                  RESTING   –
     TRAINING   Bid (skip): withdrawn       RESTING   Release
+    TRAINING   Bid (level): it started     TRAINING  Send(Assignment) again
+               anew
     TRAINING   Movement that fits          KEEPING   Keep
     TRAINING   Movement that does not      RESTING   Release, Send(Receipt: rejected)
     KEEPING    Kept                        ASKED     Apply, Send(Receipt: counted), Send(RoundOpen)
@@ -17,11 +19,13 @@ Each device works at its own pace. Of one device, while the run goes on:
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
     other      Movement                    same      Send(Receipt: late, or counted if it was)
+    any        Offer                       same      Accept, or Send(Receipt) where the outcome is
+                                                     known before the bytes are here
 
 Rules:
 - `version` counts updates of the global model; `round` numbers the openings, all devices together,
   so each device sees its own rounds go forward. A movement is as old as the versions that passed
-  since its device's fragment was reserved.
+  since the one that its fragment is of; whoever reserves fragments knows which that is.
 - Where the rule's one fragment is the whole model, devices are told so when they are asked, and a
   lower offer is a skip all the same.
 - `Reserve` keeps the fragment as it is now: the device fetches that, and the rule needs it again.
@@ -30,7 +34,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -38,8 +41,9 @@ from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefus
 from coordinator.aggregate.rules import FedRaa
 from coordinator.masks import Situation
 from coordinator.rounds.config import RunConfig
-from coordinator.rounds.events import Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.events import Accept, Joined, Keep, Kept, Left, Send, Tick, Uploaded
 from coordinator.rounds.fleet import FleetRecord, new_fleet
+from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
 from edge_sdk.program.settings import Count, Seconds
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
@@ -52,8 +56,10 @@ from edge_sdk.protocol.messages.round import (
     Replay,
     RoundClosed,
 )
+from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.streams import stream
+from edge_sdk.transport.uploads import Upload
 
 
 class Stage(Enum):
@@ -94,15 +100,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Mix a kept movement into the model; it is `age` updates old. Also releases its fragment."""
+    """Mix a kept movement into the model. Also releases its fragment."""
 
     device: str
     round: int
-    age: int
 
 
-Event = Joined | Left | Bid | Movement | Replay | Kept | Tick
-Effect = Send | Keep | Reserve | Release | Apply
+Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Tick
+Effect = Send | Accept | Keep | Reserve | Release | Apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,6 @@ class DeviceWork:
     deadline: float
     bid: Bid | None = None
     groups: GroupsByAxis | None = None
-    version: int = 0
-    """The model's version that its fragment was taken from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +130,24 @@ class FragmentsState:
     openings: int = 0
     running: bool = False
     finished: bool = False
-    devices: frozenset[str] = frozenset()
-    work: Mapping[str, DeviceWork] = field(default_factory=dict)
-    counted: Mapping[str, int] = field(default_factory=dict)
+    devices: PersistentSet[str] = field(default_factory=PersistentSet)
+    work: PersistentMap[str, DeviceWork] = field(default_factory=PersistentMap)
+    counted: PersistentMap[str, int] = field(default_factory=PersistentMap)
     """The newest round of each device whose movement was applied."""
+    under_way: Indices | None = None
+    """Per block, how many devices hold it at this moment; None: no device ever did."""
+    agenda: Heap[Due] | None = None
+    """Deadlines, the earliest first. The first one holds; of others, some are of work long done."""
+    agenda_size: int = 0
 
     @property
     def deadline(self) -> float | None:
         """When to send `Tick` at the latest."""
-        waiting = [w.deadline for w in self.work.values() if w.stage is not Stage.KEEPING]
-        return min(waiting, default=None)
+        return None if self.agenda is None else self.agenda.first[0]
 
+
+Due = tuple[float, str, int]
+"""A deadline, and the device and round that it is of."""
 
 Step = tuple[FragmentsState, list[Effect]]
 
@@ -149,29 +159,78 @@ def start(config: FragmentsConfig) -> FragmentsState:
 
 def handle(config: FragmentsConfig, state: FragmentsState, event: Event, now: float) -> Step:
     """The state after an event at time `now` (seconds, any origin), and what to do about it."""
+    after, effects = _react(config, state, event, now)
+    return after if after is state else _tidied(after), effects
+
+
+def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: float) -> Step:
     match event:
         case Joined(device):
             return _on_joined(config, state, device, now)
         case Bid():
             return _on_bid(config, state, event, now)
+        case Offer():
+            known = _settled(state, event.device, event.round, event.answers)
+            return state, [Accept(event) if known is None else known]
         case Movement():
-            return _on_movement(config, state, event, now)
-        case Replay():
-            unasked = "this run is asynchronous and takes no replays"
-            device = event.movement.device
-            return state, [_receipt(device, event.round, Outcome.REJECTED, unasked)]
+            return _on_movement(config, state, event, None, now)
+        case Uploaded(Movement() as movement, upload):
+            return _on_movement(config, state, movement, upload, now)
+        case (Replay() as replay) | Uploaded(Replay() as replay):
+            return state, [_no_replays(replay.movement.device, replay.round)]
         case Kept(device, round):
             return _on_kept(config, state, device, round, now)
-        case Left():
-            return state, []  # it may come back in time; its deadline tells
         case Tick():
             return _on_tick(config, state, now)
+        case _:
+            return state, []  # one that left may come back in time; its deadline tells
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+
+
+def _with_work(state: FragmentsState, device: str, work: DeviceWork) -> FragmentsState:
+    """With what a device is at now, and until when."""
+    due = Heap((work.deadline, device, work.round))
+    return replace(
+        state,
+        work=state.work.putting(device, work),
+        agenda=merged(state.agenda, due),
+        agenda_size=state.agenda_size + 1,
+    )
+
+
+def _tidied(state: FragmentsState) -> FragmentsState:
+    """Without deadlines of work long done, before the first that holds; none where most are."""
+    agenda, size = state.agenda, state.agenda_size
+    if size > 2 * len(state.work) + 16:
+        agenda, size = None, 0
+        for device, work in state.work.items():
+            agenda, size = merged(agenda, Heap((work.deadline, device, work.round))), size + 1
+    while agenda is not None and not _holds(state, agenda.first):
+        agenda, size = agenda.rest(), size - 1
+    return state if agenda is state.agenda else replace(state, agenda=agenda, agenda_size=size)
+
+
+def _holds(state: FragmentsState, due: Due) -> bool:
+    deadline, device, round = due
+    work = state.work.get(device)
+    return (
+        work is not None
+        and (work.deadline, work.round) == (deadline, round)
+        and work.stage is not Stage.KEEPING
+    )
+
+
+# -- devices -------------------------------------------------------------------------------------
 
 
 def _on_joined(config: FragmentsConfig, state: FragmentsState, device: str, now: float) -> Step:
-    if device in state.devices or state.finished:
-        return replace(state, devices=state.devices | {device}), []
-    state = replace(state, devices=state.devices | {device})
+    known = device in state.devices
+    if not known:
+        state = replace(state, devices=state.devices.adding(device))
+    if known or state.finished:
+        return state, []
     if state.running:
         return _ask(config, state, device, now)
     if len(state.devices) < config.min_devices:
@@ -186,7 +245,7 @@ def _on_joined(config: FragmentsConfig, state: FragmentsState, device: str, now:
 def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float) -> Step:
     round = state.openings + 1
     work = DeviceWork(Stage.ASKED, round, now + config.bid_s)
-    state = replace(state, openings=round, work={**state.work, device: work})
+    state = _with_work(replace(state, openings=round), device, work)
     return state, [Send(device, config.opening(round, whole=not config.rule.fragments))]
 
 
@@ -202,7 +261,11 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
             return _rest(config, state, bid, now), []
         return _assign(config, state, bid, now)
     if work.stage is Stage.TRAINING and bid.level is None:
+        state = _unburdened(config, state, work)
         return _rest(config, state, bid, now), [Release(bid.device, work.round)]
+    if work.stage is Stage.TRAINING and work.groups is not None:  # it started anew, or missed it
+        groups = work.groups
+        return state, [Send(bid.device, _assignment(bid.device, work.round, groups))]
     return state, []
 
 
@@ -219,39 +282,67 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         stream=stream(config.seed, "masks", work.round),
     )
     groups = config.masks(situation)[device]
-    training = DeviceWork(
-        Stage.TRAINING, work.round, now + config.train_s, bid, groups, state.version
-    )
-    state = replace(state, fleet=fleet, work={**state.work, device: training})
-    assignment = Assignment(device=device, round=work.round, groups=groups)
-    return state, [Reserve(device, work.round, groups), Send(device, assignment)]
+    training = DeviceWork(Stage.TRAINING, work.round, now + config.train_s, bid, groups)
+    under_way = _under_way(config, state) + config.plan.coverage([groups])
+    state = _with_work(replace(state, fleet=fleet, under_way=under_way), device, training)
+    send = Send(device, _assignment(device, work.round, groups))
+    return state, [Reserve(device, work.round, groups), send]
+
+
+def _assignment(device: str, round: int, groups: GroupsByAxis) -> Assignment:
+    return Assignment(device=device, round=round, groups=groups)
 
 
 def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
     """Per block, how many devices hold it at this moment: as good as updated, for the policy."""
-    busy = (Stage.TRAINING, Stage.KEEPING)
-    return config.plan.coverage(
-        work.groups
-        for work in state.work.values()
-        if work.stage in busy and work.groups is not None
-    )
+    return config.plan.coverage([]) if state.under_way is None else state.under_way
+
+
+def _unburdened(config: FragmentsConfig, state: FragmentsState, work: DeviceWork) -> FragmentsState:
+    """A device does not hold its fragment any more."""
+    if work.groups is None:
+        return state
+    under_way = _under_way(config, state) - config.plan.coverage([work.groups])
+    return replace(state, under_way=under_way)
 
 
 def _rest(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> FragmentsState:
     resting = DeviceWork(Stage.RESTING, state.work[bid.device].round, now + config.rest_s, bid)
-    return replace(state, work={**state.work, bid.device: resting})
+    return _with_work(state, bid.device, resting)
+
+
+def _settled(
+    state: FragmentsState, device: str, round: int, answers: int | None = None
+) -> Send | None:
+    """The receipt for a movement of this round, where its bytes cannot change the outcome."""
+    if answers is not None:
+        return _no_replays(device, answers)
+    if round == state.counted.get(device):
+        return _receipt(device, round, Outcome.COUNTED)
+    work = state.work.get(device)
+    if work is None or work.round != round or work.stage not in (Stage.TRAINING, Stage.KEEPING):
+        gone = f"nothing is awaited of {device!r} for round {round} any more"
+        return _receipt(device, round, Outcome.LATE, gone)
+    return None
+
+
+def _no_replays(device: str, round: int) -> Send:
+    unasked = "this run is asynchronous and takes no replays"
+    return _receipt(device, round, Outcome.REJECTED, unasked)
 
 
 def _on_movement(
-    config: FragmentsConfig, state: FragmentsState, movement: Movement, now: float
+    config: FragmentsConfig,
+    state: FragmentsState,
+    movement: Movement,
+    upload: Upload | None,
+    now: float,
 ) -> Step:
     device, round = movement.device, movement.round
-    work = state.work.get(device)
-    if round == state.counted.get(device):
-        return state, [_receipt(device, round, Outcome.COUNTED)]
-    if work is None or work.round != round or work.stage not in (Stage.TRAINING, Stage.KEEPING):
-        gone = f"nothing is awaited of {device!r} for round {round} any more"
-        return state, [_receipt(device, round, Outcome.LATE, gone)]
+    known = _settled(state, device, round)
+    if known is not None:
+        return state, [known]
+    work = state.work[device]
     if work.stage is Stage.KEEPING:
         return state, []
     try:
@@ -267,13 +358,13 @@ def _on_movement(
     except MovementRefused as refusal:
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
         skip = Bid(device=device, round=round, level=None, reason=reason)
-        state = _rest(config, state, skip, now)
+        state = _rest(config, _unburdened(config, state, work), skip, now)
         rejected = _receipt(device, round, Outcome.REJECTED, str(refusal))
         return state, [Release(device, round), rejected]
     fleet = replace(state.fleet, usual=state.fleet.usual.learn(arrival.scale))
     keeping = replace(work, stage=Stage.KEEPING)
-    state = replace(state, fleet=fleet, work={**state.work, device: keeping})
-    return state, [Keep(round, arrival)]
+    state = replace(state, fleet=fleet, work=state.work.putting(device, keeping))
+    return state, [Keep(round, arrival, upload)]
 
 
 def _on_kept(
@@ -287,14 +378,14 @@ def _on_kept(
     groups = {} if work.groups is None else work.groups
     version = state.version + 1
     state = replace(
-        state,
+        _unburdened(config, state, work),
         version=version,
         fleet=state.fleet.covered(config.plan, version, {device: groups}),
-        counted={**state.counted, device: round},
-        work={name: other for name, other in state.work.items() if name != device},
+        counted=state.counted.putting(device, round),
+        work=state.work.dropping(device),
     )
     effects: list[Effect] = [
-        Apply(device, round, version - 1 - work.version),
+        Apply(device, round),
         _receipt(device, round, Outcome.COUNTED),
     ]
     if version < config.updates:
@@ -304,15 +395,24 @@ def _on_kept(
         if other.stage in (Stage.TRAINING, Stage.KEEPING):
             effects.append(Release(name, other.round))
         effects.append(Send(name, RoundClosed(round=other.round)))
-    return replace(state, finished=True, work={}), effects
+    return replace(state, finished=True, work=PersistentMap()), effects
 
 
 def _on_tick(config: FragmentsConfig, state: FragmentsState, now: float) -> Step:
+    due: list[str] = []
+    agenda, size = state.agenda, state.agenda_size
+    while agenda is not None and agenda.first[0] <= now:
+        if _holds(state, agenda.first):
+            due.append(agenda.first[1])
+        agenda, size = agenda.rest(), size - 1
+    if not due:
+        return state, []
+    state = replace(state, agenda=agenda, agenda_size=size)
     effects: list[Effect] = []
-    for device, work in sorted(state.work.items()):
-        if work.stage is Stage.KEEPING or now < work.deadline:
-            continue
+    for device in sorted(due):
+        work = state.work[device]
         if work.stage is Stage.TRAINING:
+            state = _unburdened(config, state, work)
             effects.append(Release(device, work.round))
         state, asked = _ask(config, state, device, now)
         effects += asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,9 @@ class RoundReport:
     longest_skip: int
     """CCFL's `W`: the most rounds since a selected device last trained, plus one."""
     seconds: float
+    """That it took, by this machine's clock."""
+    time_s: float | None = None
+    """When it closed, in virtual seconds since the run began; None where time is the world's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +125,11 @@ def device_round(
     )
 
 
-def longest_skip(fleet: FleetRecord, round: int, selected: frozenset[str]) -> int:
+def longest_skip(fleet: FleetRecord, round: int, selected: Set[str]) -> int:
     """Rounds since the selected device that has waited longest last trained, plus one.
 
     One that never trained has waited since the first round.
     """
+    if len(selected) > len(fleet.trained):
+        return round + 1  # somebody never did
     return max((round - fleet.trained.get(name, 0) + 1 for name in selected), default=1)

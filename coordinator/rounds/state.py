@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
@@ -15,8 +15,19 @@ from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
-from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.events import (
+    Accept,
+    Broadcast,
+    Joined,
+    Keep,
+    Kept,
+    Left,
+    Send,
+    Tick,
+    Uploaded,
+)
 from coordinator.rounds.fleet import FleetRecord
+from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from edge_sdk.program.settings import (
     Count,
     Example,
@@ -26,6 +37,7 @@ from edge_sdk.program.settings import (
     Within,
 )
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
+from edge_sdk.protocol.messages.transfer import Offer
 
 
 class RoundPhase(Enum):
@@ -88,7 +100,7 @@ class Committed:
     accuracy: float | None = None
 
 
-Event = Joined | Left | Bid | Movement | Replay | Kept | Committed | Tick
+Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Committed | Tick
 """Messages of devices, and what happens at the edge."""
 
 
@@ -107,7 +119,7 @@ class Commit:
     late: tuple[tuple[str, int], ...]
 
 
-Effect = Broadcast | Send | Keep | Commit
+Effect = Broadcast | Send | Accept | Keep | Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +135,7 @@ class OpenRound:
     """What must be known of a round to go on with it in another process: who does what."""
 
     round: int
-    selected: frozenset[str]
+    selected: Set[str]
     bids: Mapping[str, Bid]
     assigned: Mapping[str, GroupsByAxis]
 
@@ -139,28 +151,30 @@ class RoundsState:
     """When to send `Tick` at the latest."""
     train_by: float | None = None
     """While training: until when movements are awaited, if their devices are there."""
-    devices: frozenset[str] = frozenset()
+    devices: PersistentSet[str] = field(default_factory=PersistentSet)
     """All devices that were ever there."""
-    present: frozenset[str] = frozenset()
+    present: PersistentSet[str] = field(default_factory=PersistentSet)
     """Those that are there now."""
-    away: frozenset[str] = frozenset()
+    away: PersistentSet[str] = field(default_factory=PersistentSet)
     """Those that left since the round was opened, and are not back."""
     void: int = 0
     """Rounds that had too few offers."""
     best: tuple[float, int] = (-math.inf, 0)
     """The best accuracy so far, and after how many rounds, void ones not among them."""
-    selected: frozenset[str] = frozenset()
+    selected: PersistentSet[str] = field(default_factory=PersistentSet)
     """Devices that were asked to take part in the present round."""
-    bids: Mapping[str, Bid] = field(default_factory=dict)
-    assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
-    keeping: frozenset[str] = frozenset()
+    bids: PersistentMap[str, Bid] = field(default_factory=PersistentMap)
+    assigned: PersistentMap[str, GroupsByAxis] = field(default_factory=PersistentMap)
+    replaying: PersistentSet[str] = field(default_factory=PersistentSet)
+    """While training: devices whose replay was announced and is not stored yet."""
+    keeping: PersistentSet[str] = field(default_factory=PersistentSet)
     """Devices whose movement of this round is being stored."""
-    keeping_replays: frozenset[str] = frozenset()
-    keeping_late: frozenset[tuple[str, int]] = frozenset()
+    keeping_replays: PersistentSet[str] = field(default_factory=PersistentSet)
+    keeping_late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """(device, round) of movements of closed rounds that are being stored."""
-    counted: frozenset[str] = frozenset()
-    replayed: frozenset[str] = frozenset()
-    late: frozenset[tuple[str, int]] = frozenset()
+    counted: PersistentSet[str] = field(default_factory=PersistentSet)
+    replayed: PersistentSet[str] = field(default_factory=PersistentSet)
+    late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """Movements of closed rounds that are stored and enter memory at the next commit."""
     past: Mapping[int, PastRound] = field(default_factory=dict)
 
@@ -168,13 +182,12 @@ class RoundsState:
 Step = tuple[RoundsState, list[Effect]]
 
 
-def expected_of(state: RoundsState) -> dict[str, Expected]:
-    """What each device is to do in the present round."""
-    return {
-        name: Expected(groups, bid.level or 1.0, bid.samples)
-        for name, groups in state.assigned.items()
-        if (bid := state.bids.get(name)) is not None
-    }
+def expected_of(state: RoundsState, device: str) -> Expected | None:
+    """What a device is to do in the present round; None: nothing."""
+    groups, bid = state.assigned.get(device), state.bids.get(device)
+    if groups is None or bid is None:
+        return None
+    return Expected(groups, bid.level or 1.0, bid.samples)
 
 
 def receipt_of(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:

@@ -27,6 +27,8 @@
                                              FINISHED  Broadcast(RoundClosed), after the last round
                                                        or when a stop condition is met
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
+    any       Offer                          same      Accept, or Send(Receipt) where the outcome
+                                                       is known before the bytes are here
     any       Movement of a round now closed same      Keep, where the rule remembers movements;
                                                        else Send(Receipt: late)
     any       Kept, too late to count        same      Send(Receipt: memory), or (Receipt: late)
@@ -53,15 +55,25 @@ Rules:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.masks import Situation
-from coordinator.rounds.arrivals import on_kept, on_movement, on_replay, replay_within, withdraw
-from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.arrivals import (
+    on_kept,
+    on_movement,
+    on_offer,
+    on_replay,
+    replay_within,
+    withdraw,
+)
+from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick, Uploaded
 from coordinator.rounds.fleet import new_fleet
+from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.state import (
     Commit,
     Committed,
@@ -85,6 +97,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.protocol.streams import stream
 
 __all__ = [
@@ -135,10 +148,11 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
         deadline=deadline,
         train_by=deadline,
         fleet=state.fleet.heard(opened.bids.values()),
-        devices=state.devices | opened.selected,
-        selected=opened.selected,
-        bids=opened.bids,
-        assigned=opened.assigned,
+        devices=PersistentSet(state.devices | opened.selected),
+        selected=PersistentSet(opened.selected),
+        bids=PersistentMap(opened.bids),
+        assigned=PersistentMap(opened.assigned),
+        replaying=_replaying(opened.bids.values(), state.replayed),
     )
 
 
@@ -167,10 +181,16 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             return _on_left(config, state, device, now)
         case Bid():
             return _on_bid(config, state, event, now)
+        case Offer():
+            return on_offer(config, state, event)
         case Movement():
             return on_movement(config, state, event)
         case Replay():
             return on_replay(config, state, event)
+        case Uploaded(Movement() as movement, upload):
+            return on_movement(config, state, movement, upload)
+        case Uploaded(Replay() as replay, upload):
+            return on_replay(config, state, replay, upload)
         case Kept(device, round):
             return on_kept(config, state, device, round)
         case Tick():
@@ -192,23 +212,23 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     known = device in state.present
     state = replace(
         state,
-        devices=state.devices | {device},
-        present=state.present | {device},
-        away=state.away - {device},
+        devices=state.devices.adding(device),
+        present=state.present.adding(device),
+        away=state.away.dropping(device),
     )
     if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
     if state.phase is RoundPhase.BIDDING and not known:
         deadline = now + config.bid_s if state.deadline is None else state.deadline
-        state = replace(state, selected=state.selected | {device}, deadline=deadline)
+        state = replace(state, selected=state.selected.adding(device), deadline=deadline)
         return state, [Send(device, opening_of(config, state))]
     return state, []
 
 
 def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
-    state = replace(state, present=state.present - {device}, away=state.away | {device})
+    state = replace(state, present=state.present.dropping(device), away=state.away.adding(device))
     if state.phase is RoundPhase.BIDDING and device not in state.bids:
-        state = replace(state, selected=state.selected - {device})
+        state = replace(state, selected=state.selected.dropping(device))
         return _assign_if_complete(config, state, now)
     return state, []
 
@@ -217,9 +237,9 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
     if bid.round != state.round or bid.device not in state.selected:
         return state, []
     if state.phase is RoundPhase.BIDDING:
-        if bid.device in state.replayed | state.keeping_replays:
+        if bid.device in state.replayed or bid.device in state.keeping_replays:
             return state, []  # its word for this round is said
-        state = replace(state, bids={**state.bids, bid.device: bid})
+        state = replace(state, bids=state.bids.putting(bid.device, bid))
         return _assign_if_complete(config, state, now)
     owes = bid.device in state.assigned and bid.device not in state.counted
     if state.phase is not RoundPhase.TRAINING or not owes:
@@ -249,8 +269,8 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """With nobody there, or too few offers, there is nothing to do before the deadline."""
-    if not state.selected or not state.selected <= state.bids.keys():
-        return state, []  # looked at first: bids are counted once, not at every bid
+    if not state.selected or len(state.bids) < len(state.selected):
+        return state, []
     usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
     enough = sum(level is not None for level in usable) >= config.min_participants
     return _assign(config, state, now) if enough else (state, [])
@@ -276,15 +296,20 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     )
     assigned = config.masks(situation) if offers else {}
     deadline = now + config.train_s
+    selected = state.selected
+    if passed_over:
+        bids = {name: bid for name, bid in bids.items() if name not in passed_over}
+        selected = PersistentSet(name for name in selected if name not in passed_over)
     state = replace(
         state,
         phase=RoundPhase.TRAINING,
         deadline=deadline,
         train_by=deadline,
         fleet=fleet,
-        bids={name: bid for name, bid in bids.items() if name not in passed_over},
-        selected=state.selected - passed_over,
-        assigned=assigned,
+        bids=PersistentMap(bids),
+        selected=selected,
+        assigned=PersistentMap(assigned),
+        replaying=_replaying(bids.values(), state.replayed),
     )
     return state, [_assignment(state, device) for device in assigned]
 
@@ -324,44 +349,65 @@ def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
     wanted = len(state.assigned)
     if config.participants is not None:
         wanted = min(wanted, config.participants)
-    enough = len(state.counted) >= math.ceil(config.quorum * wanted)
-    return enough and state.replayed >= _replaying(state)
+    return len(state.counted) >= math.ceil(config.quorum * wanted) and not state.replaying
 
 
 def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
     """When all that still owe something have left, they are waited for a little, no longer."""
-    owing = state.assigned.keys() - state.counted - state.keeping
-    owing |= _replaying(state) - state.replayed - state.keeping_replays
-    if state.train_by is None or not owing or not owing <= state.away:
-        return replace(state, deadline=state.train_by)
+    if state.train_by is None or not state.away or not _owed_by_absent(state):
+        return (
+            state if state.deadline == state.train_by else replace(state, deadline=state.train_by)
+        )
     if state.deadline != state.train_by:
         return state  # they have been waited for since the last of them left
     return replace(state, deadline=min(state.train_by, now + config.away_s))
 
 
-def _replaying(state: RoundsState) -> set[str]:
-    return {name for name, bid in state.bids.items() if bid.replays}
+def _owed_by_absent(state: RoundsState) -> bool:
+    """Whether something is owed still, and by devices that left alone."""
+    done = state.counted, state.keeping
+    owing = chain(
+        (name for name in state.assigned if not any(name in each for each in done)),
+        (name for name in state.replaying if name not in state.keeping_replays),
+    )
+    owes = False
+    for name in owing:
+        if name not in state.away:
+            return False
+        owes = True
+    return owes
+
+
+def _replaying(bids: Iterable[Bid], replayed: PersistentSet[str]) -> PersistentSet[str]:
+    return PersistentSet(bid.device for bid in bids if bid.replays and bid.device not in replayed)
 
 
 def _close(config: RoundsConfig, state: RoundsState) -> Step:
-    heard = state.counted | state.replayed
     commit = Commit(
         round=state.round,
         fresh=tuple(sorted(state.counted)),
         replayed=tuple(sorted(state.replayed)),
-        silent=tuple(sorted(state.selected - heard)),
+        silent=tuple(
+            sorted(
+                name
+                for name in state.selected
+                if name not in state.counted and name not in state.replayed
+            )
+        ),
         late=tuple(sorted(state.late)),
     )
     counted = {name: state.assigned[name] for name in commit.fresh}
     outcomes = dict.fromkeys(commit.fresh, Outcome.COUNTED)
     horizon = state.round - config.max_staleness
     past = {number: entry for number, entry in state.past.items() if number > horizon}
-    past[state.round] = PastRound(expected_of(state), outcomes)
+    expected = {name: expected_of(state, name) for name in state.assigned}
+    known = {name: each for name, each in expected.items() if each is not None}
+    past[state.round] = PastRound(known, outcomes)
     state = replace(
         state,
         phase=RoundPhase.CLOSING,
         deadline=None,
-        late=frozenset(),
+        late=PersistentSet(),
         past=past,
         fleet=state.fleet.covered(config.plan, state.round, counted),
     )

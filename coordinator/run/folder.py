@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ import numpy as np
 from coordinator.aggregate.arrivals import Expected
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord
+from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
     SavedModel,
@@ -109,7 +110,7 @@ class Checkpoint:
     fleet: FleetRecord
     """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
     best: tuple[float, int] = (-math.inf, 0)
-    devices: frozenset[str] = frozenset()
+    devices: Set[str] = frozenset()
     past: Mapping[int, PastRound] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     """Asynchronous: the newest round of each device whose movement was applied."""
@@ -339,8 +340,9 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
         fleet=FleetRecord(
             arrays["last_covered"],
             arrays["times_covered"],
-            trained=state["trained"],
-            samples=state["samples"],
+            trained=PersistentMap(state["trained"]),
+            samples=PersistentMap(state["samples"]),
+            total_samples=sum(state["samples"].values()),
         ),
         best=(-math.inf if accuracy is None else accuracy, best_round),
         devices=frozenset(state["devices"]),

@@ -69,7 +69,7 @@ def close_round(
         fresh=[arrival.contribution for arrival in fresh],
         replayed=[arrivals[device, round].contribution for device in commit.replayed],
         silent=commit.silent,
-        registered=sum(rule.weight(state.fleet.samples.get(name, 0)) for name in state.devices),
+        registered=rule.total_weight(len(state.devices), state.fleet.total_samples),
         memory=memory,
         threads=threads,
     )

@@ -12,23 +12,15 @@ from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
-from coordinator.rounds.arrivals import remembers, unkept
+from coordinator.rounds.arrivals import unkept
+from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
-from coordinator.service.courses import Parts, Said, is_news, receipt_for
-from coordinator.service.outgoing.publishing import stamp
+from coordinator.service.courses import Parts, Said, upload_of
 from coordinator.service.reports import report_round
-from edge_sdk.protocol.messages.round import (
-    Assignment,
-    Movement,
-    Outcome,
-    Receipt,
-    Replay,
-    RoundOpen,
-)
-from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Replay, RoundOpen
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +51,12 @@ class RoundsCourse:
         parts: Parts,
         checkpoint: Checkpoint,
         memory: Memory | None,
-        journal: Journal,
         now: float,
     ) -> None:
         self._config = config
         self._parts = parts
         self._memory = memory
-        self._journal = journal
-        opened = parts.run.opened
+        opened = parts.store.opened
         self._norms = parts.model.norms
         self._committed = checkpoint.committed
         self._state = replace(
@@ -75,7 +65,7 @@ class RoundsCourse:
             round=opened,
             void=opened - checkpoint.committed,
             best=checkpoint.best,
-            devices=checkpoint.devices,
+            devices=PersistentSet(checkpoint.devices),
             past=checkpoint.past,
         )
         if _is_complete(config, checkpoint):
@@ -83,7 +73,7 @@ class RoundsCourse:
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
         interrupted = self._interrupted(checkpoint)
-        self._published = parts.publish()
+        parts.outlet.publish()
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
         self._resume(interrupted, now)
@@ -92,12 +82,12 @@ class RoundsCourse:
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
         """The round to go on with; None: none had assignments. Raises `RunError`."""
-        opened = self._journal.read()
+        opened = self._parts.store.interrupted()
         current = opened is not None and opened.round == self._state.round > checkpoint.round
         if not current or self.finished:
             return None
         try:
-            self._journal.check_terms(terms_of(self._config))
+            self._parts.store.check_terms(terms_of(self._config))
         except RunError:
             self.kill()
             raise
@@ -107,12 +97,12 @@ class RoundsCourse:
         """Go on with the round that was open, and with what was kept."""
         state = self._state
         if opened is None:
-            self._journal.clear()
+            self._parts.store.forget_round()
         else:
             # It is no void round: it is not over.
             state = replace(state, void=state.void - 1)
             state = rounds.resume(self._config, state, opened, now)
-        for sent in self._parts.receiving.kept():
+        for sent in self._parts.store.kept():
             before = state
             state, keep = rounds.recount(self._config, state, sent)
             if keep is not None:
@@ -128,7 +118,7 @@ class RoundsCourse:
         self._state = state
         if opened is None:
             if not self._arrivals:
-                self._parts.receiving.clear_kept()  # else at the next commit
+                self._parts.store.clear_kept()  # else at the next commit
             return
         log.info(
             "round %d goes on: %d of %d movements are here",
@@ -159,18 +149,23 @@ class RoundsCourse:
         return self._state.deadline
 
     def handle(self, event: rounds.Event, now: float) -> list[Said]:
-        """What is to be said after an event."""
+        """Perform what follows from an event; returns what is to be said."""
         said: list[Said] = []
-        pending = [event]
-        while pending:
-            happened = pending.pop(0)
-            self._state, effects = rounds.handle(self._config, self._state, happened, now)
-            self._note_assignments()
-            for effect in effects:
-                message = effect.message if isinstance(effect, events.Send) else None
-                if isinstance(message, Receipt) and is_news(happened, message):
-                    self._parts.note(message)
-                pending += self._perform(effect, said)
+        upload, pending = upload_of(event), [event]
+        settled = upload is None
+        try:
+            while pending:
+                happened = pending.pop(0)
+                self._state, effects = rounds.handle(self._config, self._state, happened, now)
+                self._note_assignments()
+                for effect in effects:
+                    if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
+                        self._parts.give(effect.message, happened, upload)
+                        settled = True
+                    pending += self._perform(effect, said)
+        finally:
+            if upload is not None and not settled:
+                self._parts.store.settle(upload, None)
         return said
 
     def proceed(self, now: float) -> list[Said]:
@@ -178,7 +173,7 @@ class RoundsCourse:
         if self._reopening:
             self._reopening = False
             opening = rounds.opening_of(self._config, self._state)
-            opening = stamp(opening, self._parts.run.about.run, self._published)
+            opening = self._parts.outlet.opening(opening)
             return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
         committed, self._due = self._due, None
         return [] if committed is None else self.handle(committed, now)
@@ -189,55 +184,27 @@ class RoundsCourse:
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
             opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
-            self._journal.write(opened, terms_of(self._config))
+            self._parts.store.open_round(opened, terms_of(self._config))
             self._journalled = state.assigned
-
-    def settled(self, offer: Offer) -> Receipt | None:
-        """The receipt for something that need not be sent: its outcome is known.
-
-        It is what the machine would say of it once all its bytes are here.
-        """
-        state, device, round = self._state, offer.device, offer.round
-        if (wanted := offer.answers or round) > state.round:
-            future = f"round {wanted} has not begun; this is round {state.round}"
-            return receipt_for(offer, Outcome.REJECTED, future)
-        collects = state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
-        if offer.answers is not None:
-            if offer.answers == state.round and device in state.replayed:
-                return receipt_for(offer, Outcome.COUNTED)
-            if offer.answers == state.round and collects:
-                return None
-            return receipt_for(offer, Outcome.LATE, f"round {offer.answers} is closed")
-        unasked = receipt_for(offer, Outcome.REJECTED, f"it has no assignment of round {round}")
-        if round == state.round and collects:
-            if device in state.counted:
-                return receipt_for(offer, Outcome.COUNTED)
-            return None if device in state.assigned else unasked
-        past = state.past.get(round)
-        if past is None:
-            gone = f"round {round} is long gone, or was interrupted"
-            return receipt_for(offer, Outcome.LATE, gone)
-        if device in past.outcomes:
-            return receipt_for(offer, past.outcomes[device])
-        if device not in past.expected:
-            return unasked
-        if not remembers(self._config, state):
-            return receipt_for(offer, Outcome.LATE, f"round {round} is closed")
-        return None
 
     def say_again(self, device: str | None = None) -> list[Said]:
         """What devices, or one, may have missed: the assignments of those who still train."""
         state = self._state
         if state.phase is not RoundPhase.TRAINING:
             return []
-        owing = sorted(state.assigned.keys() - state.counted - state.keeping)
+        names = state.assigned if device is None else {device} & state.assigned.keys()
         return [
             events.Send(
                 name, Assignment(device=name, round=state.round, groups=state.assigned[name])
             )
-            for name in owing
-            if device is None or name == device
+            for name in sorted(names)
+            if name not in state.counted and name not in state.keeping
         ]
+
+    def excuses(self) -> dict[str, str]:
+        """Why devices do not train in the present round, by name."""
+        bids = self._state.bids.items()
+        return {name: bid.reason for name, bid in bids if bid.level is None}
 
     def close(self) -> list[Said]:
         """Stop where we are: the open round is on disk, with all that was kept for it."""
@@ -252,18 +219,17 @@ class RoundsCourse:
     def _perform(self, effect: rounds.Effect, said: list[Said]) -> list[rounds.Event]:
         match effect:
             case events.Broadcast(RoundOpen() as opening):
-                self._parts.run.note_opened(opening.round)
+                self._parts.store.note_opened(opening.round)
                 self._started = time.perf_counter()
-                opening = stamp(opening, self._parts.run.about.run, self._published)
-                said.append(events.Broadcast(opening))
-            case events.Send(_, RoundOpen()):
-                pass  # The round is retained: whoever comes finds it.
-            case events.Broadcast() | events.Send():
+                said.append(events.Broadcast(self._parts.outlet.opening(opening)))
+            case events.Send(device, RoundOpen() as opening):
+                said.append(events.Send(device, self._parts.outlet.opening(opening)))
+            case events.Broadcast() | events.Send() | events.Accept():
                 said.append(effect)
-            case events.Keep(round, arrival):
+            case events.Keep(round, arrival, upload):
                 device = arrival.contribution.device
                 try:
-                    self._parts.keep(round, arrival)
+                    self._parts.store.keep(upload, device, round)
                 except OSError:
                     self._state = unkept(self._state, device, round)
                     raise
@@ -279,7 +245,7 @@ class RoundsCourse:
 
     def _commit(self, commit: rounds.Commit) -> None:
         parts, state, model = self._parts, self._state, self._parts.model
-        noise, norms, published = model.noise, self._norms, self._published
+        noise, norms = model.noise, self._norms
         close_round(
             self._config,
             state,
@@ -287,7 +253,7 @@ class RoundsCourse:
             model,
             self._memory,
             self._arrivals,
-            threads=parts.keeping.threads,
+            threads=parts.threads,
             commit_memory=False,
         )
         accuracy = None if parts.evaluate is None else parts.evaluate(model)
@@ -300,7 +266,7 @@ class RoundsCourse:
             norms=norms,
             noise=noise,
             fetched={
-                device: published.needed_bytes(self._config.plan, state.assigned[device])
+                device: parts.outlet.fetched_bytes(device, state.assigned[device])
                 for device in commit.fresh
             },
             seconds=time.perf_counter() - self._started,
@@ -309,7 +275,7 @@ class RoundsCourse:
         self._committed += 1
         better = accuracy is not None and accuracy > state.best[0]
         best = (accuracy or 0.0, self._committed) if better else state.best
-        parts.run.save(
+        parts.store.save(
             Checkpoint(
                 round=commit.round,
                 committed=self._committed,
@@ -324,12 +290,12 @@ class RoundsCourse:
         )
         if self._memory is not None:
             self._memory.commit()
-        parts.prune()
+        parts.store.prune()
         parts.record(report, accuracy)
         self._arrivals.clear()
-        parts.receiving.clear_kept()
-        self._journal.clear()
-        self._published = parts.publish()
+        parts.store.clear_kept()
+        parts.store.forget_round()
+        parts.outlet.publish()
         self._due = rounds.Committed(commit.round, self._norms, accuracy)
 
 

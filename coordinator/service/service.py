@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
@@ -35,15 +36,17 @@ from coordinator.run.folder import (
 )
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
-from coordinator.service.admission.inbox import Inbox
+from coordinator.service.admission.inbox import Inbox, Letter
 from coordinator.service.admission.limits import MAX_DEVICES
 from coordinator.service.close import open_memory
-from coordinator.service.courses import Clock, Evaluate, Keeping, Parts, Said, make_model
+from coordinator.service.courses import Evaluate, Parts, Said, make_model
 from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.sending import ChunkSending
-from coordinator.service.receiving import Receiving, is_kept, largest_movement, read_upload
+from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.rounds_course import RoundsCourse, whole_checkpoint
+from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -55,7 +58,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
+from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
 from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
 from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
 from edge_sdk.transport.link import (
@@ -63,7 +66,6 @@ from edge_sdk.transport.link import (
     Disconnected,
     LinkEvent,
     OpenLink,
-    Received,
     Refused,
     Will,
     Writable,
@@ -71,6 +73,8 @@ from edge_sdk.transport.link import (
 from edge_sdk.transport.uploads import Upload, UploadLimits
 
 log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
 
 NAME = "coordinator"
 IDLE_S = 60.0
@@ -172,21 +176,23 @@ class Service:
             )
         checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.encoding))
+        self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
+        model = make_model(run.plan, checkpoint, config.down, machine.seed)
         parts = Parts(
-            run=run,
-            model=make_model(run.plan, checkpoint, config.down, machine.seed),
-            publisher=self._publisher,
-            receiving=Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits),
-            chunks=self._store,
-            keeping=config.keeping,
+            store=RunOnDisk(run, journal, self._receiving, keeping),
+            model=model,
+            outlet=BrokerOutlet(
+                model, self._publisher, self._store, run=run.about.run, clock=self._clock
+            ),
             evaluate=evaluate,
+            threads=keeping.threads,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
         if isinstance(machine, RoundsConfig):
-            course = RoundsCourse(machine, parts, checkpoint, memory, journal, self._now())
+            course = RoundsCourse(machine, parts, checkpoint, memory, self._now())
         else:
-            course = FragmentsCourse(machine, parts, checkpoint, self._clock)
+            course = FragmentsCourse(machine, parts, checkpoint)
         # Retained: what an earlier run left there would mislead whoever comes now.
         over = RoundClosed(round=max(1, run.opened), run=run.about.run)
         self._publisher.say_round(over if course.finished else None)
@@ -235,11 +241,11 @@ class Service:
         self.tick()
         return number
 
-    def handle(self, event: LinkEvent) -> None:
-        """Deal with an event of the link."""
+    def handle(self, event: LinkEvent | Letter) -> None:
+        """Deal with an event of the link, as the inbox gives it."""
         match event:
-            case Received():
-                self._on_received(event)
+            case Letter():
+                self._on_letter(event)
             case Writable():
                 self._sending.pump()
             case Connected():
@@ -262,7 +268,7 @@ class Service:
             self._warn(device, reason)
         if self._clock() >= self._idle_due_s:
             self._idle_due_s = self._clock() + IDLE_S
-            for offer in self._parts.receiving.drop_idle(self._clock()):
+            for offer in self._receiving.drop_idle(self._clock()):
                 log.info("an upload of %s went silent and was dropped", offer.device)
 
     def close(self) -> None:
@@ -317,17 +323,15 @@ class Service:
             self._say(self._course.say_again())
         self._sending.pump()
 
-    def _on_received(self, event: Received) -> None:
-        device = "?"
+    def _on_letter(self, letter: Letter) -> None:
+        topic, device = letter.topic, letter.topic.device
+        if device is None or topic.task != self._run.about.task:
+            return
         try:
-            topic = parse_topic(event.topic)
-            if topic.device is None or topic.task != self._run.about.task:
-                return
-            device = topic.device
             if topic.kind is TopicKind.UP_CHUNK:
-                self._on_chunk(device, event.payload)
-            elif event.payload:  # a cleared presence is empty
-                message = decode_received(topic, event.payload)
+                self._on_chunk(device, letter.payload)
+            elif letter.payload:  # a cleared presence is empty
+                message = decode_received(topic, letter.payload)
                 if self._callers.admit(device):
                     self._on_message(topic, device, message)
         except MessageError as error:
@@ -352,7 +356,7 @@ class Service:
             case Want():
                 self._publisher.answer(message)
             case Evaluation() if message.run == self._run.about.run:
-                self._parts.evaluations[device] = message
+                self._parts.heard(device, message)
 
     def _on_presence(self, device: str, presence: Presence) -> None:
         if presence.session < self._sessions.get(device, 0):
@@ -384,36 +388,31 @@ class Service:
     # -- uploads ----------------------------------------------------------------------------
 
     def _on_offer(self, device: str, offer: Offer) -> None:
-        round = offer.round if offer.answers is None else offer.answers
-        if offer.run != self._run.about.run:
-            reason = "it belongs to another run"
-            late = Receipt(device=device, round=round, outcome=Outcome.LATE, reason=reason)
-            self._tell(device, replace(late, run=offer.run))
+        if offer.run == self._run.about.run:
+            self._say(self._course.handle(offer, self._now()))
             return
-        receiving, now = self._parts.receiving, self._clock()
-        answer: Receipt | Credit | None = self._course.settled(offer)
-        known = receiving.knows(offer)
-        if answer is None:
-            if not known:
-                self._callers.check_offer(device)
-            answer = receiving.offered(device, offer, now)
+        reason = "it belongs to another run"
+        self._tell(device, replace(_receipt_for(offer, Outcome.LATE, reason), run=offer.run))
+
+    def _accept(self, offer: Offer) -> None:
+        """Let a device send what it offers, as far as there is room."""
+        device, known = offer.device, self._receiving.knows(offer)
+        if not known:
+            self._callers.check_offer(device)
+        answer = self._receiving.offered(device, offer, self._clock())
         if isinstance(answer, Receipt):
-            if answer.outcome in (Outcome.LATE, Outcome.REJECTED) and not known:
-                self._parts.note(answer)
             answer = replace(answer, run=offer.run)
         elif answer.refused:
-            receipt = Receipt(
-                device=device, round=round, outcome=Outcome.REJECTED, reason=answer.reason
-            )
+            receipt = _receipt_for(offer, Outcome.REJECTED, answer.reason)
             if not known:
-                self._parts.note(receipt)
+                self._parts.give(receipt, offer, None)
             self._tell(device, replace(receipt, run=offer.run))
         self._tell(device, answer)
 
     def _on_chunk(self, device: str, payload: bytes) -> None:
         if device not in self._callers:
             return
-        progress = self._parts.receiving.received(device, payload, self._clock())
+        progress = self._receiving.received(device, payload, self._clock())
         if not progress.new:
             self._callers.note_useless(device)
         if progress.credit is not None:
@@ -422,29 +421,16 @@ class Service:
             self._on_upload(device, progress.upload)
 
     def _on_upload(self, device: str, upload: Upload) -> None:
-        offer, receiving = upload.offer, self._parts.receiving
-        round = offer.round if offer.answers is None else offer.answers
         self._joined(device)
-        said: list[Said] = []
-        receipt: Receipt | None = None
-        self._parts.upload = upload
         try:
-            said = self._course.handle(read_upload(upload), self._now())
-            receipt = _receipt_in(said, device, round)
+            event = events.Uploaded(read_upload(upload), upload)
         except MessageError as error:
-            receipt = Receipt(
-                device=device,
-                round=round,
-                outcome=Outcome.REJECTED,
-                reason=str(error)[:MAX_REASON_CHARACTERS],
-            )
-            said = [events.Send(device, receipt)]
-            self._parts.note(receipt)
-        finally:
-            self._parts.upload = None
-            if receipt is not None or not is_kept(upload):
-                receiving.settle(upload, receipt)
-        self._say(said)
+            reason = str(error)[:MAX_REASON_CHARACTERS]
+            receipt = _receipt_for(upload.offer, Outcome.REJECTED, reason)
+            self._parts.give(receipt, upload, upload)
+            self._say([events.Send(device, receipt)])
+            return
+        self._say(self._course.handle(event, self._now()))
 
     # -- saying -----------------------------------------------------------------------------
 
@@ -462,8 +448,12 @@ class Service:
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
                     self._publisher.say_round(replace(message, run=run))
+                case events.Send(_, RoundOpen()) if isinstance(self._machine, RoundsConfig):
+                    pass  # The round is retained: whoever comes finds it.
                 case events.Send(device, message):
                     self._tell(device, replace(message, run=run))
+                case events.Accept(offer):
+                    self._accept(offer)
 
     def _tell(self, device: str, message: ControlMessage | Credit) -> None:
         self._sending.say(self._topics.down_control(device), message)
@@ -474,11 +464,6 @@ class Service:
             self._tell(device, complaint)
 
 
-def _receipt_in(said: list[Said], device: str, round: int) -> Receipt | None:
-    """What a device is told of what it sent for a round."""
-    for each in said:
-        if isinstance(each, events.Send) and isinstance(each.message, Receipt):
-            receipt = each.message
-            if receipt.device == device and receipt.round == round:
-                return receipt
-    return None
+def _receipt_for(offer: Offer, outcome: Outcome, reason: str) -> Receipt:
+    round = offer.round if offer.answers is None else offer.answers
+    return Receipt(device=offer.device, round=round, outcome=outcome, reason=reason)

@@ -1,49 +1,80 @@
-"""A whole federation in one process: the real state machines over the in-memory link.
+"""A whole federation in one process: the engine of `serve`, in virtual time.
 
-There is no second implementation for simulation: what runs here is what runs
-over MQTT, with a queue for a broker and a virtual clock. Devices may train in several threads; what
-they send is queued in the order in which they were told, so the result does not depend on it.
+There is no second implementation for simulation. The courses that `serve` runs over a broker run
+here with a store in RAM, an outlet that hands devices the model itself, and a heap of events for a
+link. Time is virtual:
+
+- `time="none"`: nothing takes any. A message arrives at once, and when nobody has anything to say
+  any more, the next deadline comes.
+- `time="profile"`: every device has a clock. Fetching, training and sending take the seconds that
+  its times, or its emulated profile, say (`pace.py`); meanwhile what else reaches it waits. A
+  device that is ten times slower makes a tenth of an asynchronous run's updates.
+
+Devices may train in several threads. What they send is added in the order of the members, so the
+result does not depend on it.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
+from time import perf_counter
+from typing import Literal
 
-from coordinator.aggregate.arrivals import Arrival
-from coordinator.aggregate.memory import Dtype, Memory
+from coordinator.aggregate.memory import Dtype
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds import events, fragments
-from coordinator.rounds import synchronous as rounds
-from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
+from coordinator.rounds import events
+from coordinator.rounds.fleet import new_fleet
+from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import DeviceRound, RoundReport
-from coordinator.rounds.synchronous import RoundPhase, RoundsConfig, RoundsState
-from coordinator.service.close import close_round, open_memory
-from coordinator.service.reports import report_round, report_updates
+from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.run.folder import Checkpoint
+from coordinator.service.close import open_memory
+from coordinator.service.courses import Parts, Said
+from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.rounds_course import RoundsCourse
+from coordinator.simulate.pace import DeviceClock, MemberTimes, times_of
+from coordinator.simulate.ram import DirectOutlet, RunInRam
+from coordinator.simulate.timeline import Happening, Timeline
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.app import DeviceApp
-from edge_sdk.protocol.messages.round import Bid, Message, Movement, Replay, RoundOpen
+from edge_sdk.device.stores.movements import MemoryMovements
+from edge_sdk.protocol.messages.round import (
+    Assignment,
+    Bid,
+    Movement,
+    Receipt,
+    Replay,
+    RoundClosed,
+    RoundOpen,
+)
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Backend, Job, Trained
-from edge_sdk.transport.queue import MemoryLink
 
-__all__ = ["DeviceRound", "Federation", "Member", "RoundReport"]
+__all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
 
 COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
-"""Waits without an update before an asynchronous run gives up."""
+"""Deadlines that pass, with nothing else to come and no new model, before a run gives up."""
+
+_Time = Literal["none", "profile"]
+_Told = RoundOpen | Assignment | Receipt | RoundClosed
+_Sent = Bid | Movement | Replay
+_Heard = _Sent | events.Joined | events.Left
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +88,10 @@ class Member:
     """The device it pretends to be; None: this machine."""
     observe: Callable[[Backend], Observer] | None = None
     """Makes what it sees itself with, given its backend; None: it weighs nothing."""
+    times: MemberTimes | None = None
+    """Seconds that its work takes under `time="profile"`; None: as its emulation's profile says."""
+    there: Sequence[tuple[float, float]] | None = None
+    """From and to, in virtual seconds, when it is there; None: always."""
 
 
 class Federation:
@@ -69,13 +104,14 @@ class Federation:
         make_backend: Callable[[], Backend],
         members: Sequence[Member],
         *,
+        time: _Time = "none",
         threads: int = 1,
         memory_dir: Path | None = None,
         memory_dtype: Dtype = "fp32",
     ) -> None:
         """`make_backend` is called once for each of the `threads` that devices train in.
 
-        `memory_dir`: where the rule's memory is kept; None: in RAM.
+        `memory_dir`: where the rule's memory is kept; None: in RAM. Raises `ConfigError`.
         """
         if config.min_devices > len(members):
             raise ConfigError(
@@ -84,83 +120,279 @@ class Federation:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
         self.model = model
+        self._config = config
         self._members = members
+        self._virtual = time == "profile"
         self._threads = threads
-        self._link: MemoryLink[Message] = MemoryLink()
-        self._outboxes: dict[str, list[Message]] = {member.name: [] for member in members}
+        self._memory = memory_dir, memory_dtype
+        self._store = RunInRam()
+        self._outlet = DirectOutlet(model)
+        self._course: RoundsCourse | FragmentsCourse | None = None
+        self._timeline: Timeline[_Told | _Heard] = Timeline()
+        self._now = 0.0
+        self._idle = 0
         backend = _PerThread(config.plan, make_backend)
-        if isinstance(config, RoundsConfig):
-            self._course: _Rounds | _Fragments = _Rounds(
-                config, model, self._link, memory_dir, memory_dtype, threads, len(members)
-            )
-        else:
-            self._course = _Fragments(config, model, self._link, len(members))
-        self._link.attach(COORDINATOR, self._receive)
+        self._devices: dict[str, _Device] = {}
         for member in members:
-            own: Backend = backend
-            if member.emulation is not None:
-                own = member.emulation.emulated(backend)
-            app = DeviceApp(
-                member.name,
-                backend=own,
-                data=member.data,
-                policy=member.policy,
-                source=model,
-                seed=config.seed,
-                observer=None if member.observe is None else member.observe(own),
-                clock=time.perf_counter if member.emulation is None else member.emulation.clock,
+            if member.name in self._devices:
+                raise ConfigError(f"two members are called {member.name!r}")
+            times = _times(member) if self._virtual else None
+            self._devices[member.name] = _Device(
+                len(self._devices), member, backend, self._outlet, config.seed, times
             )
-            outbox = self._outboxes[member.name]
-            self._link.attach(member.name, partial(_tell, app, member.emulation, outbox))
+        self._present: dict[str, _Device] = {}
+
+    @property
+    def state(self) -> RoundsState | FragmentsState:
+        """The state of the coordinator's machine. Raises `CoordinatorError` before `run`."""
+        if self._course is None:
+            raise CoordinatorError("the federation does not run yet")
+        return self._course.state
 
     def run(self) -> Iterator[RoundReport]:
         """Train to the end, yielding every round as it closes.
 
-        An asynchronous run reports after as many updates as there are devices.
+        An asynchronous run reports after as many updates as there are devices. Raises
+        `CoordinatorError` when nothing can happen any more.
         """
-        course = self._course
         with ExitStack() as stack:
-            course.open()
-            stack.callback(course.close)
-            deliver = _one_by_one
+            self._course = course = self._start()
+            stack.callback(course.kill)
+            pool = None
             if self._threads > 1:
                 pool = stack.enter_context(ThreadPoolExecutor(self._threads))
-                deliver = partial(_together, pool)
             for member in self._members:
-                course.handle(events.Joined(member.name))
+                for start, end in ((0.0, inf),) if member.there is None else member.there:
+                    self._timeline.add(start, COORDINATOR, events.Joined(member.name))
+                    if end < inf:
+                        self._timeline.add(end, COORDINATOR, events.Left(member.name))
             while not course.finished:
-                if self._link.empty:
-                    course.wait()  # Nobody has anything to say any more: let the deadline come.
-                deliver(self._link.take(alone=COORDINATOR))
-                for member in self._members:
-                    outbox = self._outboxes[member.name]
-                    for message in outbox:
-                        self._link.send(COORDINATOR, message)
-                    outbox.clear()
-                yield from course.reports
-                course.reports.clear()
+                version = self.model.version
+                self._step(course, pool)
+                if self.model.version != version:
+                    self._idle = 0
+                reports, self._store.reports = self._store.reports, []
+                for report in reports:
+                    yield replace(report, time_s=self._now) if self._virtual else report
 
-    def _receive(self, message: Message) -> None:
-        if isinstance(message, (Bid, Movement, Replay)):
-            self._course.handle(message)
+    def _start(self) -> RoundsCourse | FragmentsCourse:
+        config, model = self._config, self.model
+        parts = Parts(self._store, model, self._outlet, threads=self._threads)
+        fleet = new_fleet(config.plan)
+        start = Checkpoint(
+            round=0,
+            committed=0,
+            version=0,
+            theta=model.theta,
+            buffers=model.buffers,
+            fleet=fleet,
+        )
+        if isinstance(config, FragmentsConfig):
+            return FragmentsCourse(config, parts, start, report_every=len(self._members))
+        folder, dtype = self._memory
+        memory = open_memory(
+            config, folder, dtype=dtype, threads=self._threads, devices=len(self._members)
+        )
+        return RoundsCourse(config, parts, start, memory, self._now)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _step(
+        self, course: RoundsCourse | FragmentsCourse, pool: ThreadPoolExecutor | None
+    ) -> None:
+        """Let happen what is next: messages, or a deadline."""
+        due = inf if course.deadline is None else course.deadline
+        next_s = self._timeline.next_s
+        if next_s is None or due < next_s:
+            self._wait(course, due, next_s)
+            return
+        batch = self._timeline.take(alone=COORDINATOR, until_s=due)
+        if batch[0].to == COORDINATOR:
+            self._now = max(self._now, batch[0].time_s)
+            self._hear(course, batch[0].message)
+        else:
+            self._deliver(batch, pool)
+
+    def _wait(
+        self, course: RoundsCourse | FragmentsCourse, due: float, next_s: float | None
+    ) -> None:
+        if next_s is None:
+            self._idle += 1
+        if due == inf or self._idle > MAX_IDLE:
+            excuses = sorted(course.excuses().items())
+            said = "; ".join(f"{name}: {reason}" for name, reason in excuses)
+            raise CoordinatorError(f"no device has trained anything for long: {said or 'silence'}")
+        self._now = max(self._now, due)
+        self._say(course, course.handle(events.Tick(), self._now))
+
+    # -- the coordinator --------------------------------------------------------------------
+
+    def _hear(self, course: RoundsCourse | FragmentsCourse, message: _Told | _Heard) -> None:
+        match message:
+            case events.Joined(name):
+                device = self._devices[name]
+                self._present[name] = device
+                self._say(course, course.handle(message, self._now))
+                if device.awake:
+                    self._say(course, course.say_again(name))
+                    self._send(device, device.connected(self._now))
+            case events.Left(name):
+                self._present.pop(name, None)
+                self._say(course, course.handle(message, self._now))
+            case Bid() | Movement() | Replay():
+                sender = message.movement.device if isinstance(message, Replay) else message.device
+                if sender in self._present:  # else it sends it again when it is back
+                    self._say(course, course.handle(message, self._now))
+
+    def _say(self, course: RoundsCourse | FragmentsCourse, said: list[Said]) -> None:
+        for each in [*said, *course.proceed(self._now)]:
+            match each:
+                case events.Broadcast(message):
+                    for device in self._present.values():
+                        self._timeline.add(self._now + device.latency_s, device.name, message)
+                case events.Send(name, message):
+                    if isinstance(message, Assignment):
+                        self._outlet.assigned(message)
+                    latency_s = self._devices[name].latency_s
+                    self._timeline.add(self._now + latency_s, name, message)
+
+    # -- devices ----------------------------------------------------------------------------
+
+    def _deliver(
+        self, batch: list[Happening[_Told | _Heard]], pool: ThreadPoolExecutor | None
+    ) -> None:
+        """Let devices deal with messages, together where there are threads for it."""
+        work: list[tuple[_Device, Callable[[], list[_Sent]]]] = []
+        for each in batch:
+            time_s, name, message = each.time_s, each.to, each.message
+            device = self._present.get(name)
+            if device is None or not isinstance(
+                message, RoundOpen | Assignment | Receipt | RoundClosed
+            ):
+                continue  # what reaches a device that is gone is lost
+            if device.busy_until_s > time_s:
+                self._timeline.add(device.busy_until_s, name, message)
+                continue
+            device.wake()  # by this thread: what it makes may not be made in several at a time
+            work.append((device, partial(device.receive, message, time_s)))
+        if pool is None:
+            sent = [(device, do()) for device, do in work]
+        else:
+            futures = [(device, pool.submit(do)) for device, do in work]
+            sent = [(device, future.result()) for device, future in futures]
+        for device, messages in sorted(sent, key=lambda each: each[0].number):
+            self._send(device, messages)
+
+    def _send(self, device: _Device, messages: list[_Sent]) -> None:
+        for message in messages:
+            self._timeline.add(device.arrival_s(message, self._now), COORDINATOR, message)
 
 
-def _tell(
-    app: DeviceApp, emulation: Emulation | None, outbox: list[Message], message: Message
-) -> None:
-    if emulation is not None and isinstance(message, RoundOpen):
-        emulation.round_opened(message.round)
-    outbox += app.receive(message)  # type: ignore[arg-type]
+class _Device:
+    """A member at work. Its app is made when the first message comes: many never get one."""
+
+    def __init__(
+        self,
+        number: int,
+        member: Member,
+        backend: Backend,
+        outlet: DirectOutlet,
+        seed: int,
+        times: MemberTimes | None,
+    ) -> None:
+        """`times`: None where nothing takes any time."""
+        self.number = number
+        self.name = member.name
+        self._member = member
+        self._backend = backend
+        self._outlet = outlet
+        self._seed = seed
+        self._times = times
+        self._app: DeviceApp[Movement | Replay] | None = None
+        self._clock: Emulation | DeviceClock | None = None
+        if times is not None:
+            self._clock = member.emulation or DeviceClock(times.step_s)
+
+    @property
+    def awake(self) -> bool:
+        """Whether it was ever told anything."""
+        return self._app is not None
+
+    @property
+    def latency_s(self) -> float:
+        """The way of a message."""
+        return 0.0 if self._times is None else self._times.latency_s
+
+    @property
+    def busy_until_s(self) -> float:
+        """When it can deal with a message; never later than now where nothing takes time."""
+        return 0.0 if self._clock is None else self._clock.clock()
+
+    def arrival_s(self, message: _Sent, now_s: float) -> float:
+        """When a message that it sends reaches the coordinator."""
+        if self._clock is None or self._times is None:
+            return now_s
+        movement = message.movement if isinstance(message, Replay) else message
+        size = len(movement.payload) if isinstance(movement, Movement) else 0
+        return self._clock.clock() + self._times.latency_s + size / self._times.up_bytes_s
+
+    def wake(self) -> DeviceApp[Movement | Replay]:
+        """Its app."""
+        if self._app is None:
+            member, backend = self._member, self._backend
+            timed = member.emulation or self._clock
+            if timed is not None:
+                backend = timed.emulated(backend)
+            self._app = DeviceApp(
+                member.name,
+                backend=backend,
+                data=member.data,
+                policy=member.policy,
+                source=self,
+                seed=self._seed,
+                movements=MemoryMovements(),
+                observer=None if member.observe is None else member.observe(backend),
+                clock=perf_counter if timed is None else timed.clock,
+            )
+        return self._app
+
+    def receive(self, message: _Told, now_s: float) -> list[_Sent]:
+        """Deal with a message that reaches it now; returns what it sends."""
+        app, emulation = self.wake(), self._member.emulation
+        if self._clock is not None:
+            self._clock.wait_until(now_s)
+        if emulation is not None and isinstance(message, RoundOpen):
+            emulation.round_opened(message.round, None if self._clock is None else now_s)
+        return app.receive(message)
+
+    def connected(self, now_s: float) -> list[_Sent]:
+        """It is back; returns what has no receipt yet."""
+        if self._clock is not None:
+            self._clock.wait_until(now_s)
+        return self.wake().connected()
+
+    def fetch(
+        self,
+        assignment: Assignment,
+        opened: RoundOpen,  # noqa: ARG002  as `ModelSource` has it
+    ) -> tuple[Blocks, dict[str, Array]]:
+        """What it trains from, once that is here."""
+        fetched = self._outlet.fetch(assignment)
+        if self._clock is not None and self._times is not None:
+            size = self._outlet.fetched_bytes(self.name, assignment.groups)
+            self._clock.wait_until(self._clock.clock() + size / self._times.down_bytes_s)
+        return fetched
 
 
-def _one_by_one(deliveries: Iterable[Callable[[], None]]) -> None:
-    for deliver in deliveries:
-        deliver()
-
-
-def _together(pool: ThreadPoolExecutor, deliveries: Iterable[Callable[[], None]]) -> None:
-    for done in [pool.submit(deliver) for deliver in deliveries]:
-        done.result()
+def _times(member: Member) -> MemberTimes:
+    if member.times is not None:
+        return member.times
+    if member.emulation is None:
+        raise ConfigError(
+            f'{member.name}: time = "profile" needs its times, or an emulated device to take '
+            "them from"
+        )
+    return times_of(member.emulation)
 
 
 class _PerThread:
@@ -196,203 +428,3 @@ class _PerThread:
                 backend = self._make()
             self._local.backend = backend
         return backend
-
-
-class _Rounds:
-    """The synchronous machine and what performs its effects."""
-
-    def __init__(
-        self,
-        config: RoundsConfig,
-        model: GlobalModel,
-        link: MemoryLink[Message],
-        memory_dir: Path | None,
-        memory_dtype: Dtype,
-        threads: int,
-        devices: int,
-    ) -> None:
-        self.reports: list[RoundReport] = []
-        self._config = config
-        self._model = model
-        self._link = link
-        self._threads = threads
-        self._open_memory = partial(
-            open_memory, config, memory_dir, dtype=memory_dtype, threads=threads, devices=devices
-        )
-        self._memory: Memory | None = None
-        self._norms = model.norms
-        self._state: RoundsState = rounds.start(config, self._norms)
-        self._arrivals: dict[tuple[str, int], Arrival] = {}
-        self._now = 0.0
-        self._started = time.perf_counter()
-
-    @property
-    def finished(self) -> bool:
-        return self._state.phase is RoundPhase.FINISHED
-
-    def wait(self) -> None:
-        self._now = max(self._now, self._state.deadline or self._now)
-        self.handle(events.Tick())
-
-    def open(self) -> None:
-        self._memory = self._open_memory()
-
-    def close(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-
-    def handle(self, event: rounds.Event) -> None:
-        pending = [event]
-        while pending:
-            self._state, effects = rounds.handle(
-                self._config, self._state, pending.pop(0), self._now
-            )
-            for effect in effects:
-                pending += self._perform(effect)
-
-    def _perform(self, effect: rounds.Effect) -> list[rounds.Event]:
-        match effect:
-            case events.Broadcast(message):
-                self._model.serve()  # once, before devices ask for it from several threads
-                self._link.broadcast(COORDINATOR, message)
-            case events.Send(device, message):
-                self._link.send(device, message)
-            case events.Keep(round, arrival):
-                device = arrival.contribution.device
-                self._arrivals[device, round] = arrival
-                return [events.Kept(device, round)]
-            case rounds.Commit():
-                self._commit(effect)
-                return [rounds.Committed(effect.round, self._norms)]
-        return []
-
-    def _commit(self, commit: rounds.Commit) -> None:
-        noise = self._model.noise
-        close_round(
-            self._config,
-            self._state,
-            commit,
-            self._model,
-            self._memory,
-            self._arrivals,
-            threads=self._threads,
-        )
-        self.reports.append(self._report(commit, noise))
-        self._norms = self._model.norms
-        self._arrivals.clear()
-        self._model.fetched.clear()
-
-    def _report(self, commit: rounds.Commit, noise: float) -> RoundReport:
-        now = time.perf_counter()
-        took, self._started = now - self._started, now
-        return report_round(
-            self._config,
-            self._state,
-            commit,
-            self._arrivals,
-            self._memory,
-            norms=self._norms,
-            noise=noise,
-            fetched={device: size for (device, _), size in self._model.fetched.items()},
-            seconds=took,
-        )
-
-
-class _Fragments:
-    """The asynchronous machine and what performs its effects."""
-
-    def __init__(
-        self,
-        config: FragmentsConfig,
-        model: GlobalModel,
-        link: MemoryLink[Message],
-        report_every: int,
-    ) -> None:
-        self.reports: list[RoundReport] = []
-        self._config = config
-        self._model = model
-        self._link = link
-        self._report_every = report_every
-        self._state: FragmentsState = fragments.start(config)
-        self._arrivals: dict[str, Arrival] = {}
-        self._window: list[tuple[Bid, Arrival, int]] = []
-        """(bid, arrival, bytes fetched) of the updates since the last report."""
-        self._skips: dict[str, Bid] = {}
-        self._idle = 0
-        self._now = 0.0
-        self._started = time.perf_counter()
-
-    @property
-    def finished(self) -> bool:
-        return self._state.finished
-
-    def wait(self) -> None:
-        self._idle += 1
-        if self._idle > MAX_IDLE:
-            said = "; ".join(f"{name}: {bid.reason}" for name, bid in sorted(self._skips.items()))
-            raise CoordinatorError(f"no device has trained anything for long: {said or 'silence'}")
-        self._now = max(self._now, self._state.deadline or self._now)
-        self.handle(events.Tick())
-
-    def open(self) -> None:
-        """Nothing needs to be."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def handle(self, event: fragments.Event) -> None:
-        pending = [event]
-        while pending:
-            before = self._state
-            self._state, effects = fragments.handle(
-                self._config, self._state, pending.pop(0), self._now
-            )
-            self._skips |= {
-                name: work.bid
-                for name, work in self._state.work.items()
-                if work.stage is Stage.RESTING and work.bid is not None
-            }
-            for effect in effects:
-                pending += self._perform(effect, before)
-
-    def _perform(self, effect: fragments.Effect, before: FragmentsState) -> list[fragments.Event]:
-        match effect:
-            case events.Send(device, message):
-                self._link.send(device, message)
-            case events.Keep(round, arrival):
-                device = arrival.contribution.device
-                self._arrivals[device] = arrival
-                return [events.Kept(device, round)]
-            case fragments.Reserve(device, round, groups):
-                self._model.reserve(device, round, groups)
-            case fragments.Release(device, round):
-                self._model.release(device, round)
-            case fragments.Apply(device, round, age):
-                arrival = self._arrivals.pop(device)
-                bid = before.work[device].bid
-                if bid is not None:
-                    kept = self._config.plan.levels(arrival.groups)
-                    bid = replace(bid, level=max(kept.values(), default=1.0))
-                    fetched = self._model.fetched.pop((device, round), 0)
-                    self._window.append((bid, arrival, fetched))
-                self._idle = 0
-                self._model.mix(self._config.rule, arrival, age)
-                if self._state.version % self._report_every == 0 or self._state.finished:
-                    self.reports.append(self._report())
-        return []
-
-    def _report(self) -> RoundReport:
-        now = time.perf_counter()
-        took, self._started = now - self._started, now
-        updates, skips = self._window, self._skips
-        self._window, self._skips = [], {}
-        return report_updates(
-            self._config,
-            self._state,
-            updates,
-            skips,
-            norms=self._model.norms,
-            noise=self._model.noise,
-            seconds=took,
-            every=self._report_every,
-        )

@@ -1,8 +1,8 @@
-"""A device put together: the state machine, and the effects it asks for.
+"""A device put together: the state machine, and the performer of its effects.
 
-The link, the source of weights and the stores are passed in, so the same app runs in one process
-with the coordinator and, as a program, over MQTT. It does everything within the call that asks for
-it: fetching and training included.
+The source of weights and the stores are passed in, so the same app runs in one process with the
+coordinator and, as a program, over MQTT. Every call does all the work it leads to, fetching and
+training included, and returns the messages to send.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
@@ -32,12 +32,13 @@ from edge_sdk.device.machine import (
     KeepMovement,
     LinkUp,
     Resend,
+    Restarted,
     SendMessage,
     SendReplay,
     Train,
     handle,
 )
-from edge_sdk.device.stores.movements import MemoryMovements, MovementStore
+from edge_sdk.device.stores.movements import MovementStore
 from edge_sdk.device.stores.residuals import ArrayStore, MemoryStore, Residuals
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
@@ -50,7 +51,6 @@ from edge_sdk.protocol.messages.round import (
     Movement,
     Outcome,
     Receipt,
-    Replay,
     RoundClosed,
     RoundOpen,
 )
@@ -60,24 +60,30 @@ from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job
 
+if TYPE_CHECKING:
+    from edge_sdk.decide.emulation.emulation import Emulation
+
 log = logging.getLogger(__name__)
 
-Outbound = Bid | Movement | Replay
-"""A message of a device to the coordinator."""
-
 RESIDUAL_ROUNDS = 20
-"""Rounds after which what top-k left out is forgotten."""
+"""Rounds after which values that top-k left out are forgotten."""
+
+K = TypeVar("K")
 
 
 class ModelSource(Protocol):
-    """Where the global model's blocks come from."""
+    """The origin of the global model's blocks."""
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """The blocks and buffers of the assigned groups, as of the assignment's round."""
+    def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
+        """Return the blocks and buffers of the assigned groups, as of this round."""
 
 
-class DeviceApp:
-    """One device: give it messages; it works through them and returns what to send."""
+class DeviceApp(Generic[K]):
+    """One device: takes messages, works through them and returns what to send.
+
+    `K` is the form in which its store gives kept movements. A `Movement` that is sent for the first
+    time comes in this form too, except when the disk had no room for it.
+    """
 
     def __init__(
         self,
@@ -88,21 +94,23 @@ class DeviceApp:
         policy: Policy,
         source: ModelSource,
         seed: int,
+        movements: MovementStore[K],
         store: ArrayStore | None = None,
-        movements: MovementStore | None = None,
         observer: Observer | None = None,
+        emulation: Emulation | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`store` keeps what top-k leaves out, `movements` what has no receipt yet.
+        """`movements` keeps movements until their receipt, `store` the values that top-k leaves
+        out (None: in memory). The app resumes from what is in them.
 
-        None: in memory, gone with the process. What is in them is taken up again. `observer` tells
-        what the device can afford; None: whatever its owner allows.
+        `observer` tells what the device can afford; None: all that its owner allows. `emulation` is
+        the device it pretends to be, whose time passes from round to round; None: this machine.
         """
         self.name = name
-        self._movements = MemoryMovements() if movements is None else movements
+        self._movements = movements
         self._state = DeviceState(
-            name, unreceipted=self._movements.waiting, copy=self._movements.copy
+            name, backend.plan.hash, unreceipted=movements.waiting, copy=movements.copy
         )
         self._backend = backend
         self._data = data
@@ -113,63 +121,88 @@ class DeviceApp:
             backend.plan, MemoryStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
         )
         self.unfit = _unfit(backend, data)
-        """Why this device can never train; None: its data is what the task wants."""
+        """The reason why this device can never train; None: its data fits the task."""
         self._unsettled: dict[int, bool] = {}
-        """Receipts that the residuals, for want of room on the disk, do not know of yet."""
+        """Receipts that are not in the residuals yet, because the disk was full."""
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
         self._observer = Observer(policy) if observer is None else observer
+        self._emulation = emulation
         self._should_stop = should_stop
         self._clock = clock
 
     @property
     def phase(self) -> DevicePhase:
-        """What the device is doing."""
+        """The step of a round that the device has reached."""
         return self._state.phase
 
-    def connected(self) -> list[Outbound]:
-        """Take up the link again; returns every movement that has no receipt yet."""
+    @property
+    def newest(self) -> RoundOpen | None:
+        """The newest round; None: none was opened yet."""
+        return self._state.newest
+
+    def connected(self) -> list[Bid | Movement | K]:
+        """Return every movement that has no receipt yet: the link is up, perhaps again."""
         return self._handle(LinkUp())
 
-    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> list[Outbound]:
-        """Work through a message of the coordinator; returns what to send, in order."""
+    def restarted(self, opened: RoundOpen | None) -> list[Bid | Movement | K]:
+        """Begin again with a coordinator that was started again; return what to send.
+
+        `opened` is the round heard of last, which is answered again. See `Restarted`.
+        """
+        return self._handle(Restarted(opened))
+
+    def receive(
+        self, message: RoundOpen | Assignment | Receipt | RoundClosed
+    ) -> list[Bid | Movement | K]:
+        """Work through a message of the coordinator; return what to send, in order."""
         return self._handle(message)
 
-    def _handle(self, event: Event) -> list[Outbound]:
-        events, sent = [event], list[Outbound]()
+    def _handle(self, event: Event) -> list[Bid | Movement | K]:
+        events, sent = [event], list[Bid | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
                 match effect:
+                    case SendMessage(Movement() as made):
+                        sent += self._again(made.round) or [made]
                     case SendMessage(message):
                         sent.append(message)
                     case Resend(round):
                         sent += self._again(round)
                     case SendReplay(round, made):
-                        sent += (Replay(round=round, movement=each) for each in self._again(made))
+                        sent += self._again(made, answers=round)
                     case _:
                         answer = self._perform(effect)
                         if answer is not None:
                             events.append(answer)
         return sent
 
-    def _again(self, round: int) -> list[Movement]:
-        """Return the movement kept of this round; none if it cannot be read."""
+    def _again(self, round: int, answers: int | None = None) -> list[K]:
+        """Return the kept movement of this round; nothing if it is not kept or not readable."""
         try:
-            return [self._movements.read(round)]
-        except (KeyError, OSError, ProtocolError) as error:
-            log.warning(
-                "%s: the movement of round %d cannot be sent again: %s", self.name, round, error
+            return [self._movements.again(round, answers=answers)]
+        except KeyError:  # the disk had no room for it
+            return []
+        except OSError as error:
+            log.error(
+                "%s: cannot send the movement of round %d: %s",
+                self.name,
+                round,
+                error,
+                extra=fact("disk", round=round),
             )
             return []
 
     def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case Decide(opened):
+                if self._emulation is not None:
+                    self._emulation.round_opened(opened.round)
                 return Decided(opened.round, self._answer(opened), self._facts)
-            case Fetch(_, assignment):
+            case Fetch(opened, assignment):
                 round = assignment.round
                 log.info("round %d: assigned", round, extra=fact("assigned", round=round))
-                return self._attempt(round, lambda: self._fetch(assignment))
+                return self._attempt(round, lambda: self._fetch(assignment, opened))
             case Train(opened):
                 log.info(
                     "round %d: training, %d steps",
@@ -194,22 +227,27 @@ class DeviceApp:
                 self._movements.forget(round, rejected=outcome is Outcome.REJECTED)
         return None
 
-    def _fetch(self, assignment: Assignment) -> Fetched | Found:
+    def _fetch(self, assignment: Assignment, opened: RoundOpen) -> Fetched | Found:
         if self._was_made(assignment):
             round = assignment.round
             log.info("round %d: was trained before", round, extra=fact("found", round=round))
             return Found()
-        return Fetched(*self._source.fetch(assignment))
+        return Fetched(*self._source.fetch(assignment, opened))
 
     def _was_made(self, assignment: Assignment) -> bool:
-        """Whether the movement of this round and these groups waits for its receipt."""
+        """Tell if the movement of this round and these groups waits for its receipt."""
         if assignment.round not in self._movements.waiting:
             return False
         try:
-            payload = self._movements.read(assignment.round).payload
+            payload = self._movements.payload(assignment.round)
             made = decode_header(self._backend.plan, payload).groups
         except (OSError, ProtocolError) as error:
-            log.warning("%s: what is kept of round %d: %s", self.name, assignment.round, error)
+            log.warning(
+                "%s: cannot read the kept movement of round %d: %s",
+                self.name,
+                assignment.round,
+                error,
+            )
             return False
         return made == {axis: tuple(groups) for axis, groups in assignment.groups.items()}
 
@@ -217,10 +255,10 @@ class DeviceApp:
         try:
             self._movements.keep(movement)
         except OSError as error:
-            # It can still be sent, from memory; a full disk is no reason to throw it away.
+            # It can still be sent from memory.
             log.error(
-                "%s: the movement of round %d cannot be kept (%s): it is lost if this program "
-                "stops before the receipt",
+                "%s: cannot keep the movement of round %d (%s): it is lost if this program stops "
+                "before the receipt",
                 self.name,
                 movement.round,
                 error,
@@ -228,7 +266,7 @@ class DeviceApp:
             )
 
     def _settle(self) -> bool:
-        """Tell the residuals of the receipts; False while the disk does not let us."""
+        """Note the receipts in the residuals; False while the disk is full."""
         try:
             for round, used in list(self._unsettled.items()):
                 self._residuals.settle(round, used=used)
@@ -236,7 +274,7 @@ class DeviceApp:
         except OSError as error:
             rounds = ", ".join(map(str, self._unsettled))
             log.error(
-                "%s: what top-k left out in round %s cannot be noted yet: %s",
+                "%s: cannot note yet that the receipt of round %s came, for top-k: %s",
                 self.name,
                 rounds,
                 error,
@@ -246,7 +284,7 @@ class DeviceApp:
         return True
 
     def _answer(self, opened: RoundOpen) -> Decision:
-        """The decision; the same when a round is heard of again. What fails is a skip."""
+        """Decide on a round: alike when it is heard of again, and a skip if that fails."""
         if (before := self._observer.recalled(opened)) is not None:
             return before
         try:
@@ -258,11 +296,6 @@ class DeviceApp:
     def _decide(self, opened: RoundOpen) -> Decision:
         if self.unfit is not None:
             return Decision(None, self.unfit, "data")
-        ours = self._backend.plan.hash
-        if opened.plan_hash != ours:
-            theirs = opened.plan_hash[:12]
-            reason = f"skip: the round is for plan {theirs}…, here is {ours[:12]}…"
-            return Decision(None, reason, "plan")
         decision = decide(
             self._policy,
             self._observer.look(opened),
@@ -275,20 +308,18 @@ class DeviceApp:
         return decision
 
     def _attempt(self, round: int, work: Callable[[], Event]) -> Event:
-        """What the work answers, or that it failed: no error of one round ends the device."""
+        """Do the work and return its event; an error fails this round, never the device."""
         try:
             return work()
         except TrainingStopped as error:
             gate = self._observer.closed_gate()
             reason = str(error) if gate is None else f"{gate.reason}; {error}"
-            log.warning(
-                "round %d is given up: %s", round, reason, extra=fact("failed", round=round)
-            )
+            log.warning("round %d: given up: %s", round, reason, extra=fact("failed", round=round))
             code = "failed" if gate is None else gate_code(gate)
             return Failed(f"skip: {reason}", code)
         except TesseraError as error:
             extra = fact("failed", round=round)
-            log.warning("%s: round %d is given up: %s", self.name, round, error, extra=extra)
+            log.warning("%s: round %d: given up: %s", self.name, round, error, extra=extra)
             return Failed(f"skip: {error}")
         except Exception as error:
             log.exception("%s: unexpected error; the round is skipped", self.name)
@@ -332,7 +363,7 @@ class DeviceApp:
         return self._should_stop() or self._observer.closed_gate() is not None
 
     def _encode(self, opened: RoundOpen, groups: Groups, movement: Blocks) -> bytes:
-        """The movement as it travels; what top-k leaves out of it is kept for later."""
+        """Encode a movement; values that top-k leaves out are kept for later."""
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
         encoding = opened.encoding.agreed(available_encodings())
@@ -343,9 +374,11 @@ class DeviceApp:
         try:
             self._residuals.keep(round, movement, decode_blocks(plan, payload)[1])
         except OSError as error:
-            # Sent and not noted, what is held would be sent twice: this time it is left out.
+            # Values that were held back must not be sent without a note, or they would be sent
+            # twice: this round goes without them.
             log.error(
-                "%s: what top-k leaves out in round %d has no room on the disk and is lost: %s",
+                "%s: the values that top-k leaves out in round %d have no room on the disk and are "
+                "lost: %s",
                 self.name,
                 round,
                 error,
@@ -357,7 +390,7 @@ class DeviceApp:
 
 
 def _unfit(backend: Backend, data: ArrayData) -> str | None:
-    """Why this device can never train: its data is not what the task wants."""
+    """Return the reason why data does not fit the task; None: it does."""
     try:
         if backend.data is not None:
             backend.data.check(data)

@@ -1,8 +1,8 @@
-"""Why this device would do what in a round that opened now: `tessera-device explain`.
+"""The decision a device would make on a round that opened now, explained: `tessera-device explain`.
 
-Everything a decision is made of, in the order in which it is made: what is seen, the gates, what
-each level costs, the decision, and what the next level up is short of. Costs need the task, which
-is on disk once the device has taken part in it.
+Shows everything a decision is made of, in order: sensor values, the gates, the cost of each level,
+the decision, and what keeps the device from the next level up. Costs need the task, which is on
+disk once the device has taken part in it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message
 
 SETTLE_S = 6.0
-"""For sensors that are asked by a command, such as a phone's battery."""
+"""Seconds given to slow sensors that run a command, such as a phone's battery."""
 MB = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A decision, and all it was made of."""
+    """A decision and everything it was made of."""
 
     snapshot: Snapshot
     gates: list[Gate]
@@ -45,10 +45,10 @@ class Explanation:
     verdicts: list[Verdict]
     decision: Decision
     missing: str | None
-    """Why levels were not weighed; None: they were."""
+    """The reason why levels were not weighed; None: they were."""
 
     def lines(self) -> Iterator[str]:
-        """The explanation for a person."""
+        """Write the explanation for a person."""
         yield "seen"
         for path, value in self.snapshot.known().items():
             age = self.snapshot.age_s(path) or 0.0
@@ -78,7 +78,7 @@ class Explanation:
         yield f"  {self.short_of()}"
 
     def short_of(self) -> str:
-        """What would have to change for a larger level."""
+        """Name the change that a larger level needs."""
         closed = next((gate for gate in self.gates if not gate.open), None)
         if closed is not None:
             return f"the gate {closed.name} has to open: {closed.reason}"
@@ -93,7 +93,7 @@ class Explanation:
         return "there is none: this is the whole model"
 
     def to_dict(self) -> dict[str, Any]:
-        """The explanation for a program."""
+        """Write the explanation for a program."""
         return {
             "snapshot": self.snapshot.to_dict(),
             "gates": [
@@ -116,9 +116,9 @@ class Explanation:
 
 
 def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
-    """What this device would answer now, and why. May measure costs, which takes seconds.
+    """Explain what this device would answer now. May measure costs, which takes seconds.
 
-    `probe` None: this machine's own. Changes nothing but the kept costs. Raises `ConfigError`.
+    `probe` None: this machine's sensors. Changes nothing but the kept costs. Raises `ConfigError`.
     """
     if probe is None:
         probe = make_probe(config)
@@ -142,7 +142,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
 
 
 def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str | None]:
-    """What is seen now, and why levels are not weighed, if they are not."""
+    """Look at the device; also return why levels are not weighed, or None if they are."""
     now = time.time()
     alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
     if not config.weigh:
@@ -154,9 +154,9 @@ def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str
         costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
         return Observer(config.policy, probe, costs).look(opened), None
     except FileNotFoundError:
-        return alone, f"what levels cost is known once this device has taken part in {config.task}"
+        return alone, f"costs are known once this device has taken part in {config.task}"
     except TesseraError as error:
-        return alone, f"what levels cost is not known: {error}"
+        return alone, f"costs are not known: {error}"
 
 
 def _last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
@@ -168,7 +168,7 @@ def _last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
 
 
 class _Cached:
-    """Blobs from the chunks that the device program has kept; it may run at the same time."""
+    """Blobs from the cached chunks of the device program, which may run at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -3,31 +3,40 @@
     phase      event                 next        effects
     ---------  --------------------  ----------  -----------------------------------------
     IDLE       RoundOpen             DECIDING    Decide
-    DECIDING   Decided (level)       BIDDING     Send(Bid)
-    DECIDING   Decided (skip)        IDLE        Send(Bid), and SendReplay if the round wants one
+    DECIDING   Decided (level)       BIDDING     SendMessage: a bid
+    DECIDING   Decided (skip)        IDLE        SendMessage: a skip; SendReplay if it is wanted
     DECIDING   RoundOpen             DECIDING    Decide
     BIDDING    Assignment            FETCHING    Fetch
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
     FETCHING   Fetched               TRAINING    Train
     FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
-    TRAINING   Finished              IDLE        Keep, Send(Movement)
-    FETCHING,  Failed                IDLE        Send(Bid: skip), which withdraws the offer
+    TRAINING   Finished              IDLE        KeepMovement, SendMessage: the movement
+    FETCHING,  Failed                IDLE        SendMessage: a skip, which withdraws the offer
     TRAINING
     FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
     TRAINING
+    any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
+               another plan
     any        Receipt               unchanged   Forget
-    any        Connected             unchanged   Resend, for every movement without a receipt
+    any        LinkUp                unchanged   Resend, for every movement without a receipt
+    IDLE,      Restarted             DECIDING    Resend, as above; Decide, for the round heard last
+    DECIDING,
+    BIDDING
+    FETCHING,  Restarted             unchanged   Resend, as above
+    TRAINING
 
 Rules:
-- A message of the coordinator that the table does not list is late, early or a duplicate: it is
-  ignored. A local event that the table does not list is a bug: it raises `StateError`.
-- Rounds only go forward: a `RoundOpen` that is not newer than the newest seen is ignored.
-- A movement is kept until its receipt, however many rounds go by, and sent again on `LinkUp`.
-- A `Decided` for another round than the present one was overtaken by a newer round: ignored.
-- Where the round wants replays, a skip is spoken for by the last movement, if the device keeps a
-  copy and it is young enough. A replay is not kept: one that is lost is a silent skip.
-- Whatever raises has changed nothing.
+- A coordinator's message that the table does not list is late, early or a duplicate and is ignored.
+  A local event that the table does not list is a bug and raises `StateError`.
+- This module alone decides which round is the newest. Rounds only go forward: a `RoundOpen` that is
+  not newer is ignored. The first one after `Restarted` may go back, because a coordinator can be
+  restarted from an older checkpoint.
+- A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
+- A `Decided` for an older round than the newest is ignored.
+- If the round wants replays, a device that skips sends its last movement again, provided that it
+  keeps a copy and the copy is young enough. A replay is not kept: a lost one is a silent skip.
+- A call that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +61,7 @@ from edge_sdk.protocol.plan.layout import Array
 
 
 class DevicePhase(Enum):
-    """What the device is doing."""
+    """The step of a round that a device has reached."""
 
     IDLE = "idle"
     DECIDING = "deciding"
@@ -66,17 +75,17 @@ class DevicePhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a device says of itself in every bid; None: not known."""
+    """Facts a device reports with every bid; None means unknown."""
 
     samples: int
     compute: float | None = None
-    """Parameters × samples per second."""
+    """Parameters × samples a second."""
     bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The device has looked at itself and answers this round."""
+    """The device's answer to a round."""
 
     round: int
     decision: Decision
@@ -85,7 +94,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """The submodel's blocks and buffers are here."""
+    """The submodel's blocks and buffers have arrived."""
 
     blocks: Blocks
     buffers: dict[str, Array]
@@ -93,12 +102,12 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The movement that the assignment asks for was made already, and has no receipt."""
+    """The assigned movement was made earlier and still waits for its receipt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Training has produced a movement."""
+    """Training produced a movement."""
 
     movement: Movement
 
@@ -113,7 +122,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The link is up, for the first time or again: what was sent before may be lost."""
+    """The link is up, for the first time or again; earlier messages may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The coordinator was started again and knows no bid for the open round."""
+
+    opened: RoundOpen | None = None
+    """The round heard of last, even one that was ignored as old; None: none was."""
 
 
 Event = (
@@ -127,10 +144,11 @@ Event = (
     | Finished
     | Failed
     | LinkUp
+    | Restarted
 )
 
 
-# -- effects: what the app does next -------------------------------------------------------------
+# -- effects: the app's next steps ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +160,7 @@ class Decide:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Get the weights of these groups and answer with `Fetched` or `Failed`."""
+    """Get the weights of these groups and answer with `Fetched`, `Found` or `Failed`."""
 
     opened: RoundOpen
     assignment: Assignment
@@ -155,7 +173,7 @@ class Train:
     opened: RoundOpen
     assignment: Assignment
     level: float
-    """What the device had offered."""
+    """The level that the device offered."""
     blocks: Blocks
     buffers: dict[str, Array]
 
@@ -169,7 +187,7 @@ class KeepMovement:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The movement of this round has its receipt, which says what became of it."""
+    """Drop the movement of this round: its receipt has come."""
 
     round: int
     outcome: Outcome
@@ -202,28 +220,32 @@ Effect = Decide | Fetch | Train | KeepMovement | Forget | Resend | SendReplay | 
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """All a device remembers between events."""
+    """Everything a device remembers between events."""
 
     name: str
+    plan_hash: str
+    """The task's plan; a round for another one is skipped."""
     phase: DevicePhase = DevicePhase.IDLE
     opened: RoundOpen | None = None
-    """The round the device is busy with, or was last."""
+    """The round the device works on, or worked on last."""
     newest: RoundOpen | None = None
-    """The newest round heard of; taken up when the present work is done."""
+    """The newest round; taken up when the present work is done."""
+    may_go_back: bool = False
+    """The next round may be older than the newest: the coordinator was started again."""
     assignment: Assignment | None = None
     unreceipted: frozenset[int] = frozenset()
-    """Rounds whose movement is kept until the receipt comes."""
+    """Rounds whose movement waits for its receipt."""
     offered: float | None = None
     """The level of the last bid; None: a skip."""
     copy: int | None = None
-    """The round of the movement of which a copy is kept for replays."""
+    """The round of the movement that is kept for replays."""
 
 
 Step = tuple[DeviceState, list[Effect]]
 
 
 def handle(state: DeviceState, event: Event) -> Step:
-    """The state after an event, and what to do about it."""
+    """Return the state after an event and the effects to perform, in order."""
     match event:
         case RoundOpen():
             return _on_round_open(state, event)
@@ -241,7 +263,9 @@ def handle(state: DeviceState, event: Event) -> Step:
                 return replace(state, phase=DevicePhase.IDLE), []
             return state, []
         case LinkUp():
-            return state, [Resend(round) for round in sorted(state.unreceipted)]
+            return state, _resend_all(state)
+        case Restarted():
+            return _on_restarted(state, event)
         case Decided() if state.newest is not None and event.round < state.newest.round:
             return state, []
         case Decided() if (
@@ -264,7 +288,7 @@ def handle(state: DeviceState, event: Event) -> Step:
             return done, [KeepMovement(event.movement), SendMessage(event.movement), *effects]
         case Failed() if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
             round = _opened(state).round
-            reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: it failed without a word"
+            reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: failed without a reason"
             bid = Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
             done, effects = _next_round(state)
             return done, [SendMessage(bid), *effects]
@@ -273,12 +297,36 @@ def handle(state: DeviceState, event: Event) -> Step:
 
 
 def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
-    if state.newest is not None and event.round <= state.newest.round:
+    if event.plan_hash != state.plan_hash:
+        return state, [SendMessage(_refusal(state, event))]
+    newest = state.newest
+    is_old = newest is not None and event.round <= newest.round
+    if is_old and (not state.may_go_back or event == newest):
         return state, []
-    state = replace(state, newest=event)
+    state = replace(state, newest=event, may_go_back=False)
     if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
         return state, []
     return _next_round(state)
+
+
+def _refusal(state: DeviceState, event: RoundOpen) -> Bid:
+    theirs, ours = event.plan_hash[:12], state.plan_hash[:12]
+    reason = f"skip: the round is for plan {theirs}…, the task has {ours}…"
+    return Bid(device=state.name, round=event.round, level=None, reason=reason, code="plan")
+
+
+def _on_restarted(state: DeviceState, event: Restarted) -> Step:
+    effects = _resend_all(state)
+    if state.phase not in (DevicePhase.FETCHING, DevicePhase.TRAINING):
+        state = replace(state, phase=DevicePhase.IDLE, opened=None, newest=None)
+        if event.opened is not None:
+            state, more = _on_round_open(state, event.opened)
+            effects += more
+    return replace(state, may_go_back=True), effects
+
+
+def _resend_all(state: DeviceState) -> list[Effect]:
+    return [Resend(round) for round in sorted(state.unreceipted)]
 
 
 def _on_decided(state: DeviceState, event: Decided) -> Step:
@@ -313,7 +361,7 @@ def _on_assignment(state: DeviceState, event: Assignment) -> Step:
 
 
 def _next_round(state: DeviceState) -> Step:
-    """Turn to the newest round if it is not the one just dealt with, else rest."""
+    """Take up the newest round, or rest if it was just dealt with."""
     if state.newest is None or state.newest == state.opened:
         return replace(state, phase=DevicePhase.IDLE, assignment=None), []
     opened = state.newest

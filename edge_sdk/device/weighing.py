@@ -95,7 +95,7 @@ def make_costing(
     samples: int,
     emulation: Emulation | None = None,
 ) -> Costing:
-    """What the task costs here; measures it first, if that has to be. Takes seconds, then."""
+    """Return the task's costs on this machine; measures them first if needed, for seconds."""
     from edge_sdk.decide.costs.calibration import FILE_NAME
     from edge_sdk.decide.costs.costing import Costing
     from edge_sdk.decide.costs.model import known_of
@@ -131,7 +131,7 @@ def make_observer(
     samples: int,
     emulation: Emulation | None = None,
 ) -> Observer:
-    """What the device sees of itself; with `weigh = false`, nothing. `folder`: of the device.
+    """Make the device's view of itself, empty with `weigh = false`. `folder`: of the device.
 
     `probe` None: this machine's own. `emulation`: the device it pretends to be, whose own probe
     and clocks count. Raises `ConfigError`, and what measuring raises.

@@ -1,1 +1,1 @@
-"""Links that carry messages: over MQTT and in memory."""
+"""Links that carry messages over MQTT, and their parts."""

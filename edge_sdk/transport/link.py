@@ -136,7 +136,7 @@ class Link(Protocol):
 
 
 class OpenLink(Protocol):
-    """Opens links: `functools.partial(open_link, settings)` or `MemoryBroker.open_link`."""
+    """Opens links: `functools.partial(open_link, settings)`."""
 
     def __call__(self, *, name: str, deliver: Deliver, will: Will | None = None) -> Link:
         """Open a link, as `open_link` does."""

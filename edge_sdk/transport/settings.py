@@ -34,7 +34,7 @@ class DeniedError(LinkError):
     """The broker refuses our name, password or certificate; the text has its reason."""
 
 
-Port = Annotated[int, Within(least=0, most=65_535)]
+PortNumber = Annotated[int, Within(least=0, most=65_535)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BrokerSettings:
 
     host: str = "127.0.0.1"
     """The broker's name or address."""
-    port: Port = 0
+    port: PortNumber = 0
     """Its port; 0 means 8883 with TLS and 1883 without."""
     tls: bool = False
     """Encrypt the connection and check the broker's certificate and name. Needed for a broker on

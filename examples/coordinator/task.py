@@ -9,8 +9,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from coordinator.task.task import Task
-from coordinator.task.task import make_task as task_of
+from coordinator import Task
+from coordinator import make_task as task_of
 
 
 def make_task() -> Task:

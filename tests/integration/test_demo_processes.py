@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from coordinator.operate.broker.embedded import available
 from coordinator.simulate.demo.processes import _signals_noted
 from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
 from coordinator.task.saved_model import read_model
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="needs a broker: neither mosquitto nor amqtt is installed"
@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
 DEVICES = 4
-WAIT_S = 120.0
 
 
 class Watched:
@@ -49,11 +48,11 @@ class Watched:
         self.seen: dict[psutil.Process, str] = {}
 
     def until(self, condition: Callable[[], bool]) -> None:
-        by = time.monotonic() + WAIT_S
-        while not condition():
-            assert time.monotonic() < by, self.text
+        def holds() -> bool:
             self.look()
-            time.sleep(0.05)
+            return condition()
+
+        until(holds, lambda: self.text)
 
     def look(self) -> None:
         try:

@@ -311,9 +311,8 @@ def test_reports_hold_the_theorems_terms(task: Task) -> None:
 
 def assignments(run: Federation) -> Iterator[dict[str, Any]]:
     """What each device was assigned, round by round, read off the machine."""
-    course = run._course
     while True:
-        state = course._state
+        state = run.state
         assert isinstance(state, RoundsState)
         past = state.past[max(state.past)]
         yield {name: past.expected[name].groups for name in past.outcomes}
@@ -343,7 +342,7 @@ def test_device_that_affords_half_skips_for_its_own_reason_where_only_all_is_of_
     members = [half_a_device(task, manifest, name) for name in ("device-0", "device-1")]
     run = federation(task, [Policy()] * 2, 1, members=members, rule=rule)
     (report,) = run.run()
-    state = run._course._state
+    state = run.state
     assert isinstance(state, RoundsState)
     assert len(report.devices) == 2
     for line in report.devices:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -33,17 +31,18 @@ from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.serving import try_broker
 from edge_sdk.cli import EXIT_BROKER, EXIT_DENIED
 from edge_sdk.device.config import load_config
+from edge_sdk.program.processes import Children
 from edge_sdk.program.settings import PREFIX
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings, DeniedError
+from tests.waiting import HANGS_S, free_port, listens, until
 
 pytestmark = pytest.mark.skipif(
     find_mosquitto() is None, reason="needs mosquitto, which is not installed"
 )
 
-PATIENCE_S = 120.0
 """For what takes a second or a few: only something that hangs may fail a test."""
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "tiny"
@@ -111,8 +110,7 @@ def add_data(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
+    port = free_port()
     authority = str(folder / "identity")
     where = ["--dir", authority, "--host", "127.0.0.1", "--port", str(port)]
     user = ["--user", "root"] if os.geteuid() == 0 else []
@@ -124,7 +122,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         process = subprocess.Popen([program, "-c", str(config)], stdout=log, stderr=log)
     site = Site(folder, port, process)
     try:
-        until(lambda: listens(port, process))
+        until(lambda: listens(port) or process.poll() is not None)
+        assert process.poll() is None
         coordinator = ["enroll", "--coordinator", "--out", str(folder / "coordinator")]
         assert main([*coordinator, "--dir", authority]) == 0
         for name in ("robot", "other"):
@@ -133,12 +132,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     finally:
         process.terminate()
         process.wait()
-
-
-def listens(port: int, process: subprocess.Popen[bytes]) -> bool:
-    assert process.poll() is None
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -154,13 +147,6 @@ def own(site: Site) -> BrokerSettings:
         bulk_certificate=folder / "coordinator-bulk.pem",
         bulk_key=folder / "coordinator-bulk.key",
     )
-
-
-def until(holds: Callable[[], bool]) -> None:
-    by = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < by
-        time.sleep(0.01)
 
 
 # -- what those who got in can reach -----------------------------------------------------------
@@ -323,20 +309,10 @@ def test_broker_can_be_tried_out_with_bound_client_ids(own: BrokerSettings) -> N
 @contextmanager
 def program(log: Path, *command: str | Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *map(str, command)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment | {"OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false"} | variables,
-            cwd=ROOT,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    environment |= {"PYTHONPATH": str(ROOT), "TESSERA_WEIGH": "false", **variables}
+    with Children() as children:
+        arguments = [sys.executable, "-m", *map(str, command)]
+        yield children.start(log.stem, arguments, log, environment).process
 
 
 def bundle_of(authority: Authority, site: Site, name: str, folder: Path) -> Path:
@@ -391,7 +367,7 @@ def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path:
             for name, (config, _, _) in cases.items()
         }
         for name, (_, code, words) in cases.items():
-            result = running[name].wait(PATIENCE_S)
+            result = running[name].wait(HANGS_S)
             log = (tmp_path / f"{name}.log").read_text()
             assert (result, words in log) == (code, True), f"{name}: {result}\n{log}"
             if code == EXIT_DENIED:
@@ -463,7 +439,7 @@ def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> 
     (tmp_path / "run.toml").write_text(
         f'[task]\nname = "{TASK}"\nsource = "task.py:make_task"\n'
         '[run]\nfolder = "run"\nrounds = 2\nsteps = 2\nbatch_size = 8\n'
-        "[round]\nmin_devices = 2\nbid_s = 100\ntrain_s = 100\n"
+        "[round]\nmin_devices = 2\nbid_s = 600\ntrain_s = 600\n"
         + (identity / "broker.toml").read_text()
     )
     with ExitStack() as stack:
@@ -476,6 +452,6 @@ def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> 
             run = ("edge_sdk.cli", "run", "--config", config)
             running[name] = stack.enter_context(program(tmp_path / f"{name}.log", *run))
         for name, process in running.items():
-            code = process.wait(PATIENCE_S)
+            code = process.wait(HANGS_S)
             assert code == 0, f"{name}: {code}\n{(tmp_path / f'{name}.log').read_text()}"
     assert "the run is complete" in (tmp_path / "coordinator.log").read_text()

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +29,12 @@ from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.saved_model import read_model
 from edge_sdk.decide.decision import Policy
+from edge_sdk.program.processes import ChildProcess, Children
 from edge_sdk.program.settings.types import kinds
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
+from tests.waiting import HANGS_S, until
 
 pytestmark = pytest.mark.skipif(
     "mosquitto" not in available(), reason="needs mosquitto, which is not installed"
@@ -56,8 +54,6 @@ POLICIES = (
 )
 """Eight kinds of device, from one that can do everything to one that can hardly take part."""
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
-WAIT_S = 180.0
-"""For things that take seconds: only a program that hangs may fail a test."""
 TAIL_LINES = 20
 
 TASK_FILE = """\
@@ -84,25 +80,12 @@ def make_task():
 """
 
 
-@dataclass(frozen=True)
-class Program:
-    """A running program and its log file."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-
-class Fleet:
+class Fleet(Children):
     """A folder with the configuration of a run, and the programs that take part in it."""
 
     def __init__(self, folder: Path, settings: BrokerSettings) -> None:
         self.folder, self.run = folder, folder / "run"
-        self.programs: list[Program] = []
+        super().__init__()
         self._broker = broker_table(settings)
         (folder / "task.py").write_text(TASK_FILE)
         digits = load_digits(SEED)
@@ -114,13 +97,13 @@ class Fleet:
         ]
 
     @property
-    def coordinator(self) -> Program:
+    def coordinator(self) -> ChildProcess:
         """The last one that was started."""
-        return [each for each in self.programs if each.name == "coordinator"][-1]
+        return [each for each in self.started if each.name == "coordinator"][-1]
 
     @property
-    def devices(self) -> list[Program]:
-        return [each for each in self.programs if each.name != "coordinator"]
+    def devices(self) -> list[ChildProcess]:
+        return [each for each in self.started if each.name != "coordinator"]
 
     def start_coordinator(self, rule: str, *, min_devices: int = DEVICES, **length: int) -> None:
         # Deadlines that no device misses: who is late makes the run another one.
@@ -156,21 +139,22 @@ class Fleet:
     def stop_coordinator(self) -> None:
         coordinator = self.coordinator
         coordinator.process.terminate()
-        assert coordinator.process.wait(WAIT_S) == EXIT_TERMINATED, coordinator.said
-        self.programs.remove(coordinator)
+        assert coordinator.process.wait(HANGS_S) == EXIT_TERMINATED, coordinator.last_words()
+        self.stop(coordinator)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition; a program that failed is not waited for."""
-        by = time.monotonic() + WAIT_S
-        while not condition():
-            failed = [each.name for each in self.programs if each.process.poll() not in (None, 0)]
+
+        def holds() -> bool:
+            failed = [each.name for each in self.started if each.failed]
             assert not failed, f"{failed} failed\n{self.last_words()}"
-            assert time.monotonic() < by, f"nothing more happens\n{self.last_words()}"
-            time.sleep(0.05)
+            return condition()
+
+        until(holds, lambda: f"nothing more happens\n{self.last_words()}")
 
     def finish(self) -> list[dict[str, Any]]:
         """Wait until all programs have ended well; the run's history."""
-        self.until(lambda: all(each.process.poll() == 0 for each in self.programs))
+        self.until(lambda: all(each.process.poll() == 0 for each in self.started))
         return self.history()
 
     def history(self) -> list[dict[str, Any]]:
@@ -181,44 +165,21 @@ class Fleet:
             return run.latest()
 
     def last_words(self) -> str:
-        return "\n".join(
-            "\n  ".join([f"{each.name}:", *each.said.splitlines()[-TAIL_LINES:]])
-            for each in self.programs
-        )
+        return "\n".join(each.last_words() for each in self.started)
 
     def _start(self, name: str, program: str, *arguments: object) -> None:
-        log = self.folder / f"{name}.log"
         kept = {key: text for key, text in os.environ.items() if not key.startswith("TESSERA_")}
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [PROGRAMS / program, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**kept, "OMP_NUM_THREADS": "1", "TESSERA_WEIGH": "false"},
-                start_new_session=True,
-            )
-        self.programs.append(Program(name, process, log))
+        command = [str(PROGRAMS / program), *map(str, arguments)]
+        self.start(name, command, self.folder / f"{name}.log", {**kept, "TESSERA_WEIGH": "false"})
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with embedded_broker(tmp_path / "broker", kind="mosquitto") as settings:
-        fleet = Fleet(tmp_path, settings)
-        with _reaped(fleet.programs):
-            yield fleet
-
-
-@contextmanager
-def _reaped(programs: Sequence[Program]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for program in programs:
-            if program.process.poll() is None:
-                # Its group: what it compiles with ends too.
-                os.killpg(program.process.pid, signal.SIGKILL)
-            program.process.wait()
+    with (
+        embedded_broker(tmp_path / "broker", kind="mosquitto") as settings,
+        Fleet(tmp_path, settings) as fleet,
+    ):
+        yield fleet
 
 
 def _lines(values: dict[str, Any]) -> str:
@@ -311,7 +272,7 @@ def test_asynchronous_programs_finish_and_all_contribute(fleet: Fleet) -> None:
     # is slow to start could else find that the others have done it all.
     fleet.start_coordinator("fed-raa", min_devices=DEVICES + 1, updates=updates)
     fleet.start_devices()
-    fleet.until(lambda: all("onnx backend" in device.said for device in fleet.devices))
+    fleet.until(lambda: all("onnx backend" in device.log.read_text() for device in fleet.devices))
     fleet.stop_coordinator()
     assert fleet.history() == []
     fleet.start_coordinator("fed-raa", updates=updates)

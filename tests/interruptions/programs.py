@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,10 +16,9 @@ from typing import Any
 
 from coordinator.operate.broker.embedded import find_mosquitto
 from edge_sdk.program.settings import PREFIX
+from tests.waiting import HANGS_S, free_port, listens, until
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 300.0
-"""For everything that is waited for: only what hangs takes so long."""
 POLL_S = 0.02
 TAIL_LINES = 25
 
@@ -106,7 +104,7 @@ class Program:
             self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
-    def wait(self, timeout_s: float = 2 * DEADLINE_S) -> int:
+    def wait(self, timeout_s: float = 2 * HANGS_S) -> int:
         """Its exit code, when it has ended."""
         assert self.process is not None
         try:
@@ -155,7 +153,7 @@ class Program:
         **facts: Any,
     ) -> Line:
         """The first such line, as soon as it is there (see `find`). Fails if it ends without."""
-        by = time.monotonic() + DEADLINE_S
+        by = time.monotonic() + HANGS_S
         while True:
             ended = not self.running  # asked first: no line is missed
             found = next(self.find(event, match=match, after=after, **facts), None)
@@ -209,21 +207,15 @@ class Mosquitto:
                 stdout=output,
                 stderr=output,
             )
-        by = time.monotonic() + DEADLINE_S
-        while True:
-            assert self._process.poll() is None, (self.folder / "mosquitto.log").read_text()[-2000:]
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                assert time.monotonic() < by, "mosquitto does not listen"
-                time.sleep(POLL_S)
+        process = self._process
+        until(lambda: listens(self.port) or process.poll() is not None)
+        assert process.poll() is None, (self.folder / "mosquitto.log").read_text()[-2000:]
 
     def stop(self) -> None:
         """End it as its operator would; a persistent one saves what it has."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(DEADLINE_S)
+            self._process.wait(HANGS_S)
 
     def kill(self) -> None:
         """`kill -9`: a persistent one comes back with what it saved last."""
@@ -235,14 +227,6 @@ class Mosquitto:
         """Stop and start it."""
         self.stop()
         self.start()
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _content(line: str) -> Mapping[str, Any]:

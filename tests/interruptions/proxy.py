@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from tests.waiting import HANGS_S
+
 HOST = "127.0.0.1"
 CONNECT, PUBLISH, PUBACK = 1, 3, 4
 READ_BYTES = 65_536
 BUFFER_BYTES = 4096
-HANGS_S = 300.0
-"""For everything that is waited for: only what hangs takes so long."""
 
 Direction = Literal["up", "down"]
 """To the broker, or from it."""

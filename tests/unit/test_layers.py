@@ -1,8 +1,13 @@
-"""Imports point one way, and importing the SDK stays cheap."""
+"""Imports point one way, and importing the SDK stays cheap.
+
+The table of rooms in docs/architecture.md is the one source of the order: it has a row for every
+folder, with the folder's entries from the lowest to the highest.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,18 +19,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("edge_sdk", "coordinator", "benchmarks", "devices")
 
-ORDER = {
-    "": ("edge_sdk", "devices", "coordinator", "benchmarks"),
-    "edge_sdk": (
-        *("protocol", "program", "transport", "machine", "data", "train", "decide", "device"),
-        "cli",
-    ),
-    "coordinator": (
-        *("errors", "task", "masks", "aggregate", "rounds", "run", "service"),
-        *("operate", "simulate", "cli"),
-    ),
-}
-"""Of these packages, the entries in layers: each imports only those before it."""
+DOCUMENT = ROOT / "docs/architecture.md"
+MOST_ENTRIES = 11
 
 LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 """Not to be imported at the top of any module of the SDK but the backend that is for it."""
@@ -91,13 +86,52 @@ def _is_module(package: str, entry: str, sources: Mapping[str, Path]) -> bool:
     return path is not None and path.name != "__init__.py"
 
 
-def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The entries left when those that import no other are taken away, again and again."""
-    left = {entry: set(others) for entry, others in graph.items()}
+def layers(graph: Mapping[str, set[str]]) -> tuple[list[str], list[str]]:
+    """The entries, each behind all that it imports; and those left over, which form a cycle."""
+    order: list[str] = []
+    left = {entry: set(others) for entry, others in sorted(graph.items())}
     while free := [entry for entry, others in left.items() if not others & left.keys()]:
+        order += free
         for entry in free:
             del left[entry]
-    return sorted(left)
+    return order, list(left)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Entries by package, as the table of rooms has them; folders end with a slash."""
+    _, found, table = text.partition(
+        "| folder | entries, each imports only those to its left | is |\n"
+    )
+    assert found, f"{DOCUMENT.name} has no table of rooms"
+    of: dict[str, list[str]] = {}
+    for row in table.split("\n\n")[0].splitlines()[1:]:
+        folder, entries, _ = (cell.strip() for cell in row.strip("|").split(" | "))
+        of[folder.strip("`./").replace("/", ".")] = re.findall(r"`([^`]+)`", entries)
+    return of
+
+
+def objections(package: str, listed: list[str] | None, graph: Mapping[str, set[str]]) -> list[str]:
+    """All that is wrong with a row, and what to do."""
+    there, _ = layers(graph)
+    if listed is None:
+        entries = " ".join(f"`{_shown(package, entry)}`" for entry in there)
+        return [f"add a row: | `{package.replace('.', '/')}/` | {entries or '–'} | one sentence |"]
+    wanted = {_shown(package, entry) for entry in there}
+    found = [f"add {entry} to the row" for entry in sorted(wanted - set(listed))]
+    found += [
+        f"take {entry} out of the row: it is not there" for entry in sorted(set(listed) - wanted)
+    ]
+    place = {entry.rstrip("/"): number for number, entry in enumerate(listed)}
+    return found + [
+        f"{entry} imports {other}, which is to its right: move one of them, or the import"
+        for entry in there
+        for other in sorted(graph[entry])
+        if place.get(entry, 0) < place.get(other, 0)
+    ]
+
+
+def _shown(package: str, entry: str) -> str:
+    return f"{entry}/" if ROOT.joinpath(*package.split("."), entry).is_dir() else entry
 
 
 def _sources() -> dict[str, Path]:
@@ -114,15 +148,48 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("package", _packages())
 def test_entries_of_every_package_import_one_way(package: str) -> None:
-    assert cycle(edges(package, _sources())) == []
+    assert layers(edges(package, _sources()))[1] == []
 
 
-@pytest.mark.parametrize("package", ORDER)
-def test_entries_import_only_what_is_before_them(package: str) -> None:
-    graph, order = edges(package, _sources()), ORDER[package]
-    assert sorted(graph) == sorted(order)
-    for number, entry in enumerate(order):
-        assert graph[entry] <= set(order[:number]), entry
+@pytest.mark.parametrize("package", _packages())
+def test_table_of_rooms_is_the_tree_and_its_order_holds(package: str) -> None:
+    wrong = objections(package, rows(DOCUMENT.read_text()).get(package), edges(package, _sources()))
+    assert not wrong, "\n".join((f"docs/architecture.md, {package or '.'}:", *wrong))
+
+
+def test_table_of_rooms_has_no_row_for_a_folder_that_is_gone() -> None:
+    assert rows(DOCUMENT.read_text()).keys() <= set(_packages()), "take these rows out"
+
+
+def test_no_module_is_there_for_tests_alone() -> None:
+    """Every module is imported by another, or started by its name: by a program or by a person."""
+    reached = set(re.findall(r'"([\w.]+):main"', (ROOT / "pyproject.toml").read_text()))
+    for module, path in _sources().items():
+        named = {
+            node.value.partition(":")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        reached |= {*imports(path), *named} - {module}
+        if path.name == "__init__.py" or "__main__" in named:
+            reached.add(module)
+    assert not _sources().keys() - reached, "move it to tests/, or use it"
+
+
+@pytest.mark.parametrize("package", _packages())
+def test_folder_can_be_taken_in_at_a_glance(package: str) -> None:
+    assert len(edges(package, _sources())) <= MOST_ENTRIES, "make a room for some of them"
+
+
+def test_row_that_is_wrong_says_what_to_do() -> None:
+    graph: dict[str, set[str]] = {"a": {"b"}, "b": set(), "c": set()}
+    assert objections("x", None, graph) == ["add a row: | `x/` | `b` `c` `a` | one sentence |"]
+    assert objections("x", ["b", "a", "c"], graph) == []
+    assert objections("x", ["a", "b", "d"], graph) == [
+        "add c to the row",
+        "take d out of the row: it is not there",
+        "a imports b, which is to its right: move one of them, or the import",
+    ]
 
 
 def test_cycle_of_folders_is_found(tmp_path: Path) -> None:
@@ -137,7 +204,7 @@ def test_cycle_of_folders_is_found(tmp_path: Path) -> None:
         path.parent.mkdir()
         path.write_text(text)
         sources[name] = path
-    assert cycle(edges("edge_sdk", sources)) == ["a", "b"]
+    assert layers(edges("edge_sdk", sources)) == ([], ["a", "b"])
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if "edge_sdk" in p.parts], ids=_name)

@@ -97,6 +97,10 @@ class Rule:
         """The weight of a device's word."""
         return 1.0 if self.weighting == "uniform" else float(samples)
 
+    def total_weight(self, devices: int, samples: int) -> float:
+        """The weight of so many devices that have so many samples together."""
+        return float(devices if self.weighting == "uniform" else samples)
+
 
 def divide(total: Float32, by: NDArray[np.float64], plan: ModelPlan) -> Float32:
     """`total` divided by a number per block, in place; 0 where that is 0."""

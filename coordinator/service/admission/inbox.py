@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Condition
 
 from coordinator.service.admission.limits import CONTROL, PRESENCE, STRANGERS, Buckets, Rate
 from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.topics import TopicKind, parse_topic
+from edge_sdk.protocol.messages.topics import Topic, TopicKind, parse_topic
 from edge_sdk.protocol.messages.transfer import UPLOAD_BYTES
 from edge_sdk.transport.link import LinkEvent, Received
 
@@ -37,6 +38,14 @@ OVERHEAD_BYTES = 512
 """What a message that waits takes besides its payload."""
 MAX_TOLD = 1000
 """Devices of which it is remembered, until somebody asks, that something was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message that arrived, its topic taken apart."""
+
+    topic: Topic
+    payload: bytes
 
 
 class Inbox:
@@ -56,7 +65,7 @@ class Inbox:
             TopicKind.PRESENCE: Buckets(PRESENCE, max_devices),
         }
         self._ready = Condition()
-        self._queue: deque[tuple[LinkEvent, str, bool]] = deque()
+        self._queue: deque[LinkEvent | Letter] = deque()
         self._waiting: Counter[str] = Counter()
         """Control messages by device; without those that have none. `_bytes` likewise: chunks."""
         self._bytes: Counter[str] = Counter()
@@ -70,7 +79,7 @@ class Inbox:
         """Queue an event, or drop it; never waits."""
         if not isinstance(event, Received):
             with self._ready:
-                self._queue.append((event, "", False))
+                self._queue.append(event)
                 self._ready.notify()
             return
         try:
@@ -86,22 +95,24 @@ class Inbox:
             else:
                 objection = self._objection_to_control(kind, device, len(event.payload))
             if objection is None:
-                self._count(event, device, kind is TopicKind.UP_CHUNK, 1)
-                self._queue.append((event, device, kind is TopicKind.UP_CHUNK))
+                letter = Letter(topic, event.payload)
+                self._count(letter, 1)
+                self._queue.append(letter)
                 self._ready.notify()
             elif len(self._dropped) < MAX_TOLD:
                 self._dropped.setdefault(device, objection)
 
-    def get(self, wait_s: float = 0.0) -> LinkEvent | None:
-        """The oldest event; None: there is none, also after so many seconds."""
+    def get(self, wait_s: float = 0.0) -> LinkEvent | Letter | None:
+        """The oldest event, a message as a `Letter`; None: there is none, also after so many
+        seconds."""
         with self._ready:
             if not self._queue and wait_s > 0:
                 self._ready.wait(wait_s)
             if not self._queue:
                 return None
-            event, device, chunk = self._queue.popleft()
-            if isinstance(event, Received):
-                self._count(event, device, chunk, -1)
+            event = self._queue.popleft()
+            if isinstance(event, Letter):
+                self._count(event, -1)
             return event
 
     def mute(self, device: str, seconds: float) -> None:
@@ -149,8 +160,9 @@ class Inbox:
             return "too many chunks that nobody asked for"
         return None
 
-    def _count(self, event: Received, device: str, chunk: bool, sign: int) -> None:
-        size = len(event.payload) + OVERHEAD_BYTES
+    def _count(self, letter: Letter, sign: int) -> None:
+        device, chunk = letter.topic.device or "", letter.topic.kind is TopicKind.UP_CHUNK
+        size = len(letter.payload) + OVERHEAD_BYTES
         self._total[chunk] += sign * size
         counter = self._bytes if chunk else self._waiting
         counter[device] += sign * (size if chunk else 1)

@@ -12,7 +12,7 @@ devices ask (`Want`) for every chunk.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.run.chunk_store import ChunkStore
@@ -201,11 +201,6 @@ class Publisher:
 
     def _note(self) -> None:
         write_whole(self._noted, b"".join({*self._store, *self._left_over}))
-
-
-def stamp(message: RoundOpen, run: str, published: Published) -> RoundOpen:
-    """The opening as it leaves: with its run, and where the model is."""
-    return replace(message, run=run, model=published.blob)
 
 
 def _name(version: int) -> str:

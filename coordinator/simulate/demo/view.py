@@ -35,7 +35,7 @@ def watch(demo: AnyDemo, console: Console) -> None:
         first = Text(f"waiting for the first round of {demo.config.devices} devices …")
         with Live(first, console=console, auto_refresh=False, transient=True) as live:
             for _ in rounds:
-                live.update(_screen(demo, console.width, console.height), refresh=True)
+                live.update(screen(demo, console.width, console.height), refresh=True)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def save_plot(demo: AnyDemo, path: Path) -> None:
     plt.close(figure)
 
 
-def _screen(demo: AnyDemo, width: int, height: int) -> Group:
+def screen(demo: AnyDemo, width: int, height: int) -> Group:
     """Show the newest rounds and each device's reason, sized to fit the terminal."""
     last = demo.rounds[-1]
     devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]

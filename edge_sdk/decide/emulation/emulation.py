@@ -199,20 +199,27 @@ class Emulation:
         """Return a backend that trains like this one, in this device's time."""
         return _Emulated(backend, self)
 
-    def round_opened(self, round: int) -> None:
+    def round_opened(self, round: int, now_s: float | None = None) -> None:
         """Begin a round: one interval after the last one heard of, whatever its number.
 
         The first one begins at once, as does one that was due while the device still trained. A
-        round that is heard of again changes nothing.
+        round that is heard of again changes nothing. `now_s`: when it begins, if somebody else
+        keeps the time.
         """
         moment = self.moment
         if round == moment.round:
             return
-        if moment.round:
+        if now_s is not None:
+            self.wait_until(now_s)
+        elif moment.round:
             due_s = moment.opened_s + self._interval_s
             self._pass(max(0.0, due_s - moment.now_s), self._waiting_w)
         self.moment = replace(self.moment, round=round, opened_s=self.moment.now_s)
         self.note()
+
+    def wait_until(self, now_s: float) -> None:
+        """Let time pass, waiting; nothing happens if it is later already."""
+        self._pass(max(0.0, now_s - self.moment.now_s), self._waiting_w)
 
     def note(self) -> None:
         """Add the current moment to the story."""

@@ -1,24 +1,24 @@
 """The device as a program: it finds its task on a broker and takes part until the run is finished.
 
-    link's threads ──events──▶ loop: presence, chunks, uploads    never blocks
-                                 │ messages           ▲ bids, uploads
-                                 ▼                    │
+    link's threads ──events──▶ loop: presence, chunks, bids, uploads    never blocks
+                                 │ inbox: messages           ▲ queue: bids, uploads
+                                 ▼                           │
                                one thread that fetches and trains (`training_thread.py`)
 
     Device(config, data)        async with … as device: await device.run()
     run_device(config, data)    the same, blocking
 
     TesseraError
-    ├── BrokerError      the broker cannot be reached in time, or does not let us take part
-    └── ReplacedError    a program that was started later has our name
+    ├── BrokerError      the broker is not reached in time, or does not let this device take part
+    └── ReplacedError    a program that was started later has this device's name
 
-`DataError` says that the data is not what the task wants. Whatever else can pass is waited for:
-a broker that is away, a coordinator that has not started, a task that does not come.
+`DataError` means that the data does not fit the task. The device waits out whatever may pass: an
+absent broker, a coordinator that has not started, a task that does not come.
 
-A device listens to its own presence. What it says of itself must come back, or what it sends does
-not reach the broker, and it connects anew. If another program with its name is heard of, the one
-with the higher session stays. A session that is higher than ours when we come was of an earlier
-life, or of one who does not share our folder: then we count on above it.
+A device listens to its own presence. If that does not come back, its messages do not reach the
+broker, and it connects again. Of two programs with one name, the one with the higher session stays.
+A higher session that is retained when the device starts belongs to an earlier start, or to one that
+does not share its folder: the device then takes a session above it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import math
 import queue
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -83,17 +84,18 @@ from edge_sdk.transport.uploads import Outgoing
 log = logging.getLogger(__name__)
 
 LINGER_S = 60.0
-"""How long a device waits for its last receipts when the run is finished."""
+"""Seconds that a device waits for its last receipts when the run is finished."""
 STOP_S = 10.0
-"""How long a training that is told to stop may take to do so."""
+"""Seconds that a training may take to stop."""
 DENIALS, LATER_DENIALS = 3, 20
-"""How often in a row a broker may refuse us before we stop: one that never took us, and one that
-did and may only be in its operator's hands (then it is minutes)."""
+"""Refusals in a row after which the device stops: by a broker that never accepted it, and by one
+that did and may just be under maintenance (then it takes minutes)."""
 MAX_WAIT_S = 2.0
-"""For events. A signal that comes between Python's last look for one and the wait itself is only
-noticed when the wait ends, however long that is."""
+"""Longest wait for an event, in seconds. A signal that comes just before a wait is only noticed
+when the wait ends."""
 MAX_SESSION = 2**52
-"""A higher one is nobody's, and counting on above it would soon leave what a message can say."""
+"""Highest session that a device believes. Counting on from a higher one would soon leave the range
+of a message."""
 
 
 class BrokerError(TesseraError):
@@ -125,9 +127,9 @@ class DeviceService:
         watchdog: Watchdog | None = None,
         probe: Probe | None = None,
     ) -> None:
-        """`data` None: where the configuration says. `open_link` None: MQTT. `watchdog` None: none;
-        it speaks for the whole process, so only the program that it is passes one. `probe` tells
-        what the device can afford, such as the `PushedProbe` of a host app; None: its own sensors.
+        """`data` None: as configured. `open_link` None: MQTT. `watchdog` speaks for the whole
+        process, so only a program passes one; None: no watchdog. `probe` tells what the device can
+        afford, such as the `PushedProbe` of a host app; None: this machine's sensors.
 
         Raises `DataError` for data that cannot be loaded, `ConfigError` when there is none.
         """
@@ -149,24 +151,24 @@ class DeviceService:
         self._stopping = False
         self._finished_run: str | None = None
         self._finished_round = 0
-        """The last of the finished run. An opening of a later one goes on with it; one that is no
-        later is an old message, unless the coordinator was started again and goes back."""
+        """The finished run's last round. A later one reopens the run; any other is an old message,
+        unless the coordinator was started again and goes back."""
         self._opened_behind = False
-        """Whether such an opening came since the run is finished."""
+        """True if such an old message came since the run was finished."""
         self._linger_until = math.inf
         self._coordinator: int | None = None
         self._online = False
         self._ever_online = False
         self._replaced = False
         self._known = False
-        """Whether our presence has come back: from now on a higher session is a newer program."""
+        """True once our presence came back: a higher session is a newer program from then on."""
         self._echoes = True
-        """Whether the broker lets us hear our own presence."""
+        """False if the broker does not let us hear our own presence."""
         self._echo_due_s = math.inf
         self._last_reason = "no answer yet"
 
     def stop(self) -> None:
-        """Let `run` end soon, from any thread or a signal handler; what is unsent stays on disk."""
+        """Let `run` end soon, from any thread or signal handler; unsent movements stay on disk."""
         self._stopping = True
         self._events.put(_Stop())
 
@@ -175,7 +177,7 @@ class DeviceService:
 
         Raises `BrokerError`, `ReplacedError`, `DataError`, and `GraphError`, `PlanError` or
         `TrainingError` for a task that cannot be trained here; `LinkError` for settings that
-        cannot work, `DeniedError` for those that the broker refuses again and again.
+        cannot work, `DeniedError` for those that the broker keeps refusing.
         """
         config, name = self.config, self.config.name
         self._folder = folder = DeviceFolder(config.state_dir, config.task, name)
@@ -196,7 +198,9 @@ class DeviceService:
         name, topics = self.config.name, self._topics
         self._link = link
         self._sending = Sending(link, topics, name)
-        self._fetcher = Fetcher(link, topics, name, cache, should_stop=lambda: self._stopping)
+        self._fetcher = Fetcher(
+            link, topics, name, cache, should_stop=lambda: self._stopping, clock=self._clock
+        )
         link.subscribe(topics.presence(name))
         link.subscribe(topics.coordinator)
         link.subscribe(topics.task)
@@ -210,7 +214,6 @@ class DeviceService:
             folder,
             self._fetcher,
             self._inbox,
-            publish=self._publish,
             tell=self._events.put,
             is_over=lambda run: self._stopping or self._finished_run == run,
             clock=self._clock,
@@ -225,6 +228,7 @@ class DeviceService:
             self._inbox.close()
             self._fetcher.wake()
             thread.join(STOP_S)
+            self._publish_rest()
 
     def _loop(self) -> None:
         give_up = self._clock() + (self.config.connect_s or math.inf)
@@ -237,7 +241,7 @@ class DeviceService:
                     f"no connection within {self.config.connect_s:g} s: {self._last_reason}"
                 )
             if now >= self._linger_until:
-                log.warning("the run is over; a movement without a receipt stays on disk")
+                log.warning("the run is over; a movement has no receipt and stays on disk")
                 return
             if self._online:
                 self._sending.offer_due(now)
@@ -256,7 +260,7 @@ class DeviceService:
                 return
 
     def _handle(self, event: _LoopEvent, now: float) -> bool:
-        """Deal with an event; whether the device is done."""
+        """Process an event; return True when the device is done."""
         match event:
             case Connected(first):
                 self._connected(first, now)
@@ -266,16 +270,18 @@ class DeviceService:
                 log.warning("no connection: %s", reason, extra=fact("disconnected"))
                 self._watchdog.status(f"no connection: {reason}")
                 if denials >= (LATER_DENIALS if self._ever_online else DENIALS):
-                    raise DeniedError(f"the broker refused us {denials} times: {reason}")
+                    raise DeniedError(f"the broker refused this device {denials} times: {reason}")
             case Received(topic, payload, retained):
                 self._received(topic, payload, retained, now)
             case Refused(topic, reason):
                 if topic in self._needed:
-                    raise BrokerError(f"the broker does not give us {topic}: {reason}")
+                    raise BrokerError(f"the broker does not let this device read {topic}: {reason}")
                 log.warning("the broker refused %s: %s", topic, reason, extra=fact("refused"))
             case Writable(bulk):
                 if bulk:
                     self._sending.flush()
+            case Bid() | Evaluation():
+                self._publish(event)
             case Outgoing():
                 self._sending.add(event, now)
             case NewRun():
@@ -300,21 +306,21 @@ class DeviceService:
             self._sending.offer_all(now)
             self._inbox.put(Reconnected())
 
-    # -- who we are -------------------------------------------------------------------------
+    # -- presence ---------------------------------------------------------------------------
 
     def _heard_ourselves(self, presence: Presence, *, retained: bool) -> None:
-        """Something was said under our name: by us, by an earlier life, or by somebody else."""
+        """Process a presence under our name: ours, of an earlier start, or of another program."""
         if presence.session == self._session:
             if presence.online:
                 self._known = self._known or not retained
                 self._echo_due_s = math.inf if not retained else self._echo_due_s
             elif self._online:
-                self._say_presence()  # the will of a connection that we have replaced
+                self._say_presence()  # that was the will of a connection that we replaced
         elif presence.session < self._session:
             if not retained and self._online:
-                self._say_presence()  # for the retained one, and for the older program to hear
+                self._say_presence()  # replaces what is retained, and tells the older program
         elif presence.session > MAX_SESSION:
-            log.warning("somebody says that our session is %d; ignored", presence.session)
+            log.warning("ignoring a presence with the impossible session %d", presence.session)
         elif retained and not self._known:
             self._session = self._folder.next_session(above=presence.session)
             self._link.reconnect(self._will())
@@ -322,8 +328,8 @@ class DeviceService:
             self._replaced = True
             raise ReplacedError(
                 f"another program was started as {self.config.name!r} (session "
-                f"{presence.session}, ours is {self._session}) and takes part in its place; "
-                "this one stops. Two devices need two names"
+                f"{presence.session}, this one has {self._session}) and takes its place, so this "
+                "one stops. Give two devices two names"
             )
 
     def _check_echo(self, now: float) -> None:
@@ -331,13 +337,13 @@ class DeviceService:
             return
         self._echo_due_s = math.inf
         if self._known:
-            log.warning("what we send does not come back: connecting anew", extra=fact("no_echo"))
+            log.warning("our presence does not come back: connecting again", extra=fact("no_echo"))
             self._link.reconnect()
         elif self._echoes:
             self._echoes = False
             log.warning(
-                "the broker does not let us read %s: nobody notices if what we send is lost, or "
-                "if two programs have this name",
+                "the broker does not let us read %s: lost messages, and two programs with this "
+                "name, go unnoticed",
                 self._topics.presence(self.config.name),
                 extra=fact("no_echo"),
             )
@@ -346,7 +352,7 @@ class DeviceService:
         topic = self._topics.presence(self.config.name)
         self._link.publish(topic, self._presence(online=True), retain=True)
 
-    # -- what is heard ----------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------
 
     def _received(self, text: str, payload: bytes, retained: bool, now: float) -> None:
         try:
@@ -363,7 +369,7 @@ class DeviceService:
                 else:
                     self._told(topic, message, now)
         except MessageError as error:
-            log.warning("a message on %s is ignored: %s", text, error, extra=fact("ignored"))
+            log.warning("ignoring a message on %s: %s", text, error, extra=fact("ignored"))
 
     def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
         match message:
@@ -393,10 +399,10 @@ class DeviceService:
                 self._fetcher.wake()
             case Complaint(reason=reason):
                 extra = fact("complaint")
-                log.warning("the coordinator drops what we send: %s", reason, extra=extra)
+                log.warning("the coordinator drops our messages: %s", reason, extra=extra)
 
     def _go_on(self) -> None:
-        """What had been the last round is not, as the coordinator was told."""
+        """Reopen the finished run."""
         self._finished_run, self._linger_until = None, math.inf
 
     def _heard_coordinator(self, presence: Presence, now: float, *, retained: bool) -> None:
@@ -411,11 +417,19 @@ class DeviceService:
                 self._go_on()
             self._inbox.put(CoordinatorStarted())
         elif self._coordinator is not None and not retained:
-            # It was not listening for a while: what we said may be lost.
+            # It did not listen for a while, so messages may be lost.
             log.info("the coordinator is connected again", extra=fact("coordinator_back"))
             self._sending.offer_all(now)
             self._inbox.put(Reconnected())
         self._coordinator = presence.session
+
+    def _publish_rest(self) -> None:
+        """Publish what the training thread sent while it stopped, such as a withdrawn bid."""
+        with suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if isinstance(event, Bid | Evaluation):
+                    self._publish(event)
 
     def _publish(self, message: Bid | Evaluation) -> None:
         self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
@@ -427,7 +441,7 @@ class DeviceService:
         return Will(self._topics.presence(self.config.name), self._presence(online=False))
 
     def _goodbye(self, link: Link) -> None:
-        if not self._replaced:  # what is retained there is of the one who replaced us
+        if not self._replaced:  # the retained presence is the other program's by now
             gone = self._will()
             link.publish(gone.topic, gone.payload, retain=gone.retain)
         link.close()
@@ -442,12 +456,12 @@ class Device:
         async with Device(config, data) as device:
             await device.run()
 
-    `data` is arrays `(x, y)`, a function that loads them, or where either is; None: where the
-    configuration says. Leaving the block, or cancelling `run`, stops the device.
+    `data` is arrays `(x, y)`, a function that loads them, or the place of either; None: as
+    configured. Leaving the block, or cancelling `run`, stops the device.
     """
 
     def __init__(self, config: DeviceConfig, data: Data | None = None, **options: Any) -> None:
-        """`options` are those of `DeviceService`, and raise what it raises."""
+        """Takes the options of `DeviceService` and raises what it raises."""
         self._service = DeviceService(config, data, **options)
 
     async def __aenter__(self) -> Device:
@@ -462,8 +476,8 @@ class Device:
         self._service.stop()
 
     async def run(self) -> None:
-        """See `DeviceService.run`; the event loop goes on meanwhile."""
-        import asyncio  # 5 MB that a device which runs alone has no use for
+        """Run the device in a thread of its own. See `DeviceService.run`."""
+        import asyncio  # 5 MB that a device without an event loop does not need
 
         running = asyncio.ensure_future(asyncio.to_thread(self._service.run))
         try:

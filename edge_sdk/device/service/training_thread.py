@@ -1,12 +1,13 @@
-"""The thread of a device that fetches and trains: orders come in through an inbox, one by one.
+"""The thread of a device that fetches and trains. Orders come in through an inbox, one by one;
+everything it makes goes to the loop through one queue.
 
-It turns to the run that the newest notice announces, and remembers a round, or the end of a run,
-that was heard of before its notice. A task that does not come is fetched again; a bid that is not
-answered is said again; a message that fails is logged and left; what can never work is told to the
-loop (`Broken`), which ends.
+It follows the run that the newest notice announces, and remembers a round, or the end of a run,
+that was heard of before its notice. A task that does not come is fetched again, and a bid without
+an answer is repeated. A message that fails is logged and skipped. An error that no retry can mend
+is told to the loop (`Broken`), which ends.
 
-While it fetches or trains, orders wait, but not unseen: another run ends the training of this one,
-and a newer round what is being fetched for an older.
+While it fetches or trains, orders wait, but it looks at them: another run ends this run's training,
+and a newer round ends a fetch for an older one.
 """
 
 from __future__ import annotations
@@ -21,21 +22,20 @@ from threading import Condition
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.folder import DataError
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.service.participation import TakingPart
+from edge_sdk.device.service.participation import Sent, TakingPart, load_task
 from edge_sdk.device.stores.movements import DeviceFolder
-from edge_sdk.device.transfer.fetching import Fetcher, FetchError
+from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
-from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
-from edge_sdk.transport.uploads import Outgoing
+from edge_sdk.protocol.messages.transfer import TaskNotice
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 10.0
-"""Until a task that did not come is fetched again, and a bid that nobody answered said again."""
+"""Seconds until a task that did not come is fetched again, and a bid without answer repeated."""
 MAX_RETRY_S = 60.0
-"""Between two bids for one round: the device may not have been picked."""
+"""Most seconds between two bids for one round: the device may not have been picked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class CoordinatorStarted:
 Order = (
     TaskNotice | RoundOpen | Assignment | Receipt | RoundClosed | Reconnected | CoordinatorStarted
 )
-"""What the loop hands to the training thread."""
+"""A message from the loop to the training thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The training thread has dealt with the end of this run."""
+    """The training thread has finished this run."""
 
     run: str
 
@@ -73,15 +73,15 @@ class Broken:
     error: Exception
 
 
-Told = Outgoing | Over | NewRun | Broken
-"""What the training thread tells the loop; an `Outgoing` is to be uploaded."""
+Told = Sent | Over | NewRun | Broken
+"""A message from the training thread to the loop, which publishes and uploads what is `Sent`."""
 
 
 class Orders:
     """Orders for the training thread, in the order they came.
 
-    A newer `RoundOpen` takes the place of one that still waits: a device that was busy answers
-    the present round, not the ones it missed. An older one, which came late or twice, does not.
+    A round is left out when a newer one of its run waits behind it: a device that was busy answers
+    the present round, not the ones it missed.
     """
 
     def __init__(self) -> None:
@@ -92,50 +92,52 @@ class Orders:
     def put(self, order: Order) -> None:
         """Add an order."""
         with self._changed:
-            if isinstance(order, RoundOpen):
-                self._orders = deque(
-                    each
-                    for each in self._orders
-                    if not isinstance(each, RoundOpen)
-                    or (each.run == order.run and each.round > order.round)
-                )
             self._orders.append(order)
             self._changed.notify()
 
     def overtakes(self, run: str, round: int) -> bool:
-        """Whether a newer round of this run, its end, or another run waits."""
+        """Tell if a newer round of this run, its end, or another run waits."""
         with self._changed:
             return any(
                 (isinstance(each, TaskNotice) and each.run != run)
-                or (isinstance(each, RoundOpen) and each.run == run and each.round > round)
                 or (isinstance(each, RoundClosed) and each.run == run and each.round >= round)
                 for each in self._orders
-            )
+            ) or self._newer_waits(run, round)
 
     def replaces(self, run: str) -> bool:
-        """Whether another run waits."""
+        """Tell if another run waits."""
         with self._changed:
             return any(isinstance(each, TaskNotice) and each.run != run for each in self._orders)
 
     def close(self) -> None:
-        """There is nothing more to do, but to take note of receipts."""
+        """Drop all orders but receipts, and let `get` end when these are taken."""
         with self._changed:
             self._closed = True
             self._orders = deque(each for each in self._orders if isinstance(each, Receipt))
             self._changed.notify()
 
     def get(self, timeout_s: float | None) -> Order | None:
-        """The next order; None after `timeout_s` without one.
+        """Return the next order; None after `timeout_s` without one.
 
         Raises `EOFError` when there is none and the inbox is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or bool(self._orders), timeout_s)
-            if self._orders:
-                return self._orders.popleft()
+            while self._orders:
+                order = self._orders.popleft()
+                if not isinstance(order, RoundOpen) or not self._newer_waits(
+                    order.run, order.round
+                ):
+                    return order
             if self._closed:
                 raise EOFError
             return None
+
+    def _newer_waits(self, run: str, round: int) -> bool:
+        return any(
+            isinstance(each, RoundOpen) and each.run == run and each.round > round
+            for each in self._orders
+        )
 
 
 class Training:
@@ -149,22 +151,19 @@ class Training:
         fetcher: Fetcher,
         inbox: Orders,
         *,
-        publish: Callable[[Bid | Evaluation], None],
         tell: Callable[[Told], None],
         is_over: Callable[[str], bool],
         clock: Callable[[], float],
         probe: Probe | None = None,
     ) -> None:
-        """`is_over` says whether a run is finished, or the device told to stop.
-
-        `probe` None: this machine's own.
+        """`tell` puts into the loop's queue. `is_over` tells if a run is finished, or the device
+        told to stop. `probe` None: this machine's sensors.
         """
         self._config = config
         self._data = data
         self._folder = folder
         self._fetcher = fetcher
         self._inbox = inbox
-        self._publish = publish
         self._tell = tell
         self._is_over = is_over
         self._clock = clock
@@ -173,15 +172,15 @@ class Training:
         self._bid_at = 0.0
         self._bid_wait_s = RETRY_S
         self._notice: TaskNotice | None = None
-        """The task to fetch; None: it was."""
+        """The task to fetch; None: it is here."""
         self._part: TakingPart | None = None
         self._opened: RoundOpen | None = None
-        """The newest round heard of, perhaps of a run that was not announced yet."""
+        """The round heard of last, new or not, perhaps of a run that is not announced yet."""
         self._closed: RoundClosed | None = None
-        """The end of a run, perhaps of one that was not announced yet."""
+        """The end of a run, perhaps of one that is not announced yet."""
 
     def run(self) -> None:
-        """Until the inbox is closed. What nothing can be done about is told to the loop."""
+        """Follow orders until the inbox is closed, or until an error that no retry can mend."""
         try:
             while True:
                 self._next()
@@ -197,7 +196,7 @@ class Training:
             order = self._inbox.get(self._patience_s())
         match order:
             case None:
-                self._guarded(self._repeat_bid)
+                self._repeat_bid()
             case TaskNotice():
                 if self._part is None or self._part.notice != order:
                     self._notice, self._retry_at = order, self._clock()
@@ -207,7 +206,7 @@ class Training:
             self._join(self._notice)
 
     def _patience_s(self) -> float | None:
-        """For how long to wait for an order; None: for ever."""
+        """Return the seconds to wait for an order; None: for ever."""
         if self._notice is not None:
             return RETRY_S
         if self._part is not None and self._part.awaits_assignment:
@@ -218,43 +217,48 @@ class Training:
         part = self._part
         if part is not None and part.awaits_assignment and self._clock() >= self._bid_at:
             wait_s = min(2 * self._bid_wait_s, MAX_RETRY_S)
-            part.repeat_bid()
-            self._bid_wait_s = wait_s
-            self._bid_at = self._clock() + wait_s
+            self._guarded(part.repeat_bid)
+            self._bid_wait_s, self._bid_at = wait_s, self._clock() + wait_s
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """No error of one message ends the device."""
+    def _guarded(self, work: Callable[[], list[Sent]]) -> None:
+        """Do the work and hand on what it sends; no error of one message ends the device."""
         try:
-            work()
+            for message in work():
+                if isinstance(message, Bid):
+                    self._bid_wait_s, self._bid_at = RETRY_S, self._clock() + RETRY_S
+                self._tell(message)
         except Exception:
             log.exception("unexpected error; the device goes on with the next message")
 
-    def _idle(self) -> None:
-        if self._part is not None:
-            self._part.evaluate_if_due()
+    def _idle(self) -> list[Sent]:
+        return [] if self._part is None else self._part.evaluate_if_due()
 
     def _join(self, notice: TaskNotice) -> None:
-        """Fetch the task and take part. What may pass is tried again later."""
+        """Fetch the task and take part; an error that may pass is retried later."""
         if self._part is None or self._part.notice.run != notice.run:
             self._tell(NewRun())
         self._part = None
         try:
             folder = self._folder.start_run(notice.run)
+            task = load_task(notice, self._config, self._fetcher.fetch_blob)
             part = TakingPart(
                 notice,
                 self._config,
                 self._data,
-                folder,
-                self._fetcher,
+                task=task,
+                model=PulledModel(
+                    task.backend.plan,
+                    self._fetcher,
+                    overtaken=partial(self._inbox.overtakes, notice.run),
+                ),
+                folder=folder,
                 state=self._folder.path,
                 probe=self._probe,
-                send=self._send,
                 should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
-                overtaken=partial(self._inbox.overtakes, notice.run),
             )
         except (FetchError, OSError) as error:
             extra = fact("no_task", run=notice.run)
-            log.warning("the task cannot be had, and is tried again: %s", error, extra=extra)
+            log.warning("cannot get the task; trying again: %s", error, extra=extra)
             self._retry_at = self._clock() + RETRY_S
             return
         self._notice = None
@@ -263,14 +267,14 @@ class Training:
             if not self._config.stay:
                 reason = part.unfit.removeprefix("skip: ")
                 raise DataError(f"the data does not fit the task: {reason}")
-            log.error("the data does not fit the task; every round is skipped: %s", part.unfit)
+            log.error("the data does not fit the task, so every round is skipped: %s", part.unfit)
         self._part = part
         self._guarded(part.resume)
         for message in (self._opened, self._closed):
             if message is not None and message.run == notice.run:
                 self._guarded(partial(self._receive, message))
 
-    def _receive(self, order: Order) -> None:
+    def _receive(self, order: Order) -> list[Sent]:
         part = self._part
         match order:
             case RoundOpen():
@@ -278,25 +282,18 @@ class Training:
             case RoundClosed():
                 self._closed = order
         if part is None:
-            return
+            return []
         match order:
             case Reconnected():
-                part.repeat_bid()
+                return part.repeat_bid()
             case CoordinatorStarted():
                 opened = self._opened
                 same = opened is not None and opened.run == part.notice.run
-                part.start_over(opened if same else None)
+                return part.start_over(opened if same else None)
             case RoundOpen() | Assignment() | Receipt() | RoundClosed():
                 if order.run == part.notice.run:
-                    part.receive(order)
+                    sent = part.receive(order)
                     if isinstance(order, RoundClosed) and self._is_over(order.run):
                         self._tell(Over(order.run))
-
-    def _send(self, message: Bid | Evaluation | Outgoing) -> None:
-        if isinstance(message, Outgoing):
-            self._tell(message)
-            return
-        if isinstance(message, Bid):
-            self._bid_wait_s = RETRY_S
-            self._bid_at = self._clock() + RETRY_S
-        self._publish(message)
+                    return sent
+        return []

@@ -1,24 +1,27 @@
-"""What a device must not lose: movements until their receipt, the copy for replays, its sessions.
+"""Files a device must not lose: movements until their receipt, the copy for replays, its sessions.
 
     <state_dir>/<task>/<device>/
-        session                     how often the device was started
+        session                     counts the device's starts
         chunks/<hash>               `fetching.ChunkCache`
         runs/<run>/movements/       12.movement   has no receipt yet
                                     11.copy       has one; kept for replays
         runs/<run>/residuals/       `residuals.FolderStore`
 
 A file appears whole or not at all, and is on the disk when the call returns. Files of another run
-are of no use to anybody and go when a new run begins.
+are useless and are removed when a new run begins. A file holds the very bytes of the upload: they
+are sent again as they are, mapped and not decoded.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import randbits
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from edge_sdk.program.files import (
     make_folder,
@@ -32,25 +35,34 @@ from edge_sdk.program.files import (
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
-from edge_sdk.protocol.messages.round import Movement
+from edge_sdk.protocol.messages.round import Movement, Replay
 
 log = logging.getLogger(__name__)
 
 
-class MovementStore(Protocol):
-    """The movements of one device and run."""
+K_co = TypeVar("K_co", covariant=True)
+
+
+class MovementStore(Protocol[K_co]):
+    """The movements of one device and run. `K_co` is the form in which it gives them to be sent."""
 
     def keep(self, movement: Movement) -> None:
         """Store a movement until its receipt; it takes the place of the copy for replays."""
 
     def forget(self, round: int, *, rejected: bool = False) -> None:
-        """The movement of this round has its receipt. Harmless if it is not here.
+        """Drop a movement that has its receipt; harmless if there is none of this round.
 
-        One that was rejected is of no use as a copy either.
+        A rejected movement does not stay as the copy either.
         """
 
-    def read(self, round: int) -> Movement:
-        """A movement that is waiting for its receipt, or the copy. Raises `KeyError`."""
+    def again(self, round: int, *, answers: int | None = None) -> K_co:
+        """Return a waiting movement, or the copy, to be sent.
+
+        `answers` is the round that a replay answers; None: it is no replay. Raises `KeyError`.
+        """
+
+    def payload(self, round: int) -> bytes | memoryview:
+        """Return the blocks of a waiting movement, or of the copy. Raises `KeyError`."""
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -58,11 +70,11 @@ class MovementStore(Protocol):
 
     @property
     def copy(self) -> int | None:
-        """The round of the copy for replays: of the last movement, if it is to be kept."""
+        """The round of the copy for replays: the last movement, if its device keeps one."""
 
 
 class MemoryMovements:
-    """A `MovementStore` that is gone with the process."""
+    """A `MovementStore` in memory."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Movement] = {}
@@ -79,8 +91,16 @@ class MemoryMovements:
         if rejected and self.copy == round:
             self._copy = None
 
-    def read(self, round: int) -> Movement:
+    def again(self, round: int, *, answers: int | None = None) -> Movement | Replay:
         """See `MovementStore`."""
+        movement = self._find(round)
+        return movement if answers is None else Replay(round=answers, movement=movement)
+
+    def payload(self, round: int) -> bytes | memoryview:
+        """See `MovementStore`."""
+        return self._find(round).payload
+
+    def _find(self, round: int) -> Movement:
         if self._copy is not None and self._copy.round == round:
             return self._copy
         return self._waiting[round]
@@ -96,10 +116,21 @@ class MemoryMovements:
         return None if self._copy is None else self._copy.round
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMovement:
+    """A movement to send as its file holds it."""
+
+    round: int
+    data: memoryview
+    """The upload's bytes, mapped from the file. They stay readable when the file is removed."""
+    answers: int | None
+    """The round that a replay answers; None: it is no replay."""
+
+
 class FolderMovements:
     """A `MovementStore` in a folder, one file per movement. Raises `OSError` where the disk does.
 
-    A file that cannot be read is left out, and said to be so in the log.
+    A damaged file is renamed to `….damaged` and logged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,20 +171,18 @@ class FolderMovements:
             sync_folder(self._folder)
         self._waiting.discard(round)
 
-    def read(self, round: int) -> Movement:
+    def again(self, round: int, *, answers: int | None = None) -> StoredMovement:
         """See `MovementStore`."""
-        return decode_movement(self.read_bytes(round))
+        return StoredMovement(round, self._map(round), answers)
 
-    def read_bytes(self, round: int) -> memoryview:
-        """A movement as it is uploaded, mapped from its file: it takes no memory until it is sent.
+    def payload(self, round: int) -> bytes | memoryview:
+        """See `MovementStore`. Raises `ProtocolError` for a damaged file."""
+        return decode_movement(self._map(round)).payload
 
-        It stays readable when the movement is forgotten. Raises `KeyError`.
-        """
+    def _map(self, round: int) -> memoryview:
         if round not in self._waiting and round != self._copy:
             raise KeyError(round)
-        path = self._path(round, WAITING if round in self._waiting else COPY)
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return _mapped(self._path(round, WAITING if round in self._waiting else COPY))
 
     @property
     def waiting(self) -> frozenset[int]:
@@ -172,13 +201,13 @@ class FolderMovements:
 WAITING = ".movement"
 COPY = ".copy"
 RANDOM_BITS = 16
-"""Of a session. 2³⁷ starts are left of the 53 bits that a count has on the wire."""
+"""Random bits of a session. 37 of the 53 bits that a count has on the wire are left for starts."""
 
 
 def device_path(state_dir: Path, task: str, device: str) -> Path:
-    """Where a device keeps all that belongs to a task.
+    """Return the folder of a device's files for a task.
 
-    Both are names that fit into a topic, and so into a path.
+    Both names fit into a topic, and so into a path.
     """
     return state_dir / task / device
 
@@ -194,15 +223,15 @@ class DeviceFolder:
 
     @property
     def chunks(self) -> Path:
-        """Where chunks are cached."""
+        """The folder of cached chunks."""
         return self.path / "chunks"
 
     def next_session(self, above: int = 0) -> int:
-        """Count a start, or one more if a session as high as `above` was heard of.
+        """Count a start and return its session, which is higher than `above`.
 
-        The count is followed by random bits, so that two programs which share no folder, or read
-        the count at the same time, differ: `starts · 2¹⁶ + random`. A count that cannot be read
-        begins anew; the broker, which has the last session, makes up for it.
+        A session is `starts · 2¹⁶ + random`. The random bits tell programs apart that share no
+        folder, or that read the count at the same time. A count that cannot be read begins again
+        at 1; the broker retains the last session, and the device then counts on from that.
         """
         path = self.path / "session"
         try:
@@ -211,22 +240,22 @@ class DeviceFolder:
             last = 0
         except (OSError, ValueError) as error:
             last = 0
-            log.warning("%s cannot be read and sessions begin anew: %s", path, error)
+            log.warning("cannot read %s, so sessions are counted from 1 again: %s", path, error)
         starts = (max(last, above) >> RANDOM_BITS) + 1
         session = (starts << RANDOM_BITS) + randbits(RANDOM_BITS)
         try:
             write_whole(path, str(session).encode())
         except OSError as error:
-            log.error("%s cannot be written: %s", path, error, extra=fact("disk"))
+            log.error("cannot write %s: %s", path, error, extra=fact("disk"))
         return session
 
     def start_run(self, run: str) -> Path:
-        """The folder of this run; those of other runs are removed."""
+        """Return the folder of this run, and remove those of other runs."""
         runs = self.path / "runs"
         make_folder(runs / run)
         for other in runs.iterdir():
             if other.name != run:
-                log.info("run %s is over; what was kept of it is removed", other.name)
+                log.info("removing the files of run %s", other.name)
                 with suppress(OSError):
                     remove_folder(other)
         return runs / run
@@ -237,14 +266,22 @@ def _round_of(path: Path) -> int | None:
     return int(path.stem) if known else None
 
 
+def _mapped(path: Path) -> memoryview:
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
 def _read_or_set_aside(path: Path, round: int) -> Movement | None:
+    """Read a movement, whose payload stays in the file."""
     try:
-        movement = decode_movement(path.read_bytes())
+        movement = decode_movement(_mapped(path))
         if movement.round == round:
             return movement
         problem = f"it holds a movement of round {movement.round}"
     except ProtocolError as error:
         problem = str(error)
-    log.warning("%s is left aside: %s", path, problem)
+    log.warning("%s is damaged and is set aside: %s", path, problem)
     move(path, path.with_name(path.name + ".damaged"))
     return None

@@ -1,23 +1,23 @@
-"""What top-k left out, kept on the device and added to later movements.
+"""Residuals: values that top-k left out, kept on the device and added to later movements.
 
-    corrected = residuals.corrected(round, movement)         movement + what is held of its blocks
+    corrected = residuals.corrected(round, movement)         movement + residuals of its blocks
     data      = encode_blocks(plan, groups, corrected, …)    sent
     residuals.keep(round, movement, decode_blocks(plan, data)[1])
     …
     residuals.settle(round, used=True)                       the receipt says that it was counted
 
-Every block has its own residual and the round it is of. A movement that was used adds
-`movement − sent` to the residuals of its blocks; one that was not adds nothing, and until its
-receipt nothing changes. So, if none is forgotten and to float32's rounding:
+Every block has its own residual, and the round it is of. A movement that was used adds
+`movement − sent` to the residuals of its blocks; one that was not used adds nothing, and before its
+receipt nothing changes. So, as long as nothing is forgotten, and to float32's rounding:
 
-    sum of what was used + residual = sum of the movements that were used
+    sum of all that was sent and used + residual = sum of the movements that were used
 
-in whatever order receipts come and however many are awaited at once. A residual more than
-`forget_after` rounds old is forgotten: it is no longer added, and goes at the next receipt. A
+in whatever order receipts come, and however many are awaited at once. A residual more than
+`forget_after` rounds old is forgotten: it is no longer added, and is removed at the next receipt. A
 movement that waits that long for its receipt settles nothing.
 
-A store belongs to one task. It survives a stop at any instruction: a receipt that is dealt with
-twice counts once. What was written for another plan, or is damaged, is left aside.
+A store belongs to one task. It survives a stop at any instruction: a receipt that is processed
+twice counts once. Files that are damaged, or of another plan, are ignored.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class ArrayStore(Protocol):
     """Named sets of arrays. Names are letters, digits and dashes."""
 
     def read(self, name: str) -> Arrays | None:
-        """The arrays under this name; None if there are none that can be read."""
+        """Return the arrays under this name; None if there are none, or they are damaged."""
 
     def write(self, name: str, arrays: Arrays) -> None:
-        """Put these in the place of what was there, all at once or not at all."""
+        """Replace the arrays under this name, all at once or not at all."""
 
     def remove(self, name: str) -> None:
         """Forget the name, if it is there."""
 
     def names(self) -> Iterable[str]:
-        """What is there."""
+        """Return all names."""
 
 
 class MemoryStore:
-    """An `ArrayStore` that is gone with the process."""
+    """An `ArrayStore` in memory."""
 
     def __init__(self) -> None:
         self._held: dict[str, Arrays] = {}
@@ -84,7 +84,7 @@ class MemoryStore:
 class FolderStore:
     """An `ArrayStore` in a folder: one `.npz` file per name, replaced as a whole.
 
-    Raises `OSError` where the disk does, a full one too; what was there before then still is.
+    Raises `OSError` where the disk does, also when it is full; the old file then stays.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +101,7 @@ class FolderStore:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            log.warning("%s is damaged and left aside: %s", path, error)
+            log.warning("%s is damaged and is ignored: %s", path, error)
             return None
 
     def write(self, name: str, arrays: Arrays) -> None:
@@ -139,7 +139,7 @@ NOTHING = HeldResiduals(
 
 
 def fresh(held: HeldResiduals, sizes: Indices, round: int, forget_after: int) -> HeldResiduals:
-    """What is left when all that is too old in this round is forgotten."""
+    """Return the residuals without those that are too old in this round."""
     young = round - held.rounds <= forget_after
     if young.all():
         return held
@@ -149,7 +149,7 @@ def fresh(held: HeldResiduals, sizes: Indices, round: int, forget_after: int) ->
 
 
 def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
-    """The movement plus what is held of its blocks."""
+    """Return the movement plus the residuals of its blocks."""
     values = movement.values.copy()
     values[_within(movement.ids, held.ids, sizes)] += held.values[
         _within(held.ids, movement.ids, sizes)
@@ -158,7 +158,7 @@ def added(held: Blocks, movement: Blocks, sizes: Indices) -> Blocks:
 
 
 def settled(held: HeldResiduals, change: Blocks, round: int, sizes: Indices) -> HeldResiduals:
-    """What is held once the change that a round's movement makes is added to it."""
+    """Return the residuals plus the change that a round's movement makes."""
     ids = np.union1d(held.blocks.ids, change.ids)
     values = np.zeros(int(sizes[ids].sum()), dtype=np.float32)
     rounds = np.zeros(len(ids), dtype=np.int64)
@@ -182,15 +182,15 @@ class Residuals:
         self._forget_after = forget_after
 
     def corrected(self, round: int, movement: Blocks) -> Blocks:
-        """What to encode in this round: the movement plus what is held. Changes nothing."""
+        """Return the values to encode: the movement plus its residuals. Changes nothing."""
         held = fresh(self._held(), self._plan.block_sizes, round, self._forget_after)
         return added(held.blocks, movement, self._plan.block_sizes)
 
     def keep(self, round: int, movement: Blocks, sent: Blocks) -> None:
-        """Remember, until its receipt, what a movement will change.
+        """Remember, until its receipt, the change that a movement makes.
 
-        `movement` is as trained, without what `corrected` added; `sent` as the coordinator decodes
-        it. Both have the same blocks.
+        `movement` is as trained, before `corrected`; `sent` is as the coordinator decodes it. Both
+        have the same blocks.
         """
         for name in list(self._store.names()):
             waiting = _round_of(name)
@@ -200,9 +200,9 @@ class Residuals:
         self._write(_name_of(round), Blocks(movement.ids, values))
 
     def settle(self, round: int, *, used: bool) -> None:
-        """A receipt for this round's movement is here; it may come more than once."""
+        """Process the receipt of this round's movement; it may come more than once."""
         name, held = _name_of(round), self._held()
-        # Stopped right after the last round was settled? Then its change is still here.
+        # After a stop right behind the last settlement, its change is still here.
         self._store.remove(_name_of(held.last))
         waiting = self._read(name)
         if waiting is not None and used:
@@ -225,7 +225,7 @@ class Residuals:
         if stored is None:
             return None
         if stored["plan"].tobytes().hex() != self._plan.hash:
-            log.warning("residuals %r are of another plan and left aside", name)
+            log.warning("residuals %r are of another plan and are ignored", name)
             return None
         return stored
 
@@ -248,5 +248,5 @@ def _round_of(name: str) -> int | None:
 
 
 def _within(ids: Indices, others: Indices, sizes: Indices) -> NDArray[np.bool_]:
-    """For every value of the blocks `ids`, whether its block is among `others`."""
+    """Mark every value of the blocks `ids` whose block is among `others`."""
     return np.repeat(np.isin(ids, others), sizes[ids])

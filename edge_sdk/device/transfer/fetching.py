@@ -1,18 +1,18 @@
 """Pulling chunks: a few at a time, checked by their names, kept on disk.
 
-Where a chunk comes from is the broker's retained topic, or the coordinator, which answers a `Want`
-directly. A chunk that does not come within RETRY_S is asked for both ways, again and again, but not
-while bytes come in: on a slow link what was asked for again would come in the way of itself. Once
-the coordinator had to answer, the next chunks are asked of it at once; once the topic brings one,
-that is asked first again.
+A chunk comes from the broker's retained topic, or from the coordinator, which answers a `Want`
+directly. A chunk that does not come within RETRY_S is requested both ways, again and again, but not
+while bytes come in: on a slow link, repeated requests would delay each other. Once the coordinator
+had to answer, it is asked first for the next chunks; once a topic brings a chunk, topics come first
+again.
 
-At most WINDOW chunks are under way: this is the flow control, and nothing queues on the broker.
+At most WINDOW chunks are under way. This is the flow control: nothing queues on the broker.
 
-A fetch ends early when it is told that what it fetches is of no use any more, and when a chunk's
-topic is cleared before our eyes: then its version is gone, and the coordinator will not answer.
+A fetch ends early when its chunks are useless by now, and when the topic of an awaited chunk is
+cleared: then its version is gone, and the coordinator will not answer.
 
-`Pull` is the logic, without I/O or threads. `Fetcher.fetch` blocks the thread that trains;
-`Fetcher.arrived` is called by the one that serves the link, and only hands over.
+`Pull` is the logic, without I/O or threads. `Fetcher.fetch` blocks the thread that trains; the
+thread that serves the link calls `Fetcher.arrived`, which only hands over.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ T = TypeVar("T")
 WINDOW = 8
 RETRY_S = 4.0
 IDLE_S = 60.0
-"""A fetch fails when no chunk came for so long."""
+"""Seconds without a chunk after which a fetch fails."""
 
 
 class FetchError(TesseraError):
-    """Chunks did not come, or are not what they should be."""
+    """Chunks did not come, or have the wrong content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What to do for a pull, in this order: give these topics up, subscribe to these, want these.
+    """The next steps of a pull, in this order: drop topics, subscribe to topics, send a `Want`.
 
     All are hashes of chunks.
     """
@@ -82,7 +82,7 @@ class _Awaited:
 
 
 class Pull:
-    """Which chunks to ask for, when and how. Time comes in with every call, in seconds."""
+    """Decides which chunks to ask for, when and how. Time comes in with every call, in seconds."""
 
     def __init__(
         self, hashes: Iterable[bytes], now: float, *, direct: bool = False, window: int = WINDOW
@@ -90,7 +90,7 @@ class Pull:
         """`direct`: ask the coordinator first, not the retained topics."""
         self.direct = direct
         self.moved_s = now
-        """When the last chunk came."""
+        """Time at which the last chunk came."""
         self._waiting = deque(dict.fromkeys(hashes))
         self._awaited: OrderedDict[bytes, _Awaited] = OrderedDict()
         self._done: list[bytes] = []
@@ -98,16 +98,16 @@ class Pull:
 
     @property
     def left(self) -> int:
-        """Chunks that have not come."""
+        """Number of chunks that have not come."""
         return len(self._waiting) + len(self._awaited)
 
     @property
     def due_s(self) -> float:
-        """When to call `ask` next, if nothing arrives."""
+        """Time to call `ask` next, if nothing arrives."""
         return min((each.due_s for each in self._awaited.values()), default=self.moved_s)
 
     def arrived(self, hash: bytes, now: float, *, direct: bool) -> bool:
-        """Whether this chunk, which was checked, was awaited."""
+        """Take a chunk that was checked; return True if it was awaited."""
         awaited = self._awaited.pop(hash, None)
         if awaited is None:
             return False
@@ -118,14 +118,14 @@ class Pull:
         return True
 
     def cleared(self, hash: bytes) -> bool:
-        """Whether this chunk, whose topic was cleared, is awaited from there."""
+        """Tell if a chunk whose topic was cleared is awaited from there."""
         awaited = self._awaited.get(hash)
         return awaited is not None and awaited.subscribed
 
     def ask(self, now: float, silence_s: float = math.inf) -> Ask:
-        """What to ask for now: chunks that there is room for, and those that are overdue.
+        """Ask for chunks that there is room for, and for those that are overdue.
 
-        `silence_s`: for how long nothing came over the link, not even a part of a chunk.
+        `silence_s`: seconds since anything came over the link, be it a part of a chunk.
         """
         ask = Ask(drop=self._done)
         self._done = []
@@ -143,17 +143,17 @@ class Pull:
         return ask
 
     def give_up(self) -> Ask:
-        """What is still subscribed to."""
+        """Drop all topics that are still subscribed to."""
         return Ask(drop=[*self._done, *(h for h, each in self._awaited.items() if each.subscribed)])
 
 
 class ChunkCache:
-    """Chunks in a folder, by hash; the ones not used for longest go when there are too many bytes.
+    """Chunks in a folder, by hash. The least recently used go when there are too many bytes.
 
-    What is in use stays, however much it is. For one process and one thread; files of the same
-    name have the same bytes, so nothing is lost when a crash leaves a half-written one: it is
-    found out when it is read, and pulled again. A chunk for which the disk has no room is held in
-    memory as long as it is in use.
+    Chunks in use stay, however many they are. For one process and one thread. Files of one name
+    have the same bytes, so a half-written file after a crash does no harm: reading it shows the
+    damage, and the chunk is pulled again. A chunk for which the disk has no room is held in memory
+    while it is in use.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
@@ -187,7 +187,7 @@ class ChunkCache:
             raise KeyError(hash) from None
 
     def use(self, hashes: Iterable[bytes]) -> None:
-        """These are in use from now on, and no others."""
+        """Mark these chunks, and no others, as in use."""
         self._in_use = frozenset(hashes)
         self._held = {hash: chunk for hash, chunk in self._held.items() if hash in self._in_use}
         for hash in self._in_use:
@@ -226,7 +226,7 @@ class ChunkCache:
         write_whole(self._path(hash), chunk, synced=False)  # checked when it is read
 
     def _make_room(self, size: int) -> None:
-        """Give up chunks that are not in use, as far as they take this many bytes."""
+        """Remove chunks that are not in use until this many bytes are free."""
         for old in [each for each in self._sizes if each not in self._in_use]:
             if size <= 0:
                 return
@@ -238,7 +238,9 @@ class ChunkCache:
         if not self._warned:
             self._warned = True
             log.error(
-                "chunks have no room on disk and are held in memory: %s", error, extra=fact("disk")
+                "no room on disk for chunks, which are held in memory: %s",
+                error,
+                extra=fact("disk"),
             )
 
     def _forget(self, hash: bytes) -> None:
@@ -281,7 +283,7 @@ class Fetcher:
         self._direct = False
 
     def arrived(self, hash: bytes, payload: bytes, *, direct: bool) -> None:
-        """A chunk came, directly or on its retained topic; an empty one clears the topic."""
+        """Hand over a chunk that came directly or on its topic; an empty one clears the topic."""
         with self._changed:
             if self._awaiting and (payload or not direct):
                 self._arrivals.append((hash, payload, direct))
@@ -296,13 +298,12 @@ class Fetcher:
         self,
         hashes: Sequence[bytes],
         *,
-        idle_s: float = IDLE_S,
         overtaken: Callable[[], bool] = lambda: False,
     ) -> ChunkCache:
-        """These chunks, which are then in the cache until the next fetch.
+        """Get these chunks, which stay in the cache until the next fetch.
 
-        `overtaken` says that they are of no use any more; `wake` lets it be asked.
-        Raises `FetchError` when none came for `idle_s`, when one is gone for good, or when it is
+        `overtaken` tells if they are useless by now; `wake` lets the fetch ask it.
+        Raises `FetchError` when none came for IDLE_S, when one is gone for good, or when it is
         told to stop.
         """
         self._cache.use(hashes)
@@ -315,17 +316,17 @@ class Fetcher:
         try:
             while pull.left:
                 self._perform(pull.ask(self._clock(), self._link.silence_s(bulk=True)))
-                self._wait(pull, pull.moved_s + idle_s)
+                self._wait(pull, pull.moved_s + IDLE_S)
                 self._take(pull)
                 if self._should_stop():
                     raise FetchError("the device is stopping")
                 if pull.left and overtaken():
-                    raise FetchError("something newer came while it was fetched")
-                idle = self._clock() >= pull.moved_s + idle_s
+                    raise FetchError("something newer came during the fetch")
+                idle = self._clock() >= pull.moved_s + IDLE_S
                 if pull.left and idle and self._link.silence_s(bulk=True) >= RETRY_S:
                     raise FetchError(
                         f"{pull.left} of {len(missing)} chunks did not come: none within "
-                        f"{idle_s:g} s, neither from the broker nor from the coordinator"
+                        f"{IDLE_S:g} s, neither from the broker nor from the coordinator"
                     )
         finally:
             self._direct = pull.direct
@@ -342,7 +343,7 @@ class Fetcher:
         what: str,
         overtaken: Callable[[], bool] = lambda: False,
     ) -> bytes:
-        """The bytes of a blob. Raises `FetchError`, also for one that is too large."""
+        """Get the bytes of a blob. Raises `FetchError`, also for one that is too large."""
         if blob.size > max_bytes:
             raise FetchError(f"{what} has {blob.size} bytes; at most {max_bytes} are fetched")
         return self.read(blob.chunks, lambda chunks: join_blob(blob, chunks), overtaken)
@@ -353,12 +354,12 @@ class Fetcher:
         work: Callable[[ChunkCache], T],
         overtaken: Callable[[], bool] = lambda: False,
     ) -> T:
-        """What the work makes of these chunks; when it fails they are pulled anew next time."""
+        """Do some work with these chunks; if it fails, they are pulled again next time."""
         chunks = self.fetch(hashes, overtaken=overtaken)
         try:
             return work(chunks)
         except MessageError as error:
-            # A file that was damaged must not fail every round to come.
+            # A damaged file must not fail every later round.
             self._cache.drop(hashes)
             raise FetchError(f"chunks on this device's disk are damaged: {error}") from error
 
@@ -377,9 +378,9 @@ class Fetcher:
                 hash, chunk, direct = self._arrivals.popleft()
             if not chunk:
                 if pull.cleared(hash):
-                    raise FetchError("its version was replaced while it was fetched")
+                    raise FetchError("its version was replaced during the fetch")
             elif chunk_hash(chunk) != hash:
-                log.warning("chunk %s came with other bytes than its name says", hash.hex())
+                log.warning("chunk %s came with other bytes than its hash says", hash.hex())
             elif pull.arrived(hash, self._clock(), direct=direct):
                 self._cache.put(hash, chunk)
 
@@ -394,7 +395,7 @@ class Fetcher:
 
 
 class PulledModel:
-    """The weights of a task's rounds; an `edge_sdk.device.app.ModelSource`."""
+    """Weights of a task's rounds, pulled chunk by chunk; an `edge_sdk.device.app.ModelSource`."""
 
     def __init__(
         self,
@@ -403,43 +404,36 @@ class PulledModel:
         *,
         overtaken: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`overtaken`: whether the model of a round is of no use any more."""
+        """`overtaken` tells if the model of a round is useless by now."""
         self._plan = plan
         self._overtaken = overtaken
         self._fetcher = fetcher
-        self._opened: RoundOpen | None = None
-        self._index: ModelIndex | None = None
+        self._index: tuple[Blob, ModelIndex] | None = None
+        """The index that was fetched last, and its blob."""
 
-    def opened(self, opened: RoundOpen) -> None:
-        """A round was opened: this is where its model is."""
-        if opened != self._opened:
-            self._opened, self._index = opened, None
-
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+    def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
-        return self.fetch_groups(assignment.round, assignment.groups)
+        return self.fetch_groups(opened, assignment.groups)
 
-    def fetch_groups(self, round: int, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
-        """The blocks and buffers of these groups, as of a round that was opened."""
-        if self._opened is None or self._opened.round != round:
-            raise FetchError(f"it is not known where the model of round {round} is")
-        index = self._index_of(self._opened)
+    def fetch_groups(self, opened: RoundOpen, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
+        """Return the blocks and buffers of these groups, as of this round."""
+        index = self._index_of(opened)
         hashes = needed_chunks(self._plan, index, groups)
         return self._fetcher.read(
             hashes,
             lambda chunks: unpack_model(self._plan, index, groups, chunks),
-            lambda: self._overtaken(round),
+            lambda: self._overtaken(opened.round),
         )
 
     def _index_of(self, opened: RoundOpen) -> ModelIndex:
-        if self._index is None:
-            if opened.model is None:
-                raise FetchError(f"round {opened.round} does not say where its model is")
+        if opened.model is None:
+            raise FetchError(f"round {opened.round} does not say where its model is")
+        if self._index is None or self._index[0] != opened.model:
             data = self._fetcher.fetch_blob(
                 opened.model,
                 MAX_INDEX_BYTES,
                 "the model's index",
                 lambda: self._overtaken(opened.round),
             )
-            self._index = decode_index(self._plan, data)
-        return self._index
+            self._index = opened.model, decode_index(self._plan, data)
+        return self._index[1]

@@ -1,7 +1,7 @@
 """A device's uploads that have no receipt yet, over its link.
 
-Called by the thread that serves the link, and by no other. Movements are offered until their
-receipt; a replay until its receipt or the next round, since it is of use in its round alone.
+For the thread that serves the link, and no other. A movement is offered until its receipt, a replay
+until its receipt or the next round: it is useful in its round alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sending:
         self._uploads: dict[bytes, Outgoing] = {}
         self._backlog: deque[bytes] = deque()
         self._resumed: set[bytes] = set()
-        """Uploads of which it is to be seen what had arrived before."""
+        """Uploads whose next credit tells how much had arrived before."""
 
     @property
     def movements(self) -> int:
@@ -40,14 +40,14 @@ class Sending:
 
     @property
     def due_s(self) -> float:
-        """When to call `offer_due`; infinite: not without a cause."""
+        """Time to call `offer_due`; infinite: nothing is due."""
         return min((upload.due_s for upload in self._uploads.values()), default=math.inf)
 
     def add(self, upload: Outgoing, now: float) -> None:
-        """Offer an upload; it takes the place of one for the same purpose."""
+        """Offer an upload; it replaces one for the same purpose."""
         new = upload.offer
         if new.upload in self._uploads:
-            return  # it is on its way, and offered when that is due
+            return  # it is on its way, and is offered again when that is due
         for old in list(self._uploads.values()):
             if (old.offer.round, old.offer.answers) == (new.round, new.answers):
                 del self._uploads[old.offer.upload]
@@ -57,13 +57,13 @@ class Sending:
         self._offer(upload, now)
 
     def clear(self) -> None:
-        """A new run: nothing of the old one is of use."""
+        """Drop all uploads: a new run began."""
         self._backlog.clear()
         self._uploads.clear()
         self._resumed.clear()
 
     def offer_all(self, now: float) -> None:
-        """Offer everything again: the link is up again, or the coordinator has started anew."""
+        """Offer everything again: the link is up again, or the coordinator was restarted."""
         self._backlog.clear()
         for upload in self._uploads.values():
             self._resumed.add(upload.offer.upload)
@@ -71,10 +71,10 @@ class Sending:
             self._offer(upload, now, lost=True)
 
     def offer_due(self, now: float) -> None:
-        """Offer what nothing was heard of for long.
+        """Offer the uploads without an answer for long.
 
-        If the broker has all that was sent, and the coordinator still says nothing, what it misses
-        is lost: it was not listening when the broker passed it on.
+        If the broker has everything that was sent and the coordinator is still silent, the missing
+        chunks are lost: it did not listen when the broker passed them on.
         """
         arrived = not self._backlog and self._link.acknowledged(bulk=True)
         for upload in self._uploads.values():
@@ -82,10 +82,10 @@ class Sending:
                 self._offer(upload, now, lost=arrived)
 
     def credited(self, credit: Credit, now: float) -> Receipt | None:
-        """Send what a credit asks for.
+        """Send the chunks that a credit asks for.
 
-        No receipt will come for a movement that it refuses, so the answer is one. Raises
-        `MessageError` for a credit that makes no sense.
+        A movement that it refuses gets no receipt from the coordinator, so one is returned here.
+        Raises `MessageError` for a credit that makes no sense.
         """
         upload = self._uploads.get(credit.upload)
         if upload is None:
@@ -99,7 +99,7 @@ class Sending:
         del self._uploads[credit.upload]
         offer, reason = upload.offer, upload.refused
         log.warning(
-            "the upload of round %d is refused: %s",
+            "round %d: the upload is refused: %s",
             offer.round,
             reason,
             extra=fact("upload_refused", round=offer.round),
@@ -115,12 +115,12 @@ class Sending:
         )
 
     def flush(self) -> None:
-        """Send what waits for room on the link; there is some again."""
+        """Send chunks that waited for room on the link."""
         while self._backlog and self._link.publish(self._bulk, self._backlog[0], bulk=True):
             self._backlog.popleft()
 
     def receipted(self, receipt: Receipt) -> None:
-        """End what a receipt is for: a movement of its round, or a replay that answers it."""
+        """Drop the upload that has its receipt: a movement of its round, or a replay for it."""
         for upload in list(self._uploads.values()):
             offer = upload.offer
             answers = offer.round if offer.answers is None else offer.answers
@@ -128,7 +128,7 @@ class Sending:
                 del self._uploads[offer.upload]
 
     def drop_replays(self, round: int) -> None:
-        """This round is open: replays for older ones are of no use any more."""
+        """Drop replays for rounds before this one, which is open."""
         for upload in list(self._uploads.values()):
             if upload.offer.answers is not None and upload.offer.answers < round:
                 del self._uploads[upload.offer.upload]

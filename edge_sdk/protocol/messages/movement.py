@@ -6,7 +6,7 @@
     statistics = the arrays that the header lists, each row-major, one after the other
 
 All numbers are little-endian. The payload, to the end, is blocks (`encoding/codec.py`). A replay is
-the same bytes; the `Offer` names the round it answers.
+the same bytes; the `Offer` says which round it answers.
 
 Law: `decode_movement(encode_movement(m))` has the fields of `m`, bit for bit.
 """
@@ -14,6 +14,7 @@ Law: `decode_movement(encode_movement(m))` has the fields of `m`, bit for bit.
 from __future__ import annotations
 
 from math import prod
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ MOVEMENT_FORMS: Forms = {
 
 
 def encode_movement(movement: Movement) -> bytes:
-    """Encode the movement. Raises `MessageError` if it could not be read back."""
+    """Write a movement as bytes. Raises `MessageError` if it could not be read again."""
     arrays = [
         np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
         for array in movement.statistics.values()
@@ -75,13 +76,14 @@ def encode_movement(movement: Movement) -> bytes:
     return b"".join([*pieces, *(array.tobytes() for array in arrays), movement.payload])
 
 
-def decode_movement(data: bytes | bytearray | memoryview) -> Movement:
-    """Decode a movement, without checking it against a plan.
+def decode_movement(data: bytes | bytearray | memoryview | mmap) -> Movement:
+    """Read a movement; whether it fits a plan is not checked here.
 
-    Raises only `MessageError`, for any other bytes. Sizes are checked before anything is allocated;
-    arrays and payload are copies.
+    Raises `MessageError`, and nothing else, for any other bytes. Sizes are checked before anything
+    is allocated. Statistics are copies; the payload is a read-only view of `data`, at any address:
+    its numbers need not be aligned.
     """
-    view = memoryview(data).cast("B")
+    view = memoryview(data).cast("B").toreadonly()
     length = int.from_bytes(view[:4], "little")
     if len(view) < 4 or length > min(len(view) - 4, MAX_HEADER_BYTES):
         raise MessageError("these bytes are not a movement: the header's size is wrong")
@@ -98,7 +100,7 @@ def decode_movement(data: bytes | bytearray | memoryview) -> Movement:
     for (name, dtype, shape), size in zip(specs, sizes, strict=True):
         statistics[name] = read_array(view[start : start + size], dtype, shape, name)
         start += size
-    return Movement(**arguments, statistics=statistics, payload=bytes(view[start:]))
+    return Movement(**arguments, statistics=statistics, payload=view[start:])
 
 
 def _read_specs(value: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:

@@ -133,7 +133,7 @@ class Movement:
     device: str
     round: int
     plan_hash: str
-    payload: bytes
+    payload: bytes | memoryview
     statistics: Mapping[str, Array]
     learning_rate: float
     level: float

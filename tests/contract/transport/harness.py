@@ -24,16 +24,14 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
+from tests.memory_broker import MemoryBroker
+from tests.waiting import HANGS_S
 
 Kind = Literal["memory", "mosquitto", "amqtt"]
 
 MARKER = "marker-"
-
-PATIENCE_S = 60.0
-"""Far more than anything takes; a test that waits this long has failed."""
 
 
 class Server(Protocol):
@@ -81,7 +79,7 @@ class RealServer:
         self.open_link: OpenLink = partial(open_link, self.settings)
 
     def wait(self, holds: Callable[[], bool]) -> bool:
-        by = time.monotonic() + PATIENCE_S
+        by = time.monotonic() + HANGS_S
         while not holds():
             if time.monotonic() > by:
                 return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +18,7 @@ from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.probe import probe_broker, probe_links
 from edge_sdk.transport.settings import BrokerSettings, LinkError
-
-PATIENCE_S = 60.0
+from tests.waiting import HANGS_S, free_port, listens, until
 
 
 @contextmanager
@@ -29,22 +27,15 @@ def mosquitto(folder: Path, *lines: str) -> Iterator[int]:
     program = find_mosquitto()
     if program is None:
         pytest.skip("mosquitto is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
+    port = free_port()
     config = folder / "mosquitto.conf"
     text = "\n".join([f"listener {port} 127.0.0.1", "user root", *lines])
     config.write_text(text + "\n")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, "-c", str(config)], stdout=log, stderr=log)
     try:
-        by = time.monotonic() + PATIENCE_S
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < by
-            time.sleep(0.01)
+        until(lambda: listens(port) or process.poll() is not None)
+        assert process.poll() is None, (folder / "log").read_text()
         yield port
     finally:
         process.terminate()
@@ -57,13 +48,8 @@ class Peer:
         self.link = open_link(settings, name=name, deliver=self.events.append)
 
     def until(self, holds: Callable[[LinkEvent], bool]) -> LinkEvent:
-        by = time.monotonic() + PATIENCE_S
-        while True:
-            for event in self.events:
-                if holds(event):
-                    return event
-            assert time.monotonic() < by, self.events
-            time.sleep(0.005)
+        until(lambda: any(map(holds, self.events)), lambda: self.events)
+        return next(filter(holds, self.events))
 
 
 @contextmanager
@@ -103,7 +89,7 @@ def test_message_the_broker_will_not_take_is_given_up_and_others_go_on(tmp_path:
 
 def patient(holds: Callable[[], bool], most_s: float) -> bool:
     """For the probe: as long as it takes, for what should come."""
-    by = time.monotonic() + (PATIENCE_S if most_s >= 1 else most_s)
+    by = time.monotonic() + (HANGS_S if most_s >= 1 else most_s)
     while not holds() and time.monotonic() < by:
         time.sleep(0.005)
     return holds()

@@ -21,6 +21,7 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
+from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
 from edge_sdk.protocol.encoding.codec import encode_blocks
@@ -165,10 +166,12 @@ def drive(
         before = model.theta.copy()
         commit, arrivals = post.collect(number, now)
         state = start(config)
-        fleet = replace(state.fleet, samples=post.samples)
+        samples = PersistentMap(post.samples)
+        total = sum(samples.get(name, 0) for name in now.devices)
+        fleet = replace(state.fleet, samples=samples, total_samples=total)
         close_round(
             replace(config, local_rule=LocalRule(learning_rate=now.rate)),
-            replace(state, fleet=fleet, round=number, devices=now.devices),
+            replace(state, fleet=fleet, round=number, devices=PersistentSet(now.devices)),
             commit,
             model,
             memory,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ import benchmarks.report.imports
 from benchmarks.cli import main
 from benchmarks.report.figures import FigureError
 from benchmarks.report.imports import measure_imports
+from tests.unit.benchmarks.interruption import interrupted
 
 SMALLEST = ["step", "--quick", "--families", "mlp", "--batch", "4", "--reps", "1"]
 
@@ -81,22 +79,9 @@ def test_step_refuses_nonsense_before_it_measures(
     assert "step mlp" not in printed.err
 
 
-def test_interrupted_step_ends_with_130_and_no_traceback() -> None:
+def test_interrupted_step_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     arguments = [*SMALLEST, "--reps", "100000"]
-    code = f"import sys; from benchmarks.cli import main; sys.exit(main({arguments}))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert "step mlp" in process.stderr.readline()  # it is measuring now
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines() == ["tessera-bench: interrupted"]
+    assert interrupted(arguments, "step mlp", tmp_path) == ["tessera-bench: interrupted"]
 
 
 def test_imports_report_the_child_not_the_parent() -> None:

@@ -39,14 +39,12 @@ from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, enc
 from edge_sdk.protocol.packs.index import encode_index, pack_model
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.transport.link import Deliver, Link, LinkEvent, Received, Will
-from edge_sdk.transport.memory import BrokeredLink, MemoryBroker
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from edge_sdk.transport.uploads import Uploads
+from tests.memory_broker import BrokeredLink, MemoryBroker
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
-
-PATIENCE_S = 60.0
-"""Far more than anything takes; a test that waits this long has failed."""
+from tests.waiting import HANGS_S
 
 TASK, DEVICE = "toy", "pi"
 CHUNK_BYTES = 1024
@@ -87,7 +85,7 @@ class MqttStage:
         )
 
     def until(self, holds: Callable[[], T | None]) -> T:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + HANGS_S
         while time.monotonic() < end:
             if found := holds():
                 return found
@@ -118,14 +116,16 @@ class Stage:
     def open_peer(self, *, name: str, deliver: Deliver) -> Link:
         return self.broker.open_link(name=name, deliver=deliver)
 
-    def until(self, holds: Callable[[], T | None]) -> T:
-        end = time.monotonic() + PATIENCE_S
+    def until(self, holds: Callable[[], T | None], idle: Callable[[], None] = lambda: None) -> T:
+        """As `Place`; `idle` is called whenever no message is on its way."""
+        end = time.monotonic() + HANGS_S
         while time.monotonic() < end:
             if found := holds():
                 return found
             with self.lock:
                 busy = self.broker.step()
             if not busy:
+                idle()
                 time.sleep(0.001)
         raise AssertionError("it never happened")
 
@@ -207,6 +207,10 @@ class Coordinator:
     def tell(self, message: ControlMessage) -> None:
         self._say(self.topics.down_control(DEVICE), message)
 
+    def clear_chunk(self, hash: bytes) -> None:
+        """Take a chunk from its topic."""
+        self._link.publish(self.topics.chunk(hash), b"", retain=True, bulk=True)
+
     def close(self) -> None:
         self._link.close()
 
@@ -273,7 +277,13 @@ class Running:
 
     def __init__(self, stage: Stage, config: DeviceConfig, data: ArrayData | None = None) -> None:
         self.stage = stage
-        self.service = DeviceService(config, data or make_data(), open_link=stage.open_link)
+        self._leapt_s = 0.0
+        self.service = DeviceService(
+            config,
+            data or make_data(),
+            open_link=stage.open_link,
+            clock=lambda: time.monotonic() + self._leapt_s,
+        )
         self.error: Exception | None = None
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -292,6 +302,16 @@ class Running:
         """Until it has ended; the error it ended with."""
         self.stage.until(lambda: self.ended)
         return self.error
+
+    def hurry(self, coordinator: Coordinator, holds: Callable[[], T | None]) -> T:
+        """Until something holds; seconds pass on the device's clock while nothing moves."""
+
+        def leap() -> None:
+            self._leapt_s += 5.0
+            # Nobody waits for this assignment, but it wakes every thread that waits.
+            coordinator.assign(2**20)
+
+        return self.stage.until(holds, leap)
 
     def stop(self) -> None:
         self.service.stop()

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +25,7 @@ from edge_sdk.protocol.messages.transfer import Presence
 from edge_sdk.protocol.messages.wire import decode_message
 from edge_sdk.transport.link import LinkEvent, Received
 from edge_sdk.transport.opening import open_link
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "device"
@@ -152,11 +152,11 @@ def test_signal_ends_the_program_with_a_goodbye(
         with log_file.open("w") as stderr:
             program = subprocess.Popen(command, stderr=stderr, env=environment, cwd=ROOT)
         try:
-            end = time.monotonic() + 60
-            while "connected to" not in log_file.read_text():
-                assert program.poll() is None, log_file.read_text()
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            until(
+                lambda: "connected to" in log_file.read_text() or program.poll() is not None,
+                log_file.read_text,
+            )
+            assert program.poll() is None, log_file.read_text()
             program.send_signal(sent)
             assert program.wait(60) == code
         finally:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -58,6 +55,7 @@ from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
+from tests.unit.benchmarks.interruption import interrupted
 
 THROUGHPUT = ThroughputConfig(
     inputs=5, widths=(16, 24), outputs=3, devices=4, threads=2, warm=1, turns=2
@@ -382,23 +380,7 @@ def test_aggregate_refuses_nonsense_before_it_measures(
 
 
 def test_interrupted_aggregate_ends_with_130_and_leaves_no_files(tmp_path: Path) -> None:
-    code = "import sys; from benchmarks.cli import main; sys.exit(main(['aggregate', '--quick']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    ) as process:
-        assert process.stderr is not None
-        while "ram-fed fp32" not in process.stderr.readline():  # its folder is there now
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines() == ["tessera-bench: interrupted"]
+    # Its folder is there when it says so.
+    said = interrupted(["aggregate", "--quick"], "ram-fed fp32", tmp_path)
+    assert said == ["tessera-bench: interrupted"]
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from benchmarks.cli import main
 from benchmarks.device.kit import KitError, kit_digits, read_kit, read_task, write_kit
 from benchmarks.device.measure import Bench, measure, missing, missing_curves
 from benchmarks.device.results import FILE, LeftOut, Results, read_results, write_results
-from benchmarks.device.trial.fresh import ProcessFailed, run_fresh
+from benchmarks.device.trial.fresh import ProcessFailed, call_fresh, run_fresh
 from benchmarks.device.trial.learning import learn
 from benchmarks.device.trial.machine import look, recognised
 from benchmarks.device.trial.process import Asked
@@ -340,12 +340,9 @@ def test_case_whose_process_fails_is_left_out(run: Path, kit: Path, nano: Path) 
     assert "vgg" in left.why
 
 
-def test_process_that_is_killed_says_so(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import os, sys; os.kill(os.getpid(), 9)  # {function}"
-    monkeypatch.setattr("benchmarks.device.trial.fresh._CODE", code)
-    ask = Asked(folder=str(kit), backend="onnx", threads=1, levels=(1.0,), batch=8, steps=1)
+def test_process_that_is_killed_says_so() -> None:
     with pytest.raises(ProcessFailed, match="SIGKILL; the system does that where memory runs out"):
-        run_fresh("case", ask)
+        call_fresh("os", "system", "kill -9 $PPID")
 
 
 def test_torch_case_trains_the_same_submodel(kit: Path) -> None:

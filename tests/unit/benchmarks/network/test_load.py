@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,8 @@ from benchmarks.network.load.site.presences import Count, least_between, reached
 from benchmarks.network.load.site.site import CpuSpent
 from benchmarks.report.figures import Figure, FigureError
 from coordinator.operate.broker.embedded import find_mosquitto
+from tests.unit.benchmarks.interruption import interrupted
+from tests.waiting import until
 
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="needs mosquitto")
 
@@ -270,32 +269,17 @@ def test_number_of_devices_bounds_those_that_see_the_broker_restarted() -> None:
 
 @needs_mosquitto
 def test_interrupted_load_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys; from benchmarks.cli import main\n"
-        "sys.exit(main(['load', '--quick', '--devices', '3']))"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    ) as process:
-        assert process.stderr is not None
-        assert "load task" in process.stderr.readline()
-        assert "load 3 devices" in process.stderr.readline()  # its programs are being started
-        children: list[psutil.Process] = []
-        by = time.monotonic() + 60
-        while len(children) < 3 and time.monotonic() < by:  # broker, coordinator, devices
-            children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == "tessera-bench: interrupted"
+    children: set[psutil.Process] = set()
+
+    def all_there(process: psutil.Process) -> None:
+        def seen() -> bool:
+            children.clear()
+            children.update(process.children(recursive=True))
+            return len(children) >= 3  # broker, coordinator, devices
+
+        until(seen)
+
+    said = interrupted(["load", "--quick", "--devices", "3"], "load 3 devices", tmp_path, all_there)
+    assert said[-1] == "tessera-bench: interrupted"
     assert list(tmp_path.glob("tessera-bench-*")) == []
-    assert len(children) >= 3
     assert not any(child.is_running() for child in children)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -40,6 +38,7 @@ from benchmarks.network.wire.config import FULL, QUICK
 from benchmarks.report.figures import Figure, FigureError
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.plan.specs import LEVELS
+from tests.unit.benchmarks.interruption import interrupted
 
 TOPICS = Topics("t")
 CHUNK = TOPICS.chunk(bytes(16))
@@ -373,24 +372,13 @@ def test_quick_measures_the_same_parts_as_the_full_run() -> None:
 
 
 def test_interrupted_wire_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
-    code = "import sys; from benchmarks.cli import main; sys.exit(main(['wire', '--quick']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    ) as process:
-        assert process.stderr is not None
-        assert "wire tasks" in process.stderr.readline()  # its folder is there now
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines() == ["tessera-bench: interrupted"]
+    children: list[psutil.Process] = []
+
+    def look(process: psutil.Process) -> None:
+        children.extend(process.children(recursive=True))
+
+    # Its folder is there when it says so.
+    said = interrupted(["wire", "--quick"], "wire tasks", tmp_path, look)
+    assert said == ["tessera-bench: interrupted"]
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
     assert not any(child.is_running() for child in children)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from benchmarks.training.footprint import (
 )
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.task.codec import decode_manifest
+from tests.unit.benchmarks.interruption import interrupted
 
 DEVICE_PACKAGES = {
     *("benchmarks", "edge_sdk", "numpy", "msgpack", "onnxruntime"),
@@ -179,18 +177,6 @@ def test_footprint_refuses_nonsense_before_it_measures(
     assert "memory" not in printed.err
 
 
-def test_interrupted_footprint_ends_with_130_and_no_traceback() -> None:
-    code = "import sys; from benchmarks.cli import main; sys.exit(main(['footprint']))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert "memory mlp" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        try:
-            _, errors = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines() == ["tessera-bench: interrupted"]
+def test_interrupted_footprint_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    said = interrupted(["footprint"], "memory mlp", tmp_path)
+    assert said == ["tessera-bench: interrupted"]

@@ -19,8 +19,7 @@ from coordinator.operate.broker.embedded import BrokerStartError, Kind, availabl
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
-
-PATIENCE_S = 60.0
+from tests.waiting import HANGS_S, free_port, listens
 
 
 @pytest.fixture(params=["mosquitto", "amqtt"])
@@ -42,16 +41,10 @@ def first_event(settings: BrokerSettings, wanted: Callable[[LinkEvent], bool]) -
 
     link = open_link(settings, name="test", deliver=note)
     try:
-        assert happened.wait(PATIENCE_S)
+        assert happened.wait(HANGS_S)
     finally:
         link.close()
     return events[0]
-
-
-def listens(settings: BrokerSettings) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((settings.host, settings.port)) == 0
 
 
 def mosquittos() -> set[int]:
@@ -63,7 +56,7 @@ def test_broker_is_there_inside_the_context_only(kind: Kind, tmp_path: Path) -> 
     with embedded_broker(tmp_path, kind=kind) as settings:
         assert first_event(settings, lambda event: True) == Connected(first=True)
         assert settings.host == "127.0.0.1"
-    assert not listens(settings)
+    assert not listens(settings.port)
     assert mosquittos() == before
 
 
@@ -71,7 +64,7 @@ def test_broker_ends_when_its_context_fails(kind: Kind, tmp_path: Path) -> None:
     before = mosquittos()
     with pytest.raises(ZeroDivisionError), embedded_broker(tmp_path, kind=kind) as settings:
         raise ZeroDivisionError
-    assert not listens(settings)
+    assert not listens(settings.port)
     assert mosquittos() == before
 
 
@@ -99,7 +92,7 @@ def test_broker_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
         finally:
             owner.kill()
     try:
-        psutil.wait_procs([broker], timeout=PATIENCE_S)
+        psutil.wait_procs([broker], timeout=HANGS_S)
         assert not broker.is_running()
     finally:
         with suppress(psutil.NoSuchProcess):
@@ -118,8 +111,7 @@ def test_broker_lets_in_its_user_alone(
 
 
 def test_broker_takes_the_port_and_password_it_is_given(kind: Kind, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with embedded_broker(tmp_path, kind=kind, port=port, password="given") as settings:
         assert (settings.port, settings.password) == (port, "given")
         assert first_event(settings, lambda event: True) == Connected(first=True)

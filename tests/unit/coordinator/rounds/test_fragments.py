@@ -12,7 +12,7 @@ import pytest
 from coordinator.aggregate.rules import ASYNC_RULES
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
-from coordinator.rounds.events import Joined, Keep, Kept, Send, Tick
+from coordinator.rounds.events import Accept, Joined, Keep, Kept, Send, Tick
 from coordinator.rounds.fragments import (
     Apply,
     Effect,
@@ -38,9 +38,11 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+from edge_sdk.transport.uploads import Outgoing
 
 PLAN = ModelPlan(
     axes=(Axis("a", (1, 1, 1)),),
@@ -111,6 +113,12 @@ class Coordinator:
         return self.tell(self.movement(device), Kept(device, self.round(device)))
 
 
+def offer(device: str, round: int, *, answers: int | None = None) -> Offer:
+    run, size = "0" * 16, 1024
+    made = Outgoing(b"x", device=device, run=run, round=round, answers=answers, chunk_bytes=size)
+    return made.offer
+
+
 def outcome(effect: Effect) -> tuple[Outcome, str]:
     assert isinstance(effect, Send)
     assert isinstance(effect.message, Receipt)
@@ -140,21 +148,19 @@ def test_offer_gets_a_fragment_that_is_reserved_first() -> None:
     assert len(reserve.groups["a"]) == 1
 
 
-def test_age_counts_the_updates_since_the_fragment_was_reserved() -> None:
+def test_every_update_is_a_version_receipted_and_followed_by_the_next_opening() -> None:
     coordinator = Coordinator("a", "b")
     coordinator.bid("a")
     coordinator.bid("b")
-    ages = []
     for _ in range(3):
+        round = coordinator.round("b")
         apply, receipt, again = coordinator.update("b")
-        assert isinstance(apply, Apply)
-        ages.append(apply.age)
+        assert apply == Apply("b", round)
         assert outcome(receipt)[0] is Outcome.COUNTED
         assert opened(again)[0] == "b"
         coordinator.bid("b")
-    apply, *_ = coordinator.update("a")
-    assert isinstance(apply, Apply)
-    assert (ages, apply.age, coordinator.state.version) == ([0, 0, 0], 3, 4)
+    coordinator.update("a")
+    assert coordinator.state.version == 4
 
 
 def test_rounds_of_each_device_go_forward() -> None:
@@ -214,6 +220,43 @@ def test_movement_that_does_not_fit_is_rejected_and_its_device_rests() -> None:
     assert outcome(receipt)[0] is Outcome.REJECTED
     assert coordinator.state.work["a"].stage is Stage.RESTING
     assert coordinator.state.version == 0
+
+
+def test_device_that_started_anew_gets_its_assignment_again() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    (again,) = coordinator.bid("a")
+    groups = coordinator.groups["a"]
+    assert again == Send("a", Assignment(device="a", round=1, groups=groups))
+
+
+def test_offer_is_accepted_while_it_is_awaited_and_else_answered() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    wanted, early = offer("a", 1), offer("b", 2)
+    assert coordinator.tell(wanted) == [Accept(wanted)]
+    assert outcome(coordinator.tell(early)[0])[0] is Outcome.LATE
+    assert outcome(coordinator.tell(offer("a", 1, answers=2))[0])[0] is Outcome.REJECTED
+    coordinator.update("a")
+    assert outcome(coordinator.tell(wanted)[0])[0] is Outcome.COUNTED
+
+
+def test_deadline_is_the_earliest_that_holds_however_often_devices_go_on() -> None:
+    coordinator = Coordinator("a", "b")
+    coordinator.bid("a")
+    for _ in range(100):
+        coordinator.now += 1.0
+        coordinator.update("a")
+        assert coordinator.state.deadline == min(
+            work.deadline for work in coordinator.state.work.values()
+        )
+        if coordinator.now == 50.0:
+            coordinator.tell(Tick())
+        if coordinator.now < 90.0:
+            coordinator.bid("a")
+        else:
+            break
+    assert coordinator.state.agenda_size <= 2 * len(coordinator.state.work) + 16
 
 
 def test_second_copy_counts_once() -> None:

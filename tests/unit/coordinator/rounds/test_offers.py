@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.aggregate.rules import RULES
 from coordinator.run.folder import MOVEMENTS, UPLOADS
-from coordinator.service.fragments_course import MAX_EARLIER, FragmentsCourse
+from coordinator.service.outgoing.outlet import MAX_EARLIER
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import Credit
 from edge_sdk.transport.uploads import Outgoing
@@ -184,10 +184,13 @@ def test_asynchronous_version_is_not_held_for_a_device_that_left(tmp_path: Path)
 
 def test_asynchronous_versions_that_are_held_are_few(tmp_path: Path) -> None:
     world, _, opened = asynchronous_world(tmp_path / "run")
-    course = world.service.course
-    assert isinstance(course, FragmentsCourse)
     for number in range(MAX_EARLIER):
-        course._hold(f"device-{number}", number + 1)
-    advance(world, world.devices[1], 4)
+        assert model_chunks(opened) <= world.chunks.keys()
+        world.clock.now += 1e3  # time enough to publish
+        answers = iter((1.0,))  # it trains once, from the newest version
+        world.add(f"device-{number}", level=lambda _, answers=answers: next(answers, None))
+        world.settle()
+    assert world.service.model.version == 1 + MAX_EARLIER
+    advance(world, world.devices[1], 2)
     assert not model_chunks(opened) & world.chunks.keys()
     world.stop()

@@ -15,6 +15,7 @@ import pytest
 from coordinator.aggregate.arrivals import Expected
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord
+from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
 from coordinator.run.folder import (
@@ -52,7 +53,13 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
         version=round,
         theta=np.full(PLAN.parameters, value, dtype=np.float32),
         buffers={"mean": np.full(6, value, dtype=np.float32)},
-        fleet=FleetRecord(blocks, 2 * blocks, trained={"a": round}, samples={"a": 7, "b": 9}),
+        fleet=FleetRecord(
+            blocks,
+            2 * blocks,
+            trained=PersistentMap({"a": round}),
+            samples=PersistentMap({"a": 7, "b": 9}),
+            total_samples=16,
+        ),
         best=(0.75, 3),
         devices=frozenset({"a", "b"}),
         past={
@@ -89,7 +96,9 @@ def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
     assert np.array_equal(read.buffers["mean"], written.buffers["mean"])
     assert np.array_equal(read.fleet.last_covered, written.fleet.last_covered)
     assert np.array_equal(read.fleet.times_covered, written.fleet.times_covered)
-    assert (read.fleet.trained, read.fleet.samples) == ({"a": 5}, {"a": 7, "b": 9})
+    fleet = read.fleet
+    assert (dict(fleet.trained), dict(fleet.samples)) == ({"a": 5}, {"a": 7, "b": 9})
+    assert fleet.total_samples == 16
 
 
 def test_checkpoint_of_a_large_fleet_does_not_fill_the_files_header(run: Run) -> None:

@@ -19,8 +19,9 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run
-from coordinator.service.courses import Evaluate, Keeping
+from coordinator.service.courses import Evaluate
 from coordinator.service.service import Service, ServiceConfig
+from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.protocol.chunks import Blob, join_blob
 from edge_sdk.protocol.encoding.codec import encode_blocks
@@ -44,8 +45,8 @@ from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.link import Connected, LinkEvent, Received, Will
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.uploads import Outgoing
+from tests.memory_broker import MemoryBroker
 from tests.unit.edge_sdk.train.handmade import Handmade, bundle
 
 TASK = "tiny"
@@ -112,8 +113,11 @@ def fragments_config(**changes: Any) -> FragmentsConfig:
 @dataclass
 class Clock:
     now: float = 1000.0
+    slow_s: float = 0.0
+    """That pass whenever somebody looks."""
 
     def __call__(self) -> float:
+        self.now += self.slow_s
         return self.now
 
 

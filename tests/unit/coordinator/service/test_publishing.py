@@ -11,18 +11,25 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.courses import make_model
+from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Published, Publisher
 from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.protocol.chunks import chunk_hash
+from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.round import Assignment, RoundClosed
+from edge_sdk.protocol.messages.round import RoundClosed
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Want
 from edge_sdk.protocol.packs.index import unpack_model
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.transport.link import Will
-from tests.unit.coordinator.service.service_world import PLAN, saved_model, task_files
+from tests.unit.coordinator.service.service_world import (
+    PLAN,
+    fragments_config,
+    saved_model,
+    task_files,
+)
 
 TOPICS = Topics("tiny")
 
@@ -214,12 +221,17 @@ def test_reserved_fragment_is_of_the_version_that_was_published(tmp_path: Path) 
     made, _, store = publisher(tmp_path, FullLink(room=10_000))
     with Run(tmp_path / "run") as run:
         model = make_model(PLAN, run.latest(), Encoding(), 0)
-        early = made.publish_model(PLAN, 0, model.serve(), model.buffers)
-        start = model.theta
+        outlet = BrokerOutlet(model, made, store, run=about.run, clock=lambda: 0.0)
+        outlet.publish()
+        told = outlet.opening_for("a", fragments_config().opening(5))
+        start, groups = model.theta, {"hidden": (1, 3)}
         model.commit(np.ones_like(start), [])
-        groups = {"hidden": (1, 3)}
-        model.reserve_from("a", 5, groups, early, store)
-        blocks, buffers = model.fetch(Assignment(device="a", round=5, groups=groups))
+        outlet.publish()
+        assert outlet.opening_for("b", fragments_config().opening(6)).model != told.model
+        outlet.reserve("a", 5, groups)
+        message, buffers = model.reserved("a", 5) or (b"", {})
+        assert outlet.applied("a", groups) == 1
+    _, blocks = decode_blocks(PLAN, message)
     assert np.array_equal(blocks.values, PLAN.select(start, groups).values)
     assert buffers["mean"].shape == (3,)
     store.close()

@@ -16,6 +16,7 @@ from coordinator.simulate.federation import Federation, Member
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.round import (
     Assignment,
@@ -58,11 +59,12 @@ class TrainingDevice(ScriptedDevice):
             policy=policy,
             source=self,
             seed=SEED,
+            movements=MemoryMovements(),
         )
         return self
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        return self.read_model(self.opened[assignment.round], assignment.groups)
+    def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
+        return self.read_model(opened, assignment.groups)
 
     def _receive(self, message: ControlMessage) -> None:
         if isinstance(message, RoundOpen):

@@ -18,12 +18,13 @@ from edge_sdk.decide.decision import Decision, Policy
 from edge_sdk.decide.gates import Limits
 from edge_sdk.decide.observer import Observer, load_history, save_history
 from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.machine.snapshot import Battery, MemoryState, Snapshot
 from edge_sdk.protocol.errors import GraphError, TrainingStopped
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import Bid, Movement, Replay, RoundOpen
+from edge_sdk.protocol.messages.round import Assignment, Bid, Movement, Replay, RoundOpen
 from edge_sdk.train.backend import Job, Trained
-from tests.unit.edge_sdk.device.test_app import PLAN, Bench, Doubling, Source
+from tests.unit.edge_sdk.device.test_app import PLAN, Doubling, Source
 
 PHONE = Snapshot(
     battery=Battery(present=True, percent=80, charging=False, capacity_wh=10),
@@ -223,21 +224,21 @@ def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
         policy=policy,
         source=Source(),
         seed=1,
+        movements=MemoryMovements(),
         observer=Observer(policy, probe, clock=lambda: now[0]),
     )
-    sent = app.receive(opening())
-    bench = Bench()
-    bench.app, bench.sent = app, sent
-    bench.assign(1)
+    app.receive(opening())
+    sent = app.receive(Assignment(device="pi", round=1, groups={"a": (1,)}))
     assert backend.steps == 2
-    assert sent[-1] == Bid(
-        device="pi",
-        round=1,
-        level=None,
-        reason="skip: battery 12 % < 20 % and not charging; training was stopped after 2 steps",
-        code="battery",
-    )
-    assert not any(isinstance(each, Movement) for each in sent)
+    assert sent == [
+        Bid(
+            device="pi",
+            round=1,
+            level=None,
+            reason="skip: battery 12 % < 20 % and not charging; training was stopped after 2 steps",
+            code="battery",
+        )
+    ]
 
 
 def test_round_that_is_heard_of_again_is_answered_alike() -> None:
@@ -253,6 +254,7 @@ def test_round_that_is_heard_of_again_is_answered_alike() -> None:
             policy=policy,
             source=Source(),
             seed=1,
+            movements=MemoryMovements(),
             observer=observer,
         ).receive(opening(round))
 
@@ -277,6 +279,7 @@ def test_decision_that_fails_is_a_skip_and_not_silence() -> None:
         policy=Policy(),
         source=Source(),
         seed=1,
+        movements=MemoryMovements(),
         observer=Observer(Policy(), Shown(), Unpriced()),
     )
     (bid,) = app.receive(opening())
@@ -294,6 +297,7 @@ def test_device_bids_what_it_can_afford() -> None:
         policy=policy,
         source=Source(),
         seed=1,
+        movements=MemoryMovements(),
         observer=Observer(policy, probe, Priced(joules=1.0)),
     )
     (bid,) = app.receive(opening())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +14,17 @@ import pytest
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.app import DeviceApp
-from edge_sdk.device.stores.movements import FolderMovements, MemoryMovements, MovementStore
+from edge_sdk.device.stores.movements import (
+    FolderMovements,
+    MemoryMovements,
+    MovementStore,
+    StoredMovement,
+)
 from edge_sdk.device.stores.residuals import Arrays, MemoryStore
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -63,21 +68,26 @@ class Source:
 
     error: Exception | None = None
 
-    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+    def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         if self.error is not None:
             raise self.error
         return PLAN.select(np.arange(6, dtype=np.float32), assignment.groups), {}
+
+
+Sent = Bid | Movement | Replay | StoredMovement
 
 
 @dataclass
 class Bench:
     """A device on a bench: what it sent, and a source that can be broken."""
 
-    sent: list[Bid | Movement | Replay] = field(default_factory=list)
+    sent: list[Sent] = field(default_factory=list)
     source: Source = field(default_factory=Source)
     policy: Policy = field(default_factory=lambda: Policy(level=0.5))
     backend: Doubling = field(default_factory=Doubling)
-    movements: MovementStore = field(default_factory=MemoryMovements)
+    movements: MovementStore[Movement | Replay | StoredMovement] = field(
+        default_factory=MemoryMovements
+    )
     store: MemoryStore = field(default_factory=MemoryStore)
 
     def __post_init__(self) -> None:
@@ -99,7 +109,7 @@ class Bench:
     def connected(self) -> None:
         self.sent += self.app.connected()
 
-    def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Bid | Movement | Replay:
+    def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Sent:
         self.receive(
             RoundOpen(
                 round=round,
@@ -114,7 +124,7 @@ class Bench:
         )
         return self.sent[-1]
 
-    def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Bid | Movement | Replay:
+    def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Sent:
         self.receive(Assignment(device="pi", round=round, groups={"a": groups}))
         return self.sent[-1]
 
@@ -230,13 +240,13 @@ def test_device_whose_data_is_not_the_tasks_skips_and_says_why() -> None:
 def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_path: Path) -> None:
     first = Bench(movements=FolderMovements(tmp_path))
     first.open(1, replay_within=5)
-    movement = first.assign(1)
-    assert isinstance(movement, Movement)
+    made = first.assign(1)
+    assert isinstance(made, StoredMovement)
     second = Bench(movements=FolderMovements(tmp_path))
     second.connected()
-    assert [encode_movement(each) for each in second.sent if isinstance(each, Movement)] == [
-        encode_movement(movement)
-    ]
+    (again,) = second.sent
+    assert isinstance(again, StoredMovement)
+    assert (again.round, again.answers, again.data) == (1, None, made.data)
     second.receive(Receipt(device="pi", round=1, outcome=Outcome.COUNTED))
     third = Bench(
         movements=FolderMovements(tmp_path), policy=Policy(level=0.5, participation=0.0001)
@@ -247,8 +257,25 @@ def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_pat
     bid, replay = third.sent
     assert isinstance(bid, Bid)
     assert bid.replays
-    assert isinstance(replay, Replay)
-    assert replay.movement.payload == movement.payload
+    assert isinstance(replay, StoredMovement)
+    assert (replay.round, replay.answers, replay.data) == (1, 2, made.data)
+
+
+def test_copy_that_cannot_be_read_does_not_silence_the_skip(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Bench(movements=FolderMovements(tmp_path))
+    first.open(1, replay_within=5)
+    first.assign(1)
+    second = Bench(
+        movements=FolderMovements(tmp_path), policy=Policy(level=0.5, participation=0.0001)
+    )
+    (tmp_path / "1.movement").unlink()
+    skip = second.open(2, replay_within=5)
+    assert second.sent == [skip]
+    assert isinstance(skip, Bid)
+    assert skip.level is None
+    assert "cannot send the movement of round 1" in caplog.text
 
 
 def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,7 +319,7 @@ def test_full_disk_never_sends_what_top_k_left_out_twice(
     # Round 1 leaves [3, 4, 0] behind. While the disk is full it stays there, and what rounds 2 and
     # 3 leave out is lost; then it goes on from where it was.
     assert sent == [[0, 0, 5], [0, 0, 5], [0, 0, 5], [0, 8, 0], [0, 0, 10]]
-    assert "has no room on the disk" in caplog.text
+    assert "have no room on the disk" in caplog.text
 
 
 def test_receipt_that_the_disk_has_no_room_for_is_noted_later() -> None:
@@ -330,8 +357,35 @@ def test_movement_made_before_a_restart_is_not_trained_again() -> None:
     assert decode_blocks(PLAN, movement.payload)[0] == {"a": (0,)}
 
 
+def test_movement_kept_on_disk_is_not_trained_again_after_a_restart(tmp_path: Path) -> None:
+    bench = Bench(movements=FolderMovements(tmp_path))
+    bench.open(1)
+    made = bench.assign(1)
+    again = Bench(movements=FolderMovements(tmp_path))
+    again.source.error = AssertionError("nothing is to be fetched")
+    again.open(1)
+    sent = again.assign(1)
+    assert isinstance(made, StoredMovement)
+    assert isinstance(sent, StoredMovement)
+    assert (sent.round, sent.data) == (1, made.data)
+
+
+def test_restarted_coordinator_gets_the_bid_again_and_what_has_no_receipt() -> None:
+    bench = Bench()
+    bench.open(1)
+    movement = bench.assign(1)
+    opened = bench.app.newest
+    bid = bench.open(2)
+    assert bench.app.newest is not None
+    assert bench.app.restarted(bench.app.newest) == [movement, bid]
+    assert opened is not None
+    (back,) = bench.app.receive(opened)
+    assert isinstance(back, Bid)
+    assert back.round == 1
+
+
 def test_device_without_zstandard_sends_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_sdk.device.app.available_encodings", lambda: ("fp16",))
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # as if it were not installed
     bench = Bench()
     bench.open(1, encoding=Encoding.parse("fp16+zstd"))
     movement = bench.assign(1)

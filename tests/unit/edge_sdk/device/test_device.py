@@ -26,6 +26,7 @@ from edge_sdk.device.machine import (
     KeepMovement,
     LinkUp,
     Resend,
+    Restarted,
     SendMessage,
     SendReplay,
     Train,
@@ -47,10 +48,10 @@ from edge_sdk.protocol.plan.blocks import Blocks
 BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
 
 
-def opening(round: int, replay_within: int = 0) -> RoundOpen:
+def opening(round: int, replay_within: int = 0, plan_hash: str = "p") -> RoundOpen:
     return RoundOpen(
         round=round,
-        plan_hash="p",
+        plan_hash=plan_hash,
         rule=LocalRule(learning_rate=0.1),
         steps=1,
         batch_size=1,
@@ -86,12 +87,13 @@ def receipt(round: int = 1, device: str = "pi") -> Receipt:
 
 LEVEL = Decided(1, Decision(0.5, "half", "memory"), Facts(7, 1e6, 2e5))
 SKIP = Decided(1, Decision(None, "skip: tired", "schedule"), Facts(7))
+SKIP_4 = replace(SKIP, round=4)
 FETCHED = Fetched(BLOCKS, {})
 
 
 def run(*events: Event) -> tuple[DeviceState, list[Effect]]:
     """The state after these events, and the effects of the last one."""
-    state = DeviceState("pi")
+    state = DeviceState("pi", "p")
     effects: list[Effect] = []
     for event in events:
         state, effects = handle(state, event)
@@ -238,7 +240,7 @@ def test_closed_round_does_not_stop_training() -> None:
 
 
 def test_movements_are_kept_over_many_rounds() -> None:
-    state = DeviceState("pi")
+    state = DeviceState("pi", "p")
     for round in (1, 2):
         level = replace(LEVEL, round=round)
         work = (opening(round), level, assignment(round), FETCHED, Finished(movement(round)))
@@ -255,6 +257,47 @@ def test_connection_sends_again_what_has_no_receipt(phase: DevicePhase) -> None:
     state, _ = run(*PATHS[phase])
     state = replace(state, unreceipted=frozenset({7, 3}))
     assert handle(state, LinkUp()) == (state, [Resend(3), Resend(7)])
+
+
+@pytest.mark.parametrize("phase", list(DevicePhase))
+def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(phase: DevicePhase) -> None:
+    state, _ = run(*PATHS[phase])
+    reason = "skip: the round is for plan q…, the task has p…"
+    bid = Bid(device="pi", round=9, level=None, reason=reason, code="plan")
+    assert handle(state, opening(9, plan_hash="q")) == (state, [SendMessage(bid)])
+
+
+@pytest.mark.parametrize("phase", [DevicePhase.IDLE, DevicePhase.DECIDING, DevicePhase.BIDDING])
+def test_restarted_coordinator_is_answered_anew(phase: DevicePhase) -> None:
+    state, _ = run(*PATHS[phase])
+    state = replace(state, unreceipted=frozenset({7, 3}))
+    after, effects = handle(state, Restarted(opening(1)))
+    assert effects == [Resend(3), Resend(7), Decide(opening(1))]
+    assert after.phase is DevicePhase.DECIDING
+    after, effects = handle(state, Restarted())
+    assert (after.phase, after.newest, effects) == (DevicePhase.IDLE, None, [Resend(3), Resend(7)])
+
+
+@pytest.mark.parametrize("phase", [DevicePhase.FETCHING, DevicePhase.TRAINING])
+def test_restarted_coordinator_gets_the_present_work(phase: DevicePhase) -> None:
+    state, _ = run(*PATHS[phase])
+    after, effects = handle(replace(state, unreceipted=frozenset({7})), Restarted(opening(1)))
+    assert (after.phase, after.newest, effects) == (phase, opening(1), [Resend(7)])
+
+
+def test_rounds_go_back_once_after_a_restart_of_the_coordinator() -> None:
+    state, _ = run(opening(4), SKIP_4, Restarted(opening(4)), SKIP_4)
+    assert handle(state, opening(4)) == (state, [])  # it was answered
+    state, effects = handle(state, opening(2))
+    assert (state.newest, effects) == (opening(2), [Decide(opening(2))])
+    assert handle(state, opening(1)) == (state, [])
+
+
+def test_round_that_was_ignored_as_old_is_taken_up_after_a_restart() -> None:
+    state, effects = run(opening(4), SKIP_4, opening(2))
+    assert effects == []
+    state, effects = handle(state, Restarted(opening(2)))
+    assert (state.newest, effects) == (opening(2), [Decide(opening(2))])
 
 
 def test_decision_overtaken_by_a_newer_round_is_ignored() -> None:

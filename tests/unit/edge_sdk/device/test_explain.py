@@ -124,9 +124,7 @@ def test_closed_gate_comes_before_everything(config: DeviceConfig) -> None:
 def test_device_without_a_task_says_what_is_missing(config: DeviceConfig, tmp_path: Path) -> None:
     new = replace(config, state_dir=tmp_path / "new")
     explanation = explain(new, StaticProbe(BOARD))
-    assert explanation.missing == (
-        "what levels cost is known once this device has taken part in toy"
-    )
+    assert explanation.missing == ("costs are known once this device has taken part in toy")
     assert not (tmp_path / "new").exists()
     unweighed = explain(replace(config, weigh=False, policy=Policy(level=0.5)), StaticProbe(BOARD))
     assert unweighed.missing == "weigh is false"
@@ -138,7 +136,7 @@ def test_chunk_that_is_gone_is_told(config: DeviceConfig) -> None:
         path.unlink()
     explanation = explain(config, StaticProbe(BOARD))
     assert explanation.missing is not None
-    assert explanation.missing.startswith("what levels cost is not known: ")
+    assert explanation.missing.startswith("costs are not known: ")
 
 
 def test_command_explains_this_machine(config: DeviceConfig, tmp_path: Path) -> None:

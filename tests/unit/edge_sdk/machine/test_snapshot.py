@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.machine import (
+from edge_sdk.machine.snapshot import (
+    PARTS,
     Battery,
     CoreClass,
     Cpu,
     Heat,
     Network,
     Power,
-    ProfileError,
     Snapshot,
     Trip,
     Zone,
 )
-from edge_sdk.machine.snapshot import PARTS
+from edge_sdk.program.plain import ProfileError
 
 HOT = Zone(name="cpu", celsius=81.5, trips=(Trip(kind="passive", celsius=80.0),))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -266,3 +267,23 @@ def test_new_placed_file_overwrites_nothing(tmp_path: Path) -> None:
     again = PlacedFile(tmp_path / "file", new=False)
     assert again.read_at(3, 4) == b"abc"
     again.close()
+
+
+# -- nobody else does it -------------------------------------------------------------------------
+
+OPERATIONS = re.compile(
+    r"\bos\.(fsync|replace|rename|unlink|remove|mkdir|rmdir|write|pwrite|ftruncate|truncate)\b"
+    r"|\.(unlink|rmdir|rename|write_bytes)\(|\b(rmtree|mkstemp|NamedTemporaryFile|flock)\b"
+)
+
+
+@pytest.mark.parametrize("package", ["edge_sdk", "coordinator"])
+def test_files_are_changed_in_one_module(package: str) -> None:
+    others = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path != ROOT / "edge_sdk/program/files.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if OPERATIONS.search(line)
+    ]
+    assert others == []

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,22 +21,15 @@ from edge_sdk.program.processes import (
     run_child,
     uninterrupted,
 )
+from tests.waiting import HANGS_S, until
 
 ROOT = Path(__file__).resolve().parents[4]
-PATIENCE_S = 60.0
 SLEEPS = "import time; print('here', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 
 
 def python(code: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", code, *arguments]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    by = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < by
-        time.sleep(0.01)
 
 
 def begin(children: Children, code: str, log: Path) -> ChildProcess:
@@ -126,7 +118,7 @@ def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
         child = begin(children, code, tmp_path / "parent.log")
         grandchild = psutil.Process(int(child.log.read_text().split()[0]))
     with suppress(psutil.NoSuchProcess):
-        grandchild.wait(PATIENCE_S)
+        grandchild.wait(HANGS_S)
     assert not grandchild.is_running()
 
 
@@ -161,7 +153,7 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         finally:
             owner.kill()
     with suppress(psutil.NoSuchProcess):
-        child.wait(PATIENCE_S)
+        child.wait(HANGS_S)
     assert not child.is_running()
 
 
@@ -201,3 +193,22 @@ def test_program_limits_threads_before_numpy_is_loaded(program: str) -> None:
     )
     done = run_child(python(code), {"PYTHONPATH": str(ROOT), OMP: "1", OPENBLAS: "7"})
     assert done.stdout.splitlines()[-1] == "False ['1', '7', '1']", done.stderr
+
+
+# -- nobody else does it -------------------------------------------------------------------------
+
+STARTERS = {
+    "edge_sdk/program/processes.py",
+    "edge_sdk/machine/sensors/commands.py",  # many short ones, for which a launcher is too slow
+}
+
+
+@pytest.mark.parametrize("package", ["edge_sdk", "coordinator", "benchmarks"])
+def test_processes_are_started_in_one_module(package: str) -> None:
+    starts = re.compile(r"\bsubprocess\.(Popen\(|run\b|call\b|check_)|\bos\.(fork|spawn|system)\b")
+    found = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / package).rglob("*.py")
+        if starts.search(path.read_text())
+    }
+    assert found <= STARTERS

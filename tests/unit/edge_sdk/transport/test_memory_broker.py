@@ -14,8 +14,8 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.probe import BrokerFacts, probe_links
+from tests.memory_broker import MemoryBroker
 
 
 class Peer:

@@ -14,10 +14,11 @@ from coordinator.service.admission.inbox import (
     MAX_WAITING,
     OVERHEAD_BYTES,
     Inbox,
+    Letter,
 )
 from coordinator.service.admission.limits import CONTROL, PRESENCE, STRANGERS, Buckets, Rate
 from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
-from edge_sdk.protocol.messages.topics import Topics
+from edge_sdk.protocol.messages.topics import Topics, parse_topic
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from tests.unit.coordinator.service.service_world import Clock
 
@@ -81,7 +82,11 @@ def chunk(device: str, size: int = 1000) -> Received:
     return Received(TOPICS.up_chunk(device), bytes(size), False)
 
 
-def drain(inbox: Inbox) -> list[LinkEvent]:
+def letter(received: Received) -> Letter:
+    return Letter(parse_topic(received.topic), received.payload)
+
+
+def drain(inbox: Inbox) -> list[LinkEvent | Letter]:
     events = []
     while (event := inbox.get()) is not None:
         events.append(event)
@@ -94,7 +99,8 @@ def test_events_come_out_in_order() -> None:
     events += [Disconnected("gone"), control("b")]
     for event in events:
         inbox.put(event)
-    assert drain(inbox) == events
+    came = [letter(each) if isinstance(each, Received) else each for each in events]
+    assert drain(inbox) == came
     assert inbox.get(0.001) is None
     assert inbox.take_dropped() == {}
 
@@ -107,9 +113,9 @@ def test_flood_of_one_device_leaves_room_for_the_others() -> None:
     inbox.put(control("good"))
     inbox.put(chunk("good"))
     came = drain(inbox)
-    assert came.count(control("evil")) == MAX_WAITING
-    assert came.count(chunk("evil")) == 10_000 // (1000 + OVERHEAD_BYTES)
-    assert came[-2:] == [control("good"), chunk("good")]
+    assert came.count(letter(control("evil"))) == MAX_WAITING
+    assert came.count(letter(chunk("evil"))) == 10_000 // (1000 + OVERHEAD_BYTES)
+    assert came[-2:] == [letter(control("good")), letter(chunk("good"))]
     assert inbox.take_dropped().keys() == {"evil"}
     assert inbox.take_dropped() == {}
     # However fast the loop is, only so many come through: the burst, then the rate.
@@ -167,10 +173,10 @@ def test_all_devices_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     inbox.put(Disconnected("still heard"))
     came = drain(inbox)
     assert came[-1] == Disconnected("still heard")
-    assert sum(isinstance(each, Received) and len(each.payload) == 1000 for each in came) <= 33
+    assert sum(isinstance(each, Letter) and len(each.payload) == 1000 for each in came) <= 33
     assert len(came) <= 33 + 96 + 1
     inbox.put(chunk("good"))  # all that was counted is gone again
-    assert drain(inbox) == [chunk("good")]
+    assert drain(inbox) == [letter(chunk("good"))]
 
 
 def test_strangers_share_what_there_is_for_them() -> None:
@@ -182,14 +188,14 @@ def test_strangers_share_what_there_is_for_them() -> None:
         number += len(drain(inbox))
     assert number == STRANGERS.burst + 200
     inbox.put(control("good"))
-    assert drain(inbox) == [control("good")]
+    assert drain(inbox) == [letter(control("good"))]
     clock.now += 1
     inbox.put(control("stranger"))
-    assert drain(inbox) == [control("stranger")]
+    assert drain(inbox) == [letter(control("stranger"))]
     inbox.full = True
     inbox.put(control("stranger"))
     inbox.put(control("good"))
-    assert drain(inbox) == [control("good")]
+    assert drain(inbox) == [letter(control("good"))]
     assert inbox.take_dropped() == {}
 
 
@@ -199,17 +205,17 @@ def test_chunks_of_a_muted_device_are_dropped_for_a_while() -> None:
     inbox.put(chunk("a"))
     inbox.put(control("a"))
     inbox.put(chunk("b"))
-    assert drain(inbox) == [control("a"), chunk("b")]
+    assert drain(inbox) == [letter(control("a")), letter(chunk("b"))]
     clock.now += 10
     inbox.put(chunk("a"))
-    assert drain(inbox) == [chunk("a")]
+    assert drain(inbox) == [letter(chunk("a"))]
 
 
 def test_put_wakes_who_waits() -> None:
     inbox, _ = make()
-    got: list[LinkEvent | None] = []
+    got: list[LinkEvent | Letter | None] = []
     thread = threading.Thread(target=lambda: got.append(inbox.get(60.0)))
     thread.start()
     inbox.put(control("a"))
     thread.join(60.0)
-    assert got == [control("a")]
+    assert got == [letter(control("a"))]

@@ -16,7 +16,7 @@ from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.simulate.demo.digits import deal, dirichlet_shares, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
 from coordinator.simulate.demo.run import Demo, DemoConfig, make_demo, run_full
-from coordinator.simulate.demo.view import _screen, summarise, watch
+from coordinator.simulate.demo.view import screen, summarise, watch
 from edge_sdk.decide.emulation.emulation import Moment
 from edge_sdk.decide.emulation.fleet import find_fleet
 
@@ -184,7 +184,7 @@ def test_asynchronous_devices_are_told_once_each() -> None:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (100, 12)])
 def test_live_view_fits_the_terminal_and_says_why(demo: Demo, width: int, height: int) -> None:
     console = shown(width, height)
-    console.print(_screen(demo, width, height))
+    console.print(screen(demo, width, height))
     text = text_of(console)
     lines = text.rstrip("\n").split("\n")
     assert len(lines) <= height

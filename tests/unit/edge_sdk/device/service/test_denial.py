@@ -19,8 +19,8 @@ from edge_sdk.transport.link import (
     Refused,
     Will,
 )
-from edge_sdk.transport.memory import MemoryBroker
 from edge_sdk.transport.settings import DeniedError
+from tests.memory_broker import MemoryBroker
 from tests.unit.edge_sdk.scripted import TASK, make_config, make_data
 
 REASON = "b:1: our certificate was revoked"

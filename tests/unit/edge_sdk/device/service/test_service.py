@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -364,15 +365,14 @@ def test_finished_device_does_not_wait_for_ever_for_a_receipt(
     coordinator: Coordinator,
     started: Running,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("edge_sdk.device.service.service.LINGER_S", 0.05)
     coordinator.open(1)
     bid_of(coordinator, 1)
     coordinator.assign(1)
     movement_of(coordinator, 1)
     coordinator.finish(1)
-    assert started.wait() is None
+    started.hurry(coordinator, lambda: started.ended)
+    assert started.error is None
     assert list(tmp_path.rglob("1.movement"))
 
 
@@ -385,6 +385,22 @@ def test_end_of_the_run_stops_a_training(
     coordinator.finish(1)
     assert started.wait() is None
     assert coordinator.movements == []
+
+
+def test_device_that_is_stopped_while_it_trains_withdraws_its_bid(
+    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    coordinator.announce()
+    running = Running(stage, make_config(tmp_path))
+    coordinator.open(1, steps=10**7)
+    bid_of(coordinator, 1)
+    coordinator.assign(1)
+    stage.until(lambda: "training, 10000000 steps" in caplog.text)
+    running.stop()
+    skip = stage.until(lambda: coordinator.last(Bid, lambda bid: bid.level is None))
+    assert (skip.round, skip.run) == (1, coordinator.run)
+    assert "stopped" in skip.reason
 
 
 def test_broker_that_does_not_give_us_the_task_ends_the_device(
@@ -411,15 +427,14 @@ def test_nonsense_from_the_broker_is_ignored(
 
 
 def test_chunks_that_the_broker_does_not_keep_are_asked_for_directly(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("edge_sdk.device.transfer.fetching.RETRY_S", 0.05)
     coordinator = Coordinator(stage)
     coordinator.retains_chunks = False
     coordinator.announce()
     running = Running(stage, make_config(tmp_path))
+    running.hurry(coordinator, lambda: coordinator.last(Want))
     movement = play(coordinator, 1)
-    assert coordinator.all(Want)
     values = decode_blocks(coordinator.plan, movement.payload)[1].values
     np.testing.assert_array_equal(values, trained_here(coordinator, 1))
     running.stop()
@@ -429,20 +444,17 @@ def test_device_that_cannot_get_the_weights_withdraws_its_bid(
     stage: Stage,
     coordinator: Coordinator,
     started: Running,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play(coordinator, 1)
-    monkeypatch.setattr(
-        "edge_sdk.device.transfer.fetching.Fetcher.fetch.__kwdefaults__", {"idle_s": 0.05}
-    )
     coordinator.retains_chunks = False
     coordinator.theta = coordinator.theta * 2
     coordinator.open(2)
     coordinator.chunks.clear()
     bid_of(coordinator, 2)
     coordinator.assign(2)
-    skip = stage.until(
-        lambda: coordinator.last(Bid, lambda bid: bid.round == 2 and bid.level is None)
+    skip = started.hurry(
+        coordinator,
+        lambda: coordinator.last(Bid, lambda bid: bid.round == 2 and bid.level is None),
     )
     assert "chunks did not come" in skip.reason
 
@@ -700,13 +712,12 @@ def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(
 
 
 def test_bid_that_nobody_answers_is_said_again(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, coordinator: Coordinator, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("edge_sdk.device.service.training_thread.RETRY_S", 0.05)
     coordinator.announce()
     running = Running(stage, make_config(tmp_path))
     coordinator.open(1)
-    stage.until(lambda: len([b for b in coordinator.all(Bid) if b.round == 1]) >= 3)
+    running.hurry(coordinator, lambda: len([b for b in coordinator.all(Bid) if b.round == 1]) >= 3)
     coordinator.assign(1)
     movement_of(coordinator, 1)
     coordinator.receipt(1)
@@ -739,7 +750,7 @@ def test_evaluation_is_given_up_when_a_round_opens(
     held = {hash for hash in coordinator.chunks if hash not in cached(tmp_path)}
     coordinator.chunks = {h: c for h, c in coordinator.chunks.items() if h not in held}
     for hash in held:
-        coordinator._link.publish(coordinator.topics.chunk(hash), b"", retain=True, bulk=True)
+        coordinator.clear_chunk(hash)
     coordinator.receipt(1)
     coordinator.theta = coordinator.theta + np.float32(1)
     play(coordinator, 2)
@@ -753,12 +764,13 @@ def cached(folder: Path) -> set[bytes]:
 def test_taking_part_does_not_depend_on_what_time_it_is() -> None:
     """Certificates have an end, and owners have nights; nothing else knows the hour."""
     clocks = ("time.time(", "time_ns(", "datetime.now", "datetime.utcnow", "localtime", "gmtime")
-    parts = ["service", "training_thread", "taking_part", "app", "device", "fetching", "sending"]
-    parts += ["stores", "residuals", "protocol/*", "transport/*", "train/*"]
+    parts = ["device/app.py", "device/machine.py", "device/service/*.py", "device/stores/*.py"]
+    parts += ["device/transfer/*.py", "protocol/**/*.py", "transport/**/*.py", "train/**/*.py"]
+    files = {part: sorted((ROOT / "edge_sdk").glob(part)) for part in parts}
+    assert all(files.values())
     found = [
         f"{path.name}: {line.strip()}"
-        for part in parts
-        for path in sorted((ROOT / "edge_sdk").glob(f"{part}.py"))
+        for path in chain.from_iterable(files.values())
         for line in path.read_text().splitlines()
         if any(clock in line for clock in clocks)
     ]

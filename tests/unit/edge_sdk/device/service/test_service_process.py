@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import numpy as np
 import pytest
 
 from coordinator.operate.broker.embedded import available, embedded_broker
+from edge_sdk.program.processes import Children
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.messages.transfer import Offer, Presence
@@ -25,9 +26,10 @@ ROOT = Path(__file__).resolve().parents[5]
 
 
 @contextmanager
-def device(folder: Path, settings: BrokerSettings) -> Iterator[subprocess.Popen[bytes]]:
+def device(folder: Path, settings: BrokerSettings) -> Iterator[Popen[bytes]]:
     environment = {
         **os.environ,
+        "PYTHONPATH": str(ROOT),
         "TESSERA_TASK": TASK,
         "TESSERA_NAME": DEVICE,
         "TESSERA_DATA": str(folder / "data"),
@@ -37,12 +39,8 @@ def device(folder: Path, settings: BrokerSettings) -> Iterator[subprocess.Popen[
         "TESSERA_BROKER_PASSWORD": settings.password or "",
     }
     command = [sys.executable, "-m", "edge_sdk.cli", "run", "--log-level", "warning"]
-    program = subprocess.Popen(command, env=environment, cwd=ROOT)
-    try:
-        yield program
-    finally:
-        program.kill()
-        program.wait()
+    with Children() as children:
+        yield children.start(DEVICE, command, folder / "device.log", environment).process
 
 
 def test_killed_device_sends_what_it_kept_and_finishes(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_round_that_comes_again_does_not_hide_a_newer_one() -> None:
     for order in (opened(3), opened(4), opened(2)):
         inbox.put(order)
     assert drain(inbox) == [opened(4), opened(2)]
-    inbox.put(opened(4))
-    inbox.put(replace(opened(1), run=OTHER))
-    assert drain(inbox) == [replace(opened(1), run=OTHER)]
+    inbox.put(opened(1))
+    inbox.put(replace(opened(4), run=OTHER))
+    assert drain(inbox) == [opened(1), replace(opened(4), run=OTHER)]
 
 
 def test_closed_inbox_has_only_receipts_left() -> None:

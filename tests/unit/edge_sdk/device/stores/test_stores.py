@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,9 +19,11 @@ from edge_sdk.device.stores.movements import (
     FolderMovements,
     MemoryMovements,
     MovementStore,
+    StoredMovement,
 )
 from edge_sdk.protocol.messages.movement import encode_movement
-from edge_sdk.protocol.messages.round import Movement
+from edge_sdk.protocol.messages.round import Movement, Replay
+from edge_sdk.transport.uploads import Outgoing
 
 
 def movement(round: int, *, keeps_copy: bool = False) -> Movement:
@@ -36,33 +42,53 @@ def movement(round: int, *, keeps_copy: bool = False) -> Movement:
     )
 
 
+AnyStore = MovementStore[Movement | Replay | StoredMovement]
+
+
+def sent(store: AnyStore, round: int, answers: int | None = None) -> tuple[int | None, bytes]:
+    """The round that is answered, and the bytes of the upload."""
+    match store.again(round, answers=answers):
+        case Movement() as kept:
+            return None, encode_movement(kept)
+        case Replay() as replay:
+            return replay.round, encode_movement(replay.movement)
+        case StoredMovement() as stored:
+            assert stored.round == round
+            return stored.answers, bytes(stored.data)
+
+
 @pytest.fixture(params=["memory", "folder"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> MovementStore:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> AnyStore:
     return MemoryMovements() if request.param == "memory" else FolderMovements(tmp_path)
 
 
-def test_movement_is_there_until_its_receipt(store: MovementStore) -> None:
+def test_movement_is_there_until_its_receipt(store: AnyStore) -> None:
     for round in (3, 5):
         store.keep(movement(round))
     assert store.waiting == {3, 5}
     assert store.copy is None
-    assert encode_movement(store.read(3)) == encode_movement(movement(3))
+    assert sent(store, 3) == (None, encode_movement(movement(3)))
+    assert bytes(store.payload(3)) == movement(3).payload
     store.forget(3)
     store.forget(3)
     assert store.waiting == {5}
     with pytest.raises(KeyError):
-        store.read(3)
+        store.again(3)
+    with pytest.raises(KeyError):
+        store.payload(3)
 
 
-def test_copy_outlives_its_receipt_until_the_next_movement(store: MovementStore) -> None:
+def test_copy_outlives_its_receipt_until_the_next_movement(store: AnyStore) -> None:
     store.keep(movement(3, keeps_copy=True))
     store.forget(3)
     assert (store.waiting, store.copy) == (frozenset(), 3)
-    assert store.read(3).payload == movement(3).payload
+    assert sent(store, 3, answers=5) == (5, encode_movement(movement(3, keeps_copy=True)))
     store.keep(movement(4))
     assert store.copy is None
     with pytest.raises(KeyError):
-        store.read(3)
+        store.again(3)
+    with pytest.raises(KeyError):
+        store.payload(3)
 
 
 @settings(max_examples=60)
@@ -90,15 +116,17 @@ def test_folder_remembers_what_memory_does_whenever_it_is_opened_again(
         assert (on_disk.waiting, on_disk.copy) == (oracle.waiting, oracle.copy)
         for each in oracle.waiting | ({oracle.copy} - {None}):
             assert each is not None
-            assert bytes(on_disk.read_bytes(each)) == encode_movement(oracle.read(each))
+            assert sent(on_disk, each) == sent(oracle, each)
 
 
-def test_rejected_movement_is_no_copy(store: MovementStore) -> None:
+def test_rejected_movement_is_no_copy(store: AnyStore) -> None:
     store.keep(movement(3, keeps_copy=True))
     store.forget(3, rejected=True)
     assert (store.waiting, store.copy) == (frozenset(), None)
     with pytest.raises(KeyError):
-        store.read(3)
+        store.again(3)
+    with pytest.raises(KeyError):
+        store.payload(3)
 
 
 def test_restart_finds_the_copy_again(tmp_path: Path) -> None:
@@ -114,9 +142,30 @@ def test_restart_finds_the_copy_again(tmp_path: Path) -> None:
 def test_mapped_bytes_outlive_the_file(tmp_path: Path) -> None:
     store = FolderMovements(tmp_path)
     store.keep(movement(2))
-    data = store.read_bytes(2)
+    data = store.again(2).data
     store.forget(2)
     assert bytes(data) == encode_movement(movement(2))
+
+
+def test_large_movement_is_sent_again_without_a_copy_of_it(tmp_path: Path) -> None:
+    large = replace(movement(2, keeps_copy=True), payload=Random(1).randbytes(2**23))
+    FolderMovements(tmp_path).keep(large)
+    upload = encode_movement(large)
+    tracemalloc.start()
+    try:
+        store = FolderMovements(tmp_path)
+        stored = store.again(2)
+        payload = store.payload(2)
+        offer = Outgoing(
+            stored.data, device="pi", run="a" * 16, round=2, answers=None, chunk_bytes=2**18
+        ).offer
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (offer.size, offer.sha256) == (len(upload), sha256(upload).digest())
+    assert stored.data == upload
+    assert payload == large.payload
+    assert peak < 2**20
 
 
 @pytest.mark.parametrize(

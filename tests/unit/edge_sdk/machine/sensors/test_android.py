@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import Battery, LocalProbe, Zone, choose_probe
+from edge_sdk.machine.probe import LocalProbe, choose_probe
 from edge_sdk.machine.sensors.android import battery_status, parse_battery, parse_wifi
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.system import LinuxSources
+from edge_sdk.machine.snapshot import Battery, Zone
 from tests.unit.edge_sdk.machine.machines import build, no_supplies, pixel_6, program, supply
+from tests.waiting import until
 
 OLD = """{
   "health": "GOOD",
@@ -153,9 +155,7 @@ def test_hanging_command_on_the_path_does_not_delay_snapshots(
     for _ in range(3):
         # While the command runs: a snapshot that waited for it would never come back.
         assert probe.snapshot().battery.percent is None
-    deadline = time.monotonic() + 60
-    while not pids.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(pids.exists)
     assert not probe.settle(0)
     assert probe.snapshot().memory.available_bytes
     probe.close()
@@ -166,13 +166,11 @@ def test_hanging_command_on_the_path_does_not_delay_snapshots(
 
 def wait_until_gone(pid: int) -> None:
     """A killed orphan may stay a zombie until it is reaped by whoever inherits it."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def gone() -> bool:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
         except (FileNotFoundError, ProcessLookupError):
-            return
-        if state == "Z":
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"process {pid} is still there")
+            return True
+
+    until(gone, lambda: f"process {pid} is still there")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import Battery, Snapshot
 from edge_sdk.machine.sensors.commands import Background, Command
+from edge_sdk.machine.snapshot import Battery, Snapshot
 from tests.unit.edge_sdk.machine.sensors.linux.test_linux import Clock
 from tests.unit.edge_sdk.machine.sensors.test_android import wait_until_gone
 
@@ -151,7 +151,7 @@ def test_command_under_way_ends_with_the_program(tmp_path: Path) -> None:
     file.write_text(hang)
     main = (
         "import os, sys, time\n"
-        "from edge_sdk.machine import Snapshot\n"
+        "from edge_sdk.machine.snapshot import Snapshot\n"
         "from edge_sdk.machine.sensors.commands import Background, Command\n"
         f"command = Command(argv=('x', {str(file)!r}), program=lambda _: sys.executable,\n"
         "    parse=lambda _: Snapshot(), fills=('battery.percent',), timeout_s=600.0)\n"

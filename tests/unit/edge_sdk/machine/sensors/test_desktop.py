@@ -8,13 +8,14 @@ import time
 
 import pytest
 
-from edge_sdk.machine import Zone, choose_probe
+from edge_sdk.machine.probe import choose_probe
 from edge_sdk.machine.sensors.desktop import (
     PsutilSources,
     parse_ioreg,
     parse_pmset,
     parse_powershell,
 )
+from edge_sdk.machine.snapshot import Zone
 
 M2 = {
     "Voltage": 11_400,

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.machine import Snapshot, choose_probe
+from edge_sdk.machine.probe import choose_probe
 from edge_sdk.machine.sensors.android import parse_battery, parse_wifi
 from edge_sdk.machine.sensors.desktop import parse_ioreg, parse_pmset, parse_powershell
+from edge_sdk.machine.snapshot import Snapshot
 from tests.unit.edge_sdk.machine.machines import MACHINES
 from tests.unit.edge_sdk.machine.sensors.linux.test_linux import Clock
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import Snapshot, choose_probe
+from edge_sdk.machine.probe import choose_probe
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.jetson import READ_JTOP, is_jetson, jtop, nvpmodel, parse_jtop
+from edge_sdk.machine.snapshot import Snapshot
 from tests.unit.edge_sdk.machine.machines import (
     build,
     jetson_agx_orin,
@@ -128,7 +129,7 @@ def test_rails_for_root_only_are_unknown(tmp_path: Path) -> None:
     code = (
         "import json, os, sys\n"
         "from pathlib import Path\n"
-        "from edge_sdk.machine import choose_probe\n"
+        "from edge_sdk.machine.probe import choose_probe\n"
         # Folders above are root's own; whoever is inside already needs them no more.
         "os.chdir(sys.argv[1])\n"
         "if os.geteuid() == 0:\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import choose_probe
+from edge_sdk.machine.probe import choose_probe
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.raspberry_pi import read_undervoltage, vcgencmd
 from tests.unit.edge_sdk.machine.machines import (

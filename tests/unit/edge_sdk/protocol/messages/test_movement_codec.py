@@ -99,9 +99,12 @@ def test_every_field_of_a_movement_travels() -> None:
 
 @pytest.mark.parametrize("buffer", [bytearray, memoryview])
 def test_movement_is_read_from_any_buffer(buffer: Any) -> None:
-    read = decode_movement(buffer(encode_movement(MOVEMENT)))
+    data = buffer(encode_movement(MOVEMENT))
+    read = decode_movement(data)
     check_same(read, MOVEMENT)
-    assert isinstance(read.payload, bytes)
+    payload = np.frombuffer(read.payload, np.uint8)
+    assert np.shares_memory(payload, np.frombuffer(data, np.uint8)), "it is not copied"
+    assert not payload.flags.writeable
 
 
 def test_column_major_and_foreign_byte_order_are_written_alike() -> None:

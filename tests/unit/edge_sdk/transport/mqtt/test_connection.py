@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,9 +14,9 @@ from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.mqtt.connection import LONGEST_PAUSE_S, pause_s, unsent_bytes
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
+from tests.waiting import HANGS_S, free_port, until
 
 CONNACK = b"\x20\x02\x00"
-PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -52,16 +51,11 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 def first_reason(settings: BrokerSettings) -> str:
     events: list[LinkEvent] = []
     link = open_link(settings, name="test", deliver=events.append)
-    by = time.monotonic() + PATIENCE_S
     try:
-        while time.monotonic() < by:
-            for event in events:
-                if isinstance(event, Disconnected):
-                    return event.reason
-            time.sleep(0.005)
+        until(lambda: any(isinstance(event, Disconnected) for event in events))
     finally:
         link.kill()
-    raise AssertionError("the link never said why it does not work")
+    return next(event.reason for event in events if isinstance(event, Disconnected))
 
 
 def answer(code: int) -> Callable[[socket.socket], None]:
@@ -89,9 +83,7 @@ def test_refusal_of_the_broker_is_explained(code: int, words: str) -> None:
 
 
 def test_port_without_a_listener_is_explained() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert "is the broker running" in first_reason(BrokerSettings(port=port))
+    assert "is the broker running" in first_reason(BrokerSettings(port=free_port()))
 
 
 def test_unknown_host_is_explained() -> None:
@@ -132,10 +124,7 @@ def test_broker_that_falls_silent_is_noticed_and_tried_again() -> None:
     with listening(serve) as port:
         settings = BrokerSettings(port=port, keepalive_s=1)
         link = open_link(settings, name="test", deliver=events.append)
-        by = time.monotonic() + PATIENCE_S
-        while sum(isinstance(event, Connected) for event in events) < 2:
-            assert time.monotonic() < by
-            time.sleep(0.01)
+        until(lambda: sum(isinstance(event, Connected) for event in events) >= 2)
         link.kill()
     up = next(at for at, event in enumerate(events) if isinstance(event, Connected))
     lost = events[up + 1]
@@ -154,10 +143,7 @@ def events_of(code: int, attempts: int) -> list[LinkEvent]:
 
     with listening(serve) as port:
         link = open_link(BrokerSettings(port=port), name="test", deliver=events.append)
-        by = time.monotonic() + PATIENCE_S
-        while len(tried) < attempts:
-            assert time.monotonic() < by
-            time.sleep(0.01)
+        until(lambda: len(tried) >= attempts)
         link.kill()
     return events
 
@@ -183,15 +169,10 @@ def test_broker_that_cannot_now_denies_nobody(code: int) -> None:
 
 
 def test_close_without_a_broker_does_not_wait_for_one() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
     events: list[LinkEvent] = []
-    link = open_link(BrokerSettings(port=port), name="test", deliver=events.append)
+    link = open_link(BrokerSettings(port=free_port()), name="test", deliver=events.append)
     assert link.publish("t", b"never sent")
-    by = time.monotonic() + PATIENCE_S
-    while not events:
-        assert time.monotonic() < by
-        time.sleep(0.005)
+    until(lambda: events)
     link.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "mqtt test"]
 
@@ -209,10 +190,7 @@ def test_link_survives_a_deliver_that_raises() -> None:
 
     with listening(serve) as port:
         link = open_link(BrokerSettings(port=port), name="test", deliver=deliver)
-        by = time.monotonic() + PATIENCE_S
-        while not told:
-            assert time.monotonic() < by
-            time.sleep(0.005)
+        until(lambda: told)
         link.close()
     assert told == [Connected(first=True)]
 
@@ -236,12 +214,9 @@ def test_what_the_other_end_does_not_take_is_unsent() -> None:
                 sent = sender.send(bytes(1 << 20))
                 before = unsent_bytes(sender)
                 assert 0 < before <= sent
-                receiver.settimeout(PATIENCE_S)
+                receiver.settimeout(HANGS_S)
                 taken = 0
                 while taken < sent:
                     taken += len(receiver.recv(65_536))
-                by = time.monotonic() + PATIENCE_S
-                while unsent_bytes(sender) and time.monotonic() < by:
-                    time.sleep(0.001)
-                assert unsent_bytes(sender) == 0
+                until(lambda: unsent_bytes(sender) == 0)
     assert unsent_bytes(sender) == 0  # closed

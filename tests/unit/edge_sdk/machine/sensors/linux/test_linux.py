@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import CoreClass
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.system import LinuxSources, network_manager, parse_cpus
 from edge_sdk.machine.sensors.rates import Rates
+from edge_sdk.machine.snapshot import CoreClass
 from tests.unit.edge_sdk.machine.machines import build, kernel, laptop, net_dev, pixel_6
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_sdk.machine import Battery
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.power_supply import read_battery
+from edge_sdk.machine.snapshot import Battery
 from tests.unit.edge_sdk.machine.machines import build, laptop, no_supplies, supply
 
 

@@ -6,21 +6,22 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from edge_sdk.machine import Snapshot, choose_probe
+from edge_sdk.machine.probe import choose_probe
+from edge_sdk.machine.snapshot import Snapshot
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
 
 ROOT = Path(__file__).resolve().parents[6]
 LOOK = (
     "import json\n"
-    "from edge_sdk.machine import choose_probe\n"
+    "from edge_sdk.machine.probe import choose_probe\n"
     "print(json.dumps(choose_probe(name='linux').snapshot().to_dict()))\n"
 )
 MB = 1 << 20
@@ -67,10 +68,8 @@ def make_group(controller: str) -> Path:
 
 
 def remove_group(group: Path) -> None:
-    deadline = time.monotonic() + 60
     # The kernel lets go of a process a little after it was reaped.
-    while not removed(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: removed(group))
     assert not group.exists()
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_sdk.machine import Heat, Trip, Zone
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.thermal import read_heat
+from edge_sdk.machine.snapshot import Heat, Trip, Zone
 from tests.unit.edge_sdk.machine.machines import build, cooling, jetson_orin_nano, laptop, zone
 
 

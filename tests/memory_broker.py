@@ -1,4 +1,4 @@
-"""A broker in this process with the same links, for tests and simulations: no sockets, no threads.
+"""A broker in this process with the same links, for tests: no sockets, no threads.
 
 Everything happens in `step` and `run`, in an order that depends only on the calls. Connections end,
 return and lose messages on command. Where brokers differ, it behaves as Mosquitto does with clean
@@ -272,7 +272,7 @@ class BrokeredLink:
         """See `Link.acknowledged`."""
         return self.outboxes[bulk].empty
 
-    def silence_s(self, *, bulk: bool = False) -> float:  # noqa: ARG002  as `Link` has it
+    def silence_s(self, *, bulk: bool = False) -> float:
         """See `Link.silence_s`; messages arrive whole here, so none is ever partly received."""
         return math.inf
 

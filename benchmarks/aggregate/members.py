@@ -1,0 +1,250 @@
+"""Whether a round costs more when more members are registered that do not take part in it.
+
+All members join, and all but a few leave at once. Those few take part in every round, in which
+nothing is trained, so that what is left is what a round costs the coordinator: once as the state
+machine alone, once as a federation in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import process_time
+
+import numpy as np
+
+from benchmarks.aggregate.rounds import LEARNING_RATE, device_name, perceptron_plan
+from benchmarks.report.figures import Figure, FigureError
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules import RULES
+from coordinator.masks import make_masks
+from coordinator.rounds import synchronous
+from coordinator.rounds.events import Joined, Kept, Left, Send
+from coordinator.rounds.synchronous import Commit, Committed, Effect, RoundsConfig, RoundsState
+from coordinator.simulate.federation import Federation, Member
+from edge_sdk.data.arrays import ArrayData, Batch
+from edge_sdk.decide.decision import Policy
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import Assignment, Bid, Movement
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
+from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.train.backend import Job, Metrics, Trained
+
+METHOD = (
+    "Of all members, which join before the first round, a few stay and take part in every round of "
+    "ra-fed; training is left out. CPU time of this process, rounds of all fleets in turn; ratios "
+    "are medians of ratios within a turn."
+)
+TARGET = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersConfig:
+    """`fleets` ascending, in members; `turns` are counted after `warm` that are not.
+
+    Raises `FigureError` for a fleet that is smaller than a round.
+    """
+
+    fleets: tuple[int, ...] = (100, 1_000, 10_000)
+    participants: int = 10
+    warm: int = 5
+    turns: int = 60
+
+    def __post_init__(self) -> None:
+        if min(self.fleets) < self.participants:
+            raise FigureError(
+                f"{self.participants} members take part, and a fleet has {min(self.fleets)}"
+            )
+
+    @property
+    def ticks(self) -> int:
+        """Turns of both parts."""
+        return 2 * (self.warm + self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersRow:
+    """One fleet; the ratios are to the smallest. Medians."""
+
+    members: int
+    machine_ms: float
+    machine_ratio: float
+    process_ms: float
+    process_ratio: float
+
+
+def measure_members(
+    config: MembersConfig,
+    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
+) -> list[MembersRow]:
+    """Time rounds. `begin`'s results are called `config.ticks` times."""
+    machine = _in_turns(config, _machine_rounds, begin("state machine"))
+    process = _in_turns(config, _process_rounds, begin("one process"))
+    return [
+        MembersRow(
+            members=members,
+            machine_ms=1e3 * median(turn[n] for turn in machine),
+            machine_ratio=median(turn[n] / turn[0] for turn in machine),
+            process_ms=1e3 * median(turn[n] for turn in process),
+            process_ratio=median(turn[n] / turn[0] for turn in process),
+        )
+        for n, members in enumerate(config.fleets)
+    ]
+
+
+def members_figures(rows: Sequence[MembersRow]) -> list[Figure]:
+    """The figures of `measure_members`."""
+    figures = []
+    for row in rows:
+        stem = f"aggregate.members.{row.members}"
+        for what, value, ratio in (
+            ("machine", row.machine_ms, row.machine_ratio),
+            ("process", row.process_ms, row.process_ratio),
+        ):
+            figures.append(Figure(name=f"{stem}.{what}", value=value, unit="ms"))
+            if row is not rows[0]:
+                name = f"{stem}.{what}_over_{rows[0].members}"
+                figures.append(Figure(name=name, value=ratio, unit="×", target=TARGET))
+    return figures
+
+
+def _in_turns(
+    config: MembersConfig,
+    rounds: Callable[[MembersConfig, int], Iterator[float]],
+    tick: Callable[[], None],
+) -> list[tuple[float, ...]]:
+    """Seconds of rounds, those of all fleets beside each other."""
+    fleets = [rounds(config, members) for members in config.fleets]
+    turns = []
+    for _ in range(config.warm + config.turns):
+        turns.append(tuple(next(fleet) for fleet in fleets))
+        tick()
+    return turns[config.warm :]
+
+
+def _run_config(config: MembersConfig) -> RoundsConfig:
+    return RoundsConfig(
+        plan=perceptron_plan(16, (16,), 4),
+        rule=RULES["ra-fed"](),
+        masks=make_masks("random"),
+        local_rule=LocalRule(learning_rate=LEARNING_RATE),
+        rounds=config.warm + config.turns + 1,
+        steps=1,
+        batch_size=1,
+        min_devices=config.participants,
+        seed=0,
+    )
+
+
+# -- the state machine ---------------------------------------------------------------------------
+
+
+def _machine_rounds(config: MembersConfig, members: int) -> Iterator[float]:
+    """Let rounds pass through the state machine; yields the seconds of each."""
+    run = _run_config(config)
+    state = synchronous.start(run)
+    for number in range(members):
+        name = device_name(number)
+        state, _ = synchronous.handle(run, state, Joined(name), 0.0)
+        if number >= config.participants:
+            state, _ = synchronous.handle(run, state, Left(name), 0.0)
+    names = [device_name(number) for number in range(config.participants)]
+    sample = _movement(run.plan)
+    while True:
+        round = state.round
+        bids = [
+            Bid(device=name, round=round, level=1.0, reason="all of it", samples=1)
+            for name in names
+        ]
+        movements = [replace(sample, device=name, round=round) for name in names]
+        start = process_time()
+        state = _one_round(run, state, bids, movements)
+        yield process_time() - start
+
+
+def _one_round(
+    run: RoundsConfig, state: RoundsState, bids: Iterable[Bid], movements: Iterable[Movement]
+) -> RoundsState:
+    told: list[Effect] = []
+    for bid in bids:
+        state, told = synchronous.handle(run, state, bid, 0.0)
+    if not all(isinstance(each, Send) and isinstance(each.message, Assignment) for each in told):
+        raise FigureError(f"bids were answered with {told}")
+    for movement in movements:
+        state, _ = synchronous.handle(run, state, movement, 0.0)
+        kept = Kept(movement.device, movement.round)
+        state, told = synchronous.handle(run, state, kept, 0.0)
+    if not isinstance(told[-1], Commit):
+        raise FigureError(f"the last movement was answered with {told}")
+    state, _ = synchronous.handle(run, state, Committed(state.round), 0.0)
+    return state
+
+
+def _movement(plan: ModelPlan) -> Movement:
+    groups, ids = plan.all_groups(), np.arange(plan.block_count, dtype=np.int64)
+    blocks = Blocks(ids, np.zeros(plan.parameters, dtype=np.float32))
+    return Movement(
+        device="",
+        round=1,
+        plan_hash=plan.hash,
+        payload=encode_blocks(plan, groups, blocks, Encoding(), stream(0, "members")),
+        statistics={},
+        learning_rate=LEARNING_RATE,
+        level=1.0,
+        samples=1,
+        loss=0.0,
+        train_s=0.0,
+    )
+
+
+# -- a federation --------------------------------------------------------------------------------
+
+
+def _process_rounds(config: MembersConfig, members: int) -> Iterator[float]:
+    """Let rounds pass in one process; yields the seconds of each."""
+    run = _run_config(config)
+    data = ArrayData((np.zeros((1, 16), dtype=np.float32),), np.zeros(1, dtype=np.int64))
+    fleet = [
+        Member(
+            device_name(number),
+            Policy(),
+            data,
+            there=None if number < config.participants else ((0.0, 0.0),),
+        )
+        for number in range(members)
+    ]
+    plan = run.plan
+    model = GlobalModel(plan, plan.unflatten(np.zeros(plan.parameters, dtype=np.float32)), {})
+    reports = Federation(run, model, lambda: _NoTraining(plan), fleet).run()
+    next(reports)  # everybody joins in it
+    while True:
+        start = process_time()
+        report = next(reports)
+        yield process_time() - start
+        trained = sum(device.level is not None for device in report.devices)
+        if trained != config.participants:
+            raise FigureError(f"{trained} members trained, not {config.participants}")
+
+
+class _NoTraining:
+    """A backend whose movements are of nothing."""
+
+    data: DataSpec | None = None
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self.plan = plan
+
+    def train(
+        self,
+        job: Job,
+        batches: Iterable[Batch],  # noqa: ARG002  as `Backend` has it
+        *,
+        should_stop: Callable[[], bool] = lambda: False,  # noqa: ARG002
+    ) -> Trained:
+        movement = {name: np.zeros_like(array) for name, array in job.weights.items()}
+        return Trained(movement, {}, Metrics(1, 1, 0.0, 0.0, 0.0))

@@ -1,0 +1,179 @@
+"""Sets, maps and heaps as values whose next version costs what changed, not what they hold.
+
+A version is never changed: `adding`, `putting` and the like give the next one. The newest version
+holds a plain dict and is read like one. Each older version holds only what to undo, and the version
+made from it. Laws:
+
+- Every version reads the same for ever, whatever was made from it.
+- Making the next version from the newest costs as much as changes; from an older one, a copy.
+- Finding a key in an older version takes a step per version made since; counting or walking
+  through it copies it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
+
+_ABSENT: Any = object()
+
+
+class PersistentMap(Mapping[K, V], Generic[K, V]):
+    """A mapping of which every version stays as it is. For one thread."""
+
+    __slots__ = ("_items", "_next", "_undo")
+
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        self._items: dict[K, V] | None = dict(items)
+        self._undo: dict[K, V] = {}
+        self._next = self
+
+    def putting(self, key: K, value: V) -> PersistentMap[K, V]:
+        """This map with a value put in."""
+        return self._changed({key: value})
+
+    def merging(self, changes: Mapping[K, V]) -> PersistentMap[K, V]:
+        """This map with all of these values put in."""
+        return self._changed(changes) if changes else self
+
+    def dropping(self, key: K) -> PersistentMap[K, V]:
+        """This map without a key."""
+        return self if key not in self else self._changed({key: _ABSENT})
+
+    def __getitem__(self, key: K) -> V:
+        value: V = self._find(key)
+        if value is _ABSENT:
+            raise KeyError(key)
+        return value
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        value = self._find(key)
+        return default if value is _ABSENT else value
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not _ABSENT
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or Mapping.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PersistentMap({self._whole()!r})"
+
+    def _find(self, key: Any) -> Any:
+        version = self
+        while version._items is None:
+            if key in version._undo:
+                return version._undo[key]
+            version = version._next
+        return version._items.get(key, _ABSENT)
+
+    def _changed(self, changes: Mapping[K, V]) -> PersistentMap[K, V]:
+        items = self._whole()
+        made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
+        made._items, made._undo, made._next = items, {}, made
+        self._undo = {key: items.get(key, _ABSENT) for key in changes}
+        self._items, self._next = None, made
+        _apply(items, changes)
+        return made
+
+    def _whole(self) -> dict[K, V]:
+        """All of it, as this version's own dict: an older version takes a copy."""
+        if self._items is None:
+            undone, version = [], self
+            while version._items is None:
+                undone.append(version._undo)
+                version = version._next
+            self._items = dict(version._items)
+            for undo in reversed(undone):
+                _apply(self._items, undo)
+            self._undo, self._next = {}, self
+        return self._items
+
+
+def _apply(items: dict[K, V], changes: Mapping[K, V]) -> None:
+    for key, value in changes.items():
+        if value is _ABSENT:
+            items.pop(key, None)
+        else:
+            items[key] = value
+
+
+class PersistentSet(Set[T], Generic[T]):
+    """A set of which every version stays as it is. For one thread."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Iterable[T] = ()) -> None:
+        self._members: PersistentMap[T, None] = PersistentMap((each, None) for each in members)
+
+    def adding(self, member: T) -> PersistentSet[T]:
+        """This set with a member more."""
+        return self if member in self else self._with(self._members.putting(member, None))
+
+    def dropping(self, member: T) -> PersistentSet[T]:
+        """This set without a member."""
+        return self._with(self._members.dropping(member)) if member in self else self
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or Set.__eq__(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PersistentSet({list(self)!r})"
+
+    def _with(self, members: PersistentMap[T, None]) -> PersistentSet[T]:
+        made: PersistentSet[T] = PersistentSet.__new__(PersistentSet)
+        made._members = members
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Heap(Generic[T]):
+    """A leftist heap: `first` is the least of all; what lies behind it is in two smaller heaps."""
+
+    first: T
+    left: Heap[T] | None = None
+    right: Heap[T] | None = None
+    rank: int = 1
+    """How many heaps, this one included, the way along `right` has: no way down is shorter."""
+
+    def rest(self) -> Heap[T] | None:
+        """All but the first; None: there is nothing else."""
+        return merged(self.left, self.right)
+
+
+def merged(one: Heap[T] | None, other: Heap[T] | None) -> Heap[T] | None:
+    """All of two heaps. Takes as many steps as the logarithm of their sizes."""
+    if one is None or other is None:
+        return other if one is None else one
+    if other.first < one.first:  # type: ignore[operator]
+        one, other = other, one
+    left, right = one.left, merged(one.right, other)
+    ranks = [0 if each is None else each.rank for each in (left, right)]
+    if ranks[0] < ranks[1]:
+        left, right = right, left
+    return Heap(one.first, left, right, min(ranks) + 1)

@@ -1,0 +1,141 @@
+"""A run without a disk or a broker: kept in RAM, and gone with the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator.aggregate.arrivals import GroupsByAxis
+from coordinator.aggregate.model import GlobalModel
+from coordinator.rounds.report import RoundReport
+from coordinator.rounds.state import OpenRound
+from coordinator.run.folder import Checkpoint
+from coordinator.run.journal import Terms
+from coordinator.service.store import Tally
+from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.transport.uploads import Upload
+
+
+@dataclass(slots=True)
+class RunInRam:
+    """A `RunStore` that costs nothing: nobody goes on with a run whose process has ended."""
+
+    opened: int = 0
+    save_s: float = 0.0
+    """Receipts need not wait: there is no checkpoint that could be lost."""
+    reports: list[RoundReport] = field(default_factory=list)
+    """Those that nobody has taken yet."""
+
+    def note_opened(self, round: int) -> None:
+        """Remember the newest round."""
+        self.opened = max(self.opened, round)
+
+    def interrupted(self) -> OpenRound | None:
+        """None: every run is new."""
+        return None
+
+    def check_terms(self, terms: Terms) -> None:
+        """Nothing was interrupted."""
+
+    def open_round(self, opened: OpenRound, terms: Terms) -> None:
+        """The course has it."""
+
+    def forget_round(self) -> None:
+        """Nothing was written."""
+
+    def keep(self, upload: Upload | None, device: str, round: int) -> None:
+        """The course has it."""
+
+    def kept(self) -> tuple[Movement | Replay, ...]:
+        """Nothing is left of an earlier process."""
+        return ()
+
+    def clear_kept(self) -> None:
+        """Nothing was written."""
+
+    def knows(self, offer: Offer) -> bool:
+        """Nothing is uploaded here."""
+        return False
+
+    def settle(self, upload: Upload, receipt: Receipt | None) -> None:
+        """Nothing is uploaded here."""
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Nobody would read it."""
+
+    def prune(self) -> None:
+        """Nothing was written."""
+
+    def record(
+        self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
+    ) -> None:
+        """Hold a report until it is taken."""
+        self.reports.append(report)
+
+
+class DirectOutlet:
+    """A `ModelOutlet` that hands devices the model itself, and a `ModelSource` for them.
+
+    A device gets the version that there was when it was assigned its groups, however long its
+    assignment is under way.
+    """
+
+    def __init__(self, model: GlobalModel) -> None:
+        self._model = model
+        self._held: dict[str, tuple[EncodedModel, dict[str, Array]]] = {}
+        """The model as it was when a device was assigned something, until the device has it."""
+        self._versions: dict[str, int] = {}
+        """What devices of an asynchronous run train from."""
+        self._fetched: dict[str, int] = {}
+        """Bytes of the blocks that a device fetched last."""
+
+    def publish(self) -> None:
+        """Encode the model now: devices ask for it in several threads."""
+        self._model.serve()
+
+    def opening(self, opening: RoundOpen) -> RoundOpen:
+        """The opening as it is: the model is not sent."""
+        return opening
+
+    def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
+        """The opening as it is."""
+        return opening
+
+    def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
+        """Keep these groups of the present version."""
+        self._versions[device] = self._model.version
+        self._model.reserve(device, round, groups)
+
+    def fetched_bytes(self, device: str, groups: GroupsByAxis) -> int:
+        """Bytes that a device fetched last."""
+        return self._fetched.get(device, 0)
+
+    def applied(self, device: str, groups: GroupsByAxis) -> int:
+        """How many updates there were since these groups were reserved."""
+        return self._model.version - self._versions.pop(device)
+
+    def left(self, device: str) -> None:
+        """A device that is gone evaluates nothing here."""
+
+    # -- for devices ------------------------------------------------------------------------
+
+    def assigned(self, assignment: Assignment) -> None:
+        """Hold the present version until the device has fetched its part."""
+        model = self._model
+        self._held[assignment.device] = (model.serve(), model.buffers)
+
+    def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
+        """What a device trains from."""
+        device, groups, plan = assignment.device, assignment.groups, self._model.plan
+        encoded, buffers = self._held.pop(device)
+        message, cut = self._model.reserved(device, assignment.round) or (
+            encoded.cut(groups),
+            plan.cut_buffers(buffers, groups),
+        )
+        self._fetched[device] = len(message)
+        _, blocks = decode_blocks(plan, message)
+        return blocks, {name: array.copy() for name, array in cut.items()}

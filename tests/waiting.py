@@ -1,0 +1,31 @@
+"""One way to wait for what another process or thread does."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+
+HANGS_S = 300.0
+"""For everything that tests wait for: only what hangs takes so long."""
+
+
+def until(holds: Callable[[], object], tell: Callable[[], object] = lambda: "") -> None:
+    """Wait until something holds; fails with what `tell` returns if it never does."""
+    by = time.monotonic() + HANGS_S
+    while not holds():
+        assert time.monotonic() < by, tell()
+        time.sleep(0.01)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens on a port of this machine."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
