@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         _measure,
         help="the coordinator's cost of closing a round, and bytes on the wire",
         description=(
-            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
+            "Rate at which ra-fed and ram-fed (memory on disk, page cache warm) take in movements "
             "of 32 devices at half level of a model of 25 million parameters, on two threads, "
             "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
             "100, 1,000 and 10,000 registered devices, and time with as many members of which 10 "

@@ -12,7 +12,7 @@ from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 
 Arrivals = Mapping[tuple[str, int], Arrival]
-"""What was kept, by device and the round it was kept for."""
+"""Kept uploads, by device and the round they were kept for."""
 
 
 def open_memory(

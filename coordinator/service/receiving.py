@@ -115,12 +115,12 @@ class Receiving:
             )
 
     def knows(self, offer: Offer) -> bool:
-        """Whether an upload was heard of before: room for it was made, or none is needed."""
+        """True if an upload is known: room for it was made, or none is needed."""
         known = offer.upload in self._receipts.get(offer.device, ())
         return known or self._uploads.knows(offer)
 
     def received(self, device: str, payload: bytes, now: float) -> Progress:
-        """What follows from a chunk. Raises `MessageError`."""
+        """Process a chunk and return its consequences. Raises `MessageError`."""
         return self._uploads.received(device, payload, now)
 
     def keep(self, upload: Upload, device: str, round: int) -> None:
@@ -141,7 +141,7 @@ class Receiving:
             receipts.popitem(last=False)
 
     def kept(self) -> Iterator[Movement | Replay]:
-        """What is kept, by round and device; what cannot be read any more is left out."""
+        """Return kept uploads, by round and device, without unreadable ones."""
         for path in sorted(self._movements.iterdir()):
             number, _, _ = path.name.partition("-")
             try:
@@ -169,12 +169,12 @@ class Receiving:
 
 
 def is_kept(upload: Upload) -> bool:
-    """Whether an upload was made durable."""
+    """True if an upload was made durable."""
     return isinstance(upload.data, UploadFile) and upload.data.path is None
 
 
 def read_upload(upload: Upload) -> Movement | Replay:
-    """What an upload holds. Raises `MessageError` if that is not what was offered."""
+    """Decode an upload. Raises `MessageError` if it is not what was offered."""
     offer = upload.offer
     movement = decode_movement(memoryview(upload.data))
     if movement.device != offer.device:
