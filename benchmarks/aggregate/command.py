@@ -1,4 +1,4 @@
-"""`tessera-bench aggregate`: what closing a round costs the coordinator, and bytes."""
+"""`tessera-bench aggregate`: the coordinator's cost of closing a round, and bytes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def add_parser(commands: Any) -> None:
         commands,
         "aggregate",
         _measure,
-        help="what closing a round costs the coordinator, and bytes on the wire",
+        help="the coordinator's cost of closing a round, and bytes on the wire",
         description=(
-            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
+            "Rate at which ra-fed and ram-fed (memory on disk, page cache warm) take in movements "
             "of 32 devices at half level of a model of 25 million parameters, on two threads, "
             "beside numpy.copyto of the same bytes. Then memory of the whole close, from uploads "
             "on disk to the commit. Then time and anonymous memory of a round with 100, 1,000 and "

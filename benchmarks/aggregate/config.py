@@ -14,7 +14,7 @@ from benchmarks.aggregate.traffic import TrafficConfig
 from benchmarks.report.figures import FigureError
 
 RESERVE_BYTES = 1 << 30
-"""Left free on the disk, as by a memory that is opened."""
+"""Bytes left free on the disk, as an open memory does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

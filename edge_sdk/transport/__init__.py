@@ -1,1 +1,1 @@
-"""How messages travel: links over MQTT, and a queue inside one process."""
+"""Links that carry messages over MQTT, and their parts."""

@@ -2,7 +2,7 @@
 
     message = length of header as uint32 ‖ header ‖ zeros up to a multiple of 16 ‖ payload
     header  = msgpack [ "tessera-blocks", 1, kind, keep | nil, zstd, plan hash, [mask per axis] ]
-    payload = the parts below, one behind the other; with zstd a frame of them (`zstd.py`)
+    payload = the parts below, one after the other; with zstd a frame of them (`zstd.py`)
 
     fp32      values as float32
     fp16      values as float16 ‖ an exponent per block as int8
@@ -10,7 +10,7 @@
     top-k     kept values as float16 ‖ an exponent per block as int8 ‖ positions (`top_k.py`)
 
 All numbers are little-endian. The plan's hash is 32 bytes, `keep` float64 (top-k only). Bit `g` of
-an axis's mask says that group `g` is chosen: masks and plan give every block's number, size and
+an axis's mask means that group `g` is chosen: masks and plan give every block's number, size and
 place, so nothing else is written. In every part the blocks are in ascending order, and parts of
 wider numbers come first, so that each is aligned in the message; fp32 is read where it lies.
 
@@ -18,8 +18,9 @@ wider numbers come first, so that each is aligned in the message; fp32 is read w
 Top-k's values are fp16 because what rounding loses goes into the residual with the rest
 (`device.stores.residuals`). Compression that saves nothing is left out, and the header says so.
 
-Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` to the encoding's bound, to the
-bit for fp32; `len(encode_blocks(plan, S, …)) == encoded_size(plan, S, …)`, at most so with zstd.
+Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` within the encoding's bound,
+bit for bit with fp32; `len(encode_blocks(plan, S, …)) == encoded_size(plan, S, …)`, or at most that
+with zstd.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Header:
     """Description of a message's payload."""
 
     encoding: Encoding
-    """As written: without zstd where compressing saved nothing."""
+    """Encoding as written: without zstd where compressing saved nothing."""
     groups: dict[str, tuple[int, ...]]
     size_bytes: int
     """Bytes of the header itself, up to the payload."""
@@ -66,7 +67,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part of a payload: the type of its numbers, and how many of them every block has."""
+    """One part of a payload: the type of its numbers, and the count of them in every block."""
 
     dtype: np.dtype[Any]
     counts: Indices
@@ -101,8 +102,8 @@ def decode_blocks(
 ) -> tuple[dict[str, tuple[int, ...]], Blocks]:
     """Read groups and blocks of a message; the values are read-only, fp32 ones a view of `data`.
 
-    Raises `BlockError`, and nothing else, for any bytes that are no blocks of this plan. Every
-    size is checked against the plan before anything is allocated. Values may be NaN or infinite.
+    Raises only `BlockError`, for any bytes that are not blocks of this plan. Every size is checked
+    against the plan before anything is allocated. Values may be NaN or infinite.
     """
     header = decode_header(plan, data)
     ids = plan.block_ids(plan.choose(header.groups))
@@ -116,13 +117,13 @@ def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Head
     length = int.from_bytes(view[:4], "little")
     # An envelope of fixed fields, and up to nine bytes for the mask of each axis.
     if len(view) < 4 or length > min(len(view) - 4, 128 + 9 * len(plan.axes)):
-        raise BlockError("these bytes are not blocks of this plan: no header of a fitting size")
+        raise BlockError("these bytes are not blocks of this plan: the header's size is wrong")
     fields = unpacked(bytes(view[4 : 4 + length]), BlockError, "blocks")
     if not isinstance(fields, list) or len(fields) < 2 or fields[0] != MAGIC:
         raise BlockError("these bytes are not blocks")
     if fields[1] != VERSION:
         raise BlockError(
-            f"version {fields[1]!r} of blocks is not known here; this side speaks {VERSION}"
+            f"version {fields[1]!r} of blocks is unknown; this side uses version {VERSION}"
         )
     try:
         encoding, chosen = _decode_fields(plan, fields)
@@ -234,7 +235,7 @@ def join_message(
 def _split(view: memoryview, specs: Sequence[PartSpec]) -> list[Part]:
     expected = sum(spec.size_bytes for spec in specs)
     if len(view) != expected:
-        raise BlockError(f"{len(view)} bytes of values for blocks that take {expected}")
+        raise BlockError(f"{len(view)} bytes of values for blocks that need {expected}")
     parts, start = [], 0
     for spec in specs:
         end = start + spec.size_bytes
