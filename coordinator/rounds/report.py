@@ -117,7 +117,7 @@ def device_round(
         level=bid.level,
         reason=bid.reason,
         loss=arrival.movement.loss,
-        parameters=len(arrival.contribution.blocks.values),
+        parameters=int(plan.block_sizes[arrival.contribution.blocks.ids].sum()),
         bytes_down=bytes_down,
         bytes_up=arrival.size_bytes,
         train_s=arrival.movement.train_s,

@@ -403,10 +403,6 @@ class Uploads:
             del self._senders[offer.device].open[offer.upload]
         return idle
 
-    def drop_device(self, device: str) -> None:
-        """Drop everything of a device that will not come back."""
-        self._senders.pop(device, None)
-
     def _credit(self, incoming: _Incoming) -> Credit:
         incoming.since_credit = 0
         uploads = sum(len(sender.open) for sender in self._senders.values())

@@ -12,10 +12,10 @@
 All numbers are little-endian. The plan's hash is 32 bytes, `keep` float64 (top-k only). Bit `g` of
 an axis's mask says that group `g` is chosen: masks and plan give every block's number, size and
 place, so nothing else is written. In every part the blocks are in ascending order, and parts of
-wider numbers come first, so that each is aligned; fp32 is read where it lies.
+wider numbers come first, so that each is aligned in the message; fp32 is read where it lies.
 
-`quantise.py` and `top_k.py` say what the numbers mean and how near the decoded values are. Top-k's
-values are fp16 because what rounding loses goes into the residual with the rest
+`quantisation.py` and `top_k.py` say what the numbers mean and how near the decoded values are.
+Top-k's values are fp16 because what rounding loses goes into the residual with the rest
 (`device.stores.residuals`). Compression that saves nothing is left out, and the header says so.
 
 Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` to the encoding's bound, to the
@@ -55,13 +55,13 @@ Part = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message says about its payload."""
+    """Description of a message's payload."""
 
     encoding: Encoding
     """As written: without zstd where compressing saved nothing."""
     groups: dict[str, tuple[int, ...]]
     size_bytes: int
-    """Of the header itself, up to the payload."""
+    """Bytes of the header itself, up to the payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def encode_blocks(
     encoding: Encoding,
     stream: np.random.Generator,
 ) -> bytes:
-    """The blocks of a submodel as a message. Only int8 draws from the stream.
+    """Write the blocks of a submodel as a message. Only int8 draws from the stream.
 
     Raises `GroupError` or `BlockError` if these are not the submodel's blocks, `EncodingError` if
     the encoding is not available here.
@@ -99,7 +99,7 @@ def encode_blocks(
 def decode_blocks(
     plan: ModelPlan, data: bytes | bytearray | memoryview
 ) -> tuple[dict[str, tuple[int, ...]], Blocks]:
-    """The groups and the blocks in a message; the values are read-only, fp32 ones a view of `data`.
+    """Read groups and blocks of a message; the values are read-only, fp32 ones a view of `data`.
 
     Raises `BlockError`, and nothing else, for any bytes that are no blocks of this plan. Every
     size is checked against the plan before anything is allocated. Values may be NaN or infinite.
@@ -111,7 +111,7 @@ def decode_blocks(
 
 
 def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Header:
-    """What a message says about its payload, which is not looked at. Raises only `BlockError`."""
+    """Read a message's header; the payload is not looked at. Raises only `BlockError`."""
     view = memoryview(data).cast("B")
     length = int.from_bytes(view[:4], "little")
     # An envelope of fixed fields, and up to nine bytes for the mask of each axis.
@@ -136,7 +136,7 @@ def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Head
 
 
 def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
-    """Bytes of a submodel's message: exactly, or with zstd at most. Raises `GroupError`."""
+    """Return the bytes of a submodel's message, with zstd the most. Raises `GroupError`."""
     chosen = plan.choose(groups)
     sizes = plan.block_sizes[plan.block_ids(chosen)]
     specs = part_specs(sizes, encoding)
@@ -147,7 +147,7 @@ def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
 
 
 def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
-    """The parts of a payload of blocks of these sizes."""
+    """Describe the parts of a payload of blocks of these sizes."""
     one = np.ones(len(sizes), dtype=np.int64)
     match encoding.kind:
         case "fp32":
@@ -165,7 +165,7 @@ def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
 def encode_parts(
     values: Float32, sizes: Indices, encoding: Encoding, stream: np.random.Generator
 ) -> list[Part]:
-    """The parts of a payload. fp32 is the values themselves."""
+    """Encode values as the parts of a payload. fp32 is not copied."""
     values = np.ascontiguousarray(values)
     parts: list[Part]
     match encoding.kind:
@@ -183,7 +183,7 @@ def encode_parts(
 
 
 def decode_parts(parts: Sequence[Part], sizes: Indices, encoding: Encoding) -> Float32:
-    """The values again; fp32 is not copied. Raises `BlockError` if top-k's positions are wrong."""
+    """Decode parts to values; fp32 is not copied. Raises `BlockError` for wrong top-k positions."""
     match encoding.kind:
         case "fp32":
             return parts[0].astype(np.float32, copy=False)
@@ -199,7 +199,7 @@ def decode_parts(parts: Sequence[Part], sizes: Indices, encoding: Encoding) -> F
 def decode_payload(
     plan: ModelPlan, ids: Indices, encoding: Encoding, payload: bytes | memoryview
 ) -> Blocks:
-    """The blocks with these ascending ids out of a payload. Raises only `BlockError` for its bytes.
+    """Read the blocks with these ascending ids from a payload. Raises only `BlockError`.
 
     The values are read-only; fp32 ones without zstd are a view of the payload.
     """
@@ -222,7 +222,7 @@ def decode_payload(
 def join_message(
     plan: ModelPlan, chosen: Chosen, encoding: Encoding, parts: Sequence[Part]
 ) -> bytes:
-    """Header and parts as one message; compressed if the encoding asks for it and it helps."""
+    """Join header and parts to a message; compressed if the encoding asks for it and it helps."""
     if encoding.zstd:
         compressed = compress(parts)
         if len(compressed) < sum(part.nbytes for part in parts):

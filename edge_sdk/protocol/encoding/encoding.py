@@ -1,9 +1,9 @@
-"""How the values of blocks travel: which encoding, as a value, as text, and who can read it.
+"""Encodings of block values: as a value, as text, and which of them each side can read.
 
 | text | per value | what arrives |
 |---|---|---|
 | `fp32` | 4 bytes | the same bits |
-| `fp16` | 2 bytes | within 2⁻¹¹ of the value, or 2⁻³⁹ of its block's largest (`quantise.py`) |
+| `fp16` | 2 bytes | within 2⁻¹¹ of the value, or 2⁻³⁹ of its block's largest (`quantisation.py`) |
 | `int8` | 1 byte | within one step, 1/127 of its block's largest; right on average |
 | `top-k:0.1` | about 0.3 bytes | the largest tenth of each block as fp16, zeros elsewhere |
 
@@ -58,7 +58,7 @@ class Encoding:
 
     @classmethod
     def parse(cls, text: str) -> Encoding:
-        """The encoding that a config file or a command line names. Raises `EncodingError`."""
+        """Read the name of an encoding in a config file or command. Raises `EncodingError`."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise EncodingError(f"unknown encoding {text!r}; there are {KNOWN}")
@@ -75,7 +75,7 @@ class Encoding:
         return f"{self.kind}{share}{'+zstd' if self.zstd else ''}"
 
     def agreed(self, available: Collection[str]) -> Encoding:
-        """This encoding for a side with these `available_encodings`: without zstd if it has none.
+        """Adapt to a side with these `available_encodings`: no zstd if it has none.
 
         Raises `EncodingError` if the other side does not know the kind.
         """
@@ -86,5 +86,5 @@ class Encoding:
 
 
 def available_encodings() -> tuple[str, ...]:
-    """What can be written and read here: every kind, and "zstd" where `zstandard` is installed."""
+    """List what this side reads and writes: every kind, and "zstd" if `zstandard` is installed."""
     return (*KINDS, "zstd") if find_spec("zstandard") else KINDS

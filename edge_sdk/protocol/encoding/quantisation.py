@@ -42,7 +42,7 @@ MAX_STEP = np.nextafter(np.finfo(np.float32).max / np.float32(STEPS), np.float32
 
 
 def quantise_fp16(values: Float32, sizes: Indices) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
-    """Every value as fp16 and every block's exponent: `x ≈ value · 2^exponent`."""
+    """Round values to fp16, with an exponent for every block: `x ≈ value · 2^exponent`."""
     peaks = _peaks(values, sizes)
     exponents = np.full(len(sizes), MAX_EXPONENT, dtype=np.int8)
     finite = np.isfinite(peaks)
@@ -63,7 +63,7 @@ def quantise_fp16(values: Float32, sizes: Indices) -> tuple[NDArray[np.float16],
 def restore_fp16(
     halves: NDArray[np.float16], exponents: NDArray[np.int8], sizes: Indices
 ) -> Float32:
-    """The values again. Inverse of `quantise_fp16` to its bound."""
+    """Invert `quantise_fp16`, to its bound."""
     factors = np.ldexp(np.float32(1), exponents.astype(np.int32))
     values = np.empty(len(halves), dtype=np.float32)
     with np.errstate(all="ignore"):
@@ -77,7 +77,7 @@ def restore_fp16(
 def quantise_int8(
     values: Float32, sizes: Indices, stream: np.random.Generator
 ) -> tuple[Float32, NDArray[np.int8]]:
-    """Every block's step and every value in steps, rounded at random: `x ≈ step · value`.
+    """Round values at random to steps, with a step for every block: `x ≈ step · value`.
 
     Takes 16 bits of the stream for each value, in the values' order, whatever they are.
     """
@@ -99,7 +99,7 @@ def quantise_int8(
 
 
 def restore_int8(steps: Float32, counts: NDArray[np.int8], sizes: Indices) -> Float32:
-    """The values again. Inverse of `quantise_int8` to its bound."""
+    """Invert `quantise_int8`, to its bound."""
     values = np.empty(len(counts), dtype=np.float32)
     with np.errstate(all="ignore"):
         for piece in _pieces(sizes):
@@ -113,10 +113,10 @@ class _Piece(NamedTuple):
     values: slice
     blocks: slice
     lengths: Indices
-    """How many of the values each block has."""
+    """Number of the values in each block."""
 
     def spread(self, per_block: NDArray[Any]) -> NDArray[Any]:
-        """One number per block as one per value."""
+        """Repeat one number per block as one per value."""
         mine = per_block[self.blocks]
         return mine if len(mine) == 1 else np.repeat(mine, self.lengths)
 
@@ -136,7 +136,7 @@ def _pieces(sizes: Indices) -> Iterator[_Piece]:
 
 
 def _peaks(values: Float32, sizes: Indices) -> Float32:
-    """The largest magnitude of every block; Inf or NaN where it has one."""
+    """Find the largest magnitude of every block; Inf or NaN where it has one."""
     peaks = np.zeros(len(sizes), dtype=np.uint32)
     bits = np.ascontiguousarray(values).view(np.uint32)
     for piece in _pieces(sizes):
@@ -149,7 +149,7 @@ def _peaks(values: Float32, sizes: Indices) -> Float32:
 
 
 def _uniform(count: int, stream: np.random.Generator) -> Float32:
-    """Numbers in (0, 1), from 16 bits each: the middles of 65536 equal parts."""
+    """Draw numbers in (0, 1) from 16 bits each: the middles of 65536 equal parts."""
     words = stream.integers(0, 2**64 - 1, size=-(-count // 4), dtype=np.uint64, endpoint=True)
     drawn = words.astype("<u8", copy=False).view("<u2")[:count].astype(np.float32)
     drawn *= np.float32(2.0**-16)

@@ -1,4 +1,4 @@
-"""The largest values of every block, and where they are.
+"""The largest values of every block, and their positions.
 
 A block of `n` values keeps the `k = max(1, ⌊keep·n⌋)` of largest magnitude; of equal ones the
 first. NaN counts as largest, so that it is seen where the block arrives. Kept values are in the
@@ -32,21 +32,21 @@ TABLE = 2**20
 
 
 def kept_counts(sizes: Indices, keep: float) -> Indices:
-    """How many values every block keeps."""
+    """Return the number of values every block keeps."""
     whole = np.floor(keep * sizes + 1e-9).astype(np.int64)  # 0.29 · 100 keeps 29, not 28
     counts: Indices = np.clip(whole, 1, sizes)
     return counts
 
 
 def place_bytes(sizes: Indices, keep: float) -> Indices:
-    """How many bytes the positions of every block take."""
+    """Return the bytes that the positions of every block take."""
     listed: Indices = kept_counts(sizes, keep) * _widths(sizes)
     shorter: Indices = np.minimum(_bitmap_bytes(sizes), listed)
     return shorter
 
 
 def pick(values: Float32, sizes: Indices, keep: float) -> tuple[Float32, Bytes]:
-    """The kept values of all blocks, and the bytes that say where they were."""
+    """Pick the kept values of all blocks, and write their positions as bytes."""
     kept = np.empty(int(kept_counts(sizes, keep).sum()), dtype=np.float32)
     places = np.empty(int(place_bytes(sizes, keep).sum()), dtype=np.uint8)
     for table in _tables(sizes, keep):
@@ -62,7 +62,7 @@ def pick(values: Float32, sizes: Indices, keep: float) -> tuple[Float32, Bytes]:
 
 
 def put_back(kept: Float32, places: Bytes, sizes: Indices, keep: float) -> Float32:
-    """All values: the kept ones in their places, zeros elsewhere.
+    """Put the kept values back in their places, zeros elsewhere.
 
     Raises `BlockError` for bytes that name no place, or a place twice, or too few or too many.
     """
@@ -79,7 +79,7 @@ def put_back(kept: Float32, places: Bytes, sizes: Indices, keep: float) -> Float
 
 
 class _Table(NamedTuple):
-    """Neighbouring blocks of equal size: where their values, kept values and positions lie."""
+    """Neighbouring blocks of equal size, and the places of their values and positions."""
 
     rows: int
     size: int
@@ -124,7 +124,7 @@ def _tables(sizes: Indices, keep: float) -> Iterator[_Table]:
 
 
 def _largest(rows: Float32, kept: int) -> NDArray[np.bool_]:
-    """For every value, whether it is among the `kept` largest of its row."""
+    """Mark the `kept` largest values of every row."""
     if kept == rows.shape[1]:
         return np.ones(rows.shape, dtype=bool)
     # Without the sign, floats are ordered as their bits are, NaN above everything.

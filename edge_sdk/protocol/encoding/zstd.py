@@ -29,7 +29,7 @@ PIECE = 2**14
 
 
 def compress(parts: Sequence[NDArray[Any]]) -> bytes:
-    """One zstd frame that holds all parts, each shuffled. Raises `EncodingError` without zstd."""
+    """Compress all parts, each shuffled, to one zstd frame. Raises `EncodingError` without zstd."""
     zstandard = _zstandard()
     shuffled = np.concatenate([_shuffled(part) for part in parts])
     compressed: bytes = zstandard.ZstdCompressor(level=LEVEL).compress(shuffled)
@@ -37,7 +37,7 @@ def compress(parts: Sequence[NDArray[Any]]) -> bytes:
 
 
 def decompress(data: memoryview, shapes: Sequence[tuple[np.dtype[Any], int]]) -> list[NDArray[Any]]:
-    """The parts again; `shapes` has the type and length of each.
+    """Invert `compress`; `shapes` has the type and length of each part.
 
     Nothing is allocated unless the frame announces exactly these sizes, and no more is written
     than that. Raises `BlockError` for any other frame, `EncodingError` without zstd.

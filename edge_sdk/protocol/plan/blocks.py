@@ -79,9 +79,3 @@ def select_blocks(flat: Float32, ids: Indices, offsets: Indices) -> Blocks:
     runs = block_runs(ids, offsets)
     values = np.concatenate([flat[whole] for whole, _ in runs]) if runs else flat[:0].copy()
     return Blocks(ids, values)
-
-
-def add_blocks(total: NDArray[np.float64] | Float32, blocks: Blocks, offsets: Indices) -> None:
-    """Add blocks to their places in a vector over the whole model, in place."""
-    for whole, part in block_runs(blocks.ids, offsets):
-        total[whole] += blocks.values[part]

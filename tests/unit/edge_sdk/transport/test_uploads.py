@@ -339,8 +339,8 @@ def test_uploads_of_all_devices_together_wait_for_room() -> None:
     assert uploads.offered("a", large.offer, 0.0).window, "a single one always fits"
     small = outgoing(random_bytes(10), device="b")
     assert "as much as it can hold" in uploads.offered("b", small.offer, 0.0).reason
-    uploads.drop_device("a")
-    assert uploads.offered("b", small.offer, 0.0).window
+    assert uploads.drop_idle(601.0) == [large.offer]
+    assert uploads.offered("b", small.offer, 601.0).window
 
 
 def test_other_bytes_for_the_same_round_replace_the_upload() -> None:
