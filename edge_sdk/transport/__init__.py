@@ -1,1 +1,1 @@
-"""Links that carry messages over MQTT, and their parts."""
+"""Links to a broker, uploads with receipts, and a probe that tries a broker out."""
