@@ -357,6 +357,7 @@ def _write_data(path: Path, data: ArrayData) -> None:
 
 def _read_report(entry: Mapping[str, Any]) -> RoundReport:
     """Read a round's report from a line of the history."""
-    values = {each.name: entry[each.name] for each in fields(RoundReport)}
+    known = [each.name for each in fields(RoundReport)]
+    values = {name: entry[name] for name in known if name in entry}  # older lines have fewer
     values["devices"] = tuple(DeviceRound(**device) for device in entry["devices"])
     return RoundReport(**values)
