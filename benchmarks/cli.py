@@ -33,11 +33,11 @@ COMMANDS = (
     load,
     fleet,
 )
-"""In the order of `--help`. What a command needs besides its options it imports when it runs."""
+"""Commands in the order of `--help`. A command imports what it needs when it runs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit code."""
+    """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:

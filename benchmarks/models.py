@@ -1,7 +1,7 @@
-"""The model families that benchmarks and tests run: ordinary torch modules, nothing of ours.
+"""The model families of benchmarks and tests: ordinary torch modules that do not use this project.
 
-They are written the way people write them (sizes baked into `view`, fused q/k/v, in-place ReLU),
-because that is what tracing has to cope with.
+They are written the way people write them (fixed sizes in `view`, fused q/k/v, in-place ReLU),
+because tracing has to cope with that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How to make a model, a batch of inputs of the right shape, and how many classes there are."""
+    """A model's constructor, the shape of its inputs, and its number of classes."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -26,14 +26,14 @@ class Family:
     """Above 0: inputs are token ids below this."""
 
     def inputs(self, batch: int, seed: int = 0) -> Tensor:
-        """Random inputs, the same for the same seed."""
+        """Make random inputs, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         if self.vocabulary:
             return torch.randint(self.vocabulary, (batch, *self.shape), generator=generator)
         return torch.randn(batch, *self.shape, generator=generator)
 
     def model(self, seed: int = 0) -> nn.Module:
-        """A model with reproducible initial weights; torch's global generator is left alone."""
+        """Make a model with reproducible weights, without touching torch's global generator."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make()
@@ -161,7 +161,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of the next block."""
+        """Compute the features of the next block."""
         out = F.relu(self.norm1(self.conv1(x)), inplace=True)
         out = self.norm2(self.conv2(out)) + self.shortcut(x)
         return F.relu(out, inplace=True)
@@ -199,7 +199,7 @@ class TransformerBlock(nn.Module):
         self.fc2 = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens of the next block."""
+        """Compute the tokens of the next block."""
         batch, tokens, width = x.shape
         qkv = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)

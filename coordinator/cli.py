@@ -23,7 +23,7 @@ PLOT_FORMATS = (".png", ".pdf", ".svg")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit code."""
+    """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
@@ -50,32 +50,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera-coordinator",
-        description="Federated learning that fits the device: the coordinator's side.",
+        description="Federated learning that fits the device: the coordinator.",
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     demo = commands.add_parser(
         "demo",
-        help="watch devices of different means train one model",
+        help="watch unequal devices train one model",
         description=(
             "Emulated phones and boards train a small CNN on scikit-learn's handwritten digits. "
-            "Each round every device says how much of the model it can afford, or skips and says "
-            "why; the mask policy picks the groups and the rule puts the pieces together, block "
-            "by block. Starts a broker, a coordinator and the devices as programs on this machine, "
-            "and ends them all; --in-process does without. In the end the same run with everybody "
-            "training everything shows what was saved."
+            "Each round, every device offers the share of the model it can afford, or skips and "
+            "says why. The mask policy picks the groups, and the rule combines the movements block "
+            "by block. The demo starts a broker, a coordinator and the devices as processes on "
+            "this machine and stops them all at the end; --in-process runs everything in one "
+            "process. Afterwards it repeats the run with every device training the whole model, "
+            "to show the savings."
         ),
         epilog=(
             "examples: tessera-coordinator demo --rounds 40 --seed 7 --json run.json; "
             "tessera-coordinator demo --rule ram-fed --rule-option damping=0.5 --mask rolling; "
             "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16; "
             "tessera-coordinator demo --fleet my_fleet.toml. "
-            "`--rule list` and `--mask list` name all there are. The same seed gives the same "
-            "bits, with and without --in-process; asynchronous rules repeat with it only."
+            "`--rule list` and `--mask list` list all choices. The same seed gives the same "
+            "bits, with and without --in-process; asynchronous rules repeat only with it."
         ),
     )
     demo.add_argument(
-        "--rule", default="ram-fed", help="how movements are put together (default %(default)s)"
+        "--rule", default="ram-fed", help="rule that combines movements (default %(default)s)"
     )
     demo.add_argument(
         "--rule-option",
@@ -83,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the rule; may be given again",
+        help="an option of the rule; repeatable",
     )
     demo.add_argument(
-        "--mask", help="which groups devices train (default: what serves the rule best)"
+        "--mask", help="policy that picks each device's groups (default: the best for the rule)"
     )
     demo.add_argument(
         "--mask-option",
@@ -94,35 +95,35 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the mask policy, e.g. tied=true; may be given again",
+        help="an option of the mask policy, e.g. tied=true; repeatable",
     )
     demo.add_argument(
         "--up",
         default="fp32",
         metavar="ENCODING",
-        help="how movements travel: fp32, fp16, int8, top-k:0.1; +zstd behind any (default fp32)",
+        help="encoding of movements: fp32, fp16, int8, top-k:0.1; add +zstd to any (default fp32)",
     )
     demo.add_argument(
-        "--down", default="fp32", metavar="ENCODING", help="how the model travels (default fp32)"
+        "--down", default="fp32", metavar="ENCODING", help="encoding of the model (default fp32)"
     )
     demo.add_argument(
         "--memory",
         type=Path,
         metavar="DIR",
-        help="keep the rule's memory on disk, in this folder (with --in-process)",
+        help="keep the rule's memory in this folder on disk (with --in-process)",
     )
     demo.add_argument(
         "--memory-type",
         choices=("fp32", "fp16", "int8"),
         default="fp32",
-        help="how memory holds its values (default %(default)s)",
+        help="number type of the values in memory (default %(default)s)",
     )
     demo.add_argument(
         "--threads",
         type=int,
         default=1,
         help=(
-            "devices that train at a time, with --in-process; the result is the same "
+            "devices that train at the same time, with --in-process; does not change the result "
             "(default %(default)s)"
         ),
     )
@@ -133,29 +134,29 @@ def _parser() -> argparse.ArgumentParser:
         "--fleet",
         type=Path,
         metavar="FILE",
-        help="what devices pretend to be, see docs/devices.md (default: devices/fleets/mixed.toml)",
+        help="devices to emulate, see docs/devices.md (default: devices/fleets/mixed.toml)",
     )
-    demo.add_argument("--devices", type=int, help="how many of the fleet (default: all)")
+    demo.add_argument("--devices", type=int, help="number of devices to use (default: all)")
     demo.add_argument(
         "--no-compare",
         action="store_true",
-        help="leave out the second run, in which everybody trains everything",
+        help="skip the second run, in which every device trains the whole model",
     )
-    demo.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write every round as JSON")
+    demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    demo.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
     demo.add_argument(
         "--plot",
         type=Path,
         metavar="FILE",
         default=Path("tessera-demo.png"),
-        help="where to draw accuracy by round (default %(default)s)",
+        help="file for the plot of accuracy by round (default %(default)s)",
     )
     demo.add_argument(
         "--backend",
         choices=("onnx", "torch"),
         default="onnx",
         help=(
-            "how devices train: onnxruntime on the compiled graph, or, with --in-process, torch "
+            "training backend: onnxruntime on the compiled graph or, with --in-process, torch "
             "(default %(default)s)"
         ),
     )
@@ -171,26 +172,26 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--in-process",
         action="store_true",
-        help="all in this process, over a link in memory; no broker is needed",
+        help="run everything in this process over an in-memory link, without a broker",
     )
     demo.set_defaults(run=_demo)
     export = commands.add_parser(
         "export",
-        help="write a saved model as ONNX, safetensors or a torch state_dict",
+        help="convert a saved model to ONNX, safetensors or a torch state_dict",
         description=(
             "Writes a saved model to one file. onnx: the model for inference with its weights "
-            "inside, for plain onnxruntime; safetensors, torch: weights and buffers by the names "
-            "they have in the torch module."
+            "inside, for plain onnxruntime; safetensors, torch: weights and buffers under their "
+            "names in the torch module."
         ),
         epilog=(
             "example: tessera-coordinator demo --save digits && "
             "tessera-coordinator export digits --format onnx --out model.onnx"
         ),
     )
-    export.add_argument("model", type=Path, metavar="MODEL_DIR", help="a folder that --save made")
+    export.add_argument("model", type=Path, metavar="MODEL_DIR", help="a folder made by --save")
     export.add_argument("--format", choices=("onnx", "safetensors", "torch"), required=True)
-    export.add_argument("--out", type=Path, metavar="FILE", required=True, help="where to write it")
-    export.add_argument("--force", action="store_true", help="replace the file if it is there")
+    export.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write")
+    export.add_argument("--force", action="store_true", help="replace an existing file")
     export.set_defaults(run=_export)
     _add_serve(commands)
     _add_run_commands(commands)
@@ -201,14 +202,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
-        help="run the coordinator of a task over an MQTT broker",
+        help="run a task's coordinator over an MQTT broker",
         description=(
-            "Runs the coordinator that a configuration describes, to the end of the run or until "
-            "SIGTERM or Ctrl-C. What it needs to go on is in the run's folder: started again, it "
-            "goes on with the next round."
+            "Runs the coordinator described by a configuration until the run is complete, or "
+            "until SIGTERM or Ctrl-C. The run's folder holds its whole state: started again, the "
+            "coordinator resumes where it stopped."
         ),
         epilog=(
-            "exit codes: 0 the run is complete; 1 the run failed, start it again to go on; "
+            "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
             "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
         ),
@@ -218,15 +219,15 @@ def _add_serve(commands: Any) -> None:
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="how logs are written to stderr (default %(default)s)",
+        help="format of the logs on stderr (default %(default)s)",
     )
     serve.set_defaults(run=_serve)
     init = commands.add_parser(
         "init",
-        help="write a commented configuration to start from",
+        help="write a commented configuration as a starting point",
         description=(
-            "Writes a configuration for serve. As it stands it trains the task of "
-            "examples/coordinator/task.py over a broker of its own."
+            "Writes a configuration for serve. Unchanged, it trains the task of "
+            "examples/coordinator/task.py over an embedded broker."
         ),
     )
     init.add_argument(
@@ -240,13 +241,13 @@ def _add_serve(commands: Any) -> None:
         "broker",
         help="run a broker on this machine, for trials",
         description=(
-            "Runs Mosquitto if it is installed, else amqtt, on loopback, until Ctrl-C or SIGTERM, "
-            "and prints the [broker] table with which programs on this machine reach it."
+            "Runs Mosquitto if it is installed, otherwise amqtt, on loopback until Ctrl-C or "
+            "SIGTERM. Prints the [broker] table that programs on this machine need to connect."
         ),
     )
-    broker.add_argument("--port", type=int, help="default: a free one")
+    broker.add_argument("--port", type=int, help="default: any free port")
     broker.add_argument(
-        "--folder", type=Path, help="for its configuration and log (default: a temporary one)"
+        "--folder", type=Path, help="folder for its configuration and log (default: temporary)"
     )
     broker.set_defaults(run=_broker)
 
@@ -254,19 +255,19 @@ def _add_serve(commands: Any) -> None:
 def _add_run_commands(commands: Any) -> None:
     history = commands.add_parser(
         "history",
-        help="what the rounds of a run brought",
-        description="Prints a line for every round that closed, also while the run goes on.",
+        help="show the rounds of a run",
+        description="Prints a line for every closed round; works while the run is going on.",
     )
     history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    history.add_argument("--json", action="store_true", help="all that is known, a line a round")
+    history.add_argument("--json", action="store_true", help="all details, one JSON line per round")
     history.set_defaults(run=_history)
     rollback = commands.add_parser(
         "rollback",
-        help="go back to the model after an earlier round",
+        help="return to the model of an earlier round",
         description=(
-            "Makes an earlier checkpoint the newest: the run goes on from there when it is served "
-            "again. Later checkpoints and the rule's memory are deleted; round numbers still go "
-            "forward. The run must not be served at the time."
+            "Makes an earlier checkpoint the newest; serve then resumes from it. "
+            "Deletes later checkpoints and the rule's memory. Round numbers keep counting up. "
+            "Stop serve before you run this."
         ),
     )
     rollback.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
@@ -291,12 +292,12 @@ def _serve(arguments: argparse.Namespace) -> int:
         cause = f": {error.__cause__}" if error.__cause__ is not None else ""
         print(f"tessera-coordinator: {error}{cause}", file=sys.stderr)
         return 1
-    print("the run is complete" if complete else "stopped; serve goes on from here", flush=True)
+    print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
 
 
 def _stop_on_signals() -> tuple[threading.Event, list[int]]:
-    """An event that the first signal sets, and the exit code for it; a second one ends us."""
+    """Return an event that the first signal sets, and its exit code; a second signal ends us."""
     stop, codes = threading.Event(), [EXIT_INTERRUPTED]
 
     def ask(number: int, _frame: object) -> None:
@@ -364,7 +365,7 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
     with Run(arguments.folder) as run:
         run.rollback(arguments.to_round)
-        print(f"{arguments.folder}: the run goes on from round {arguments.to_round}")
+        print(f"{arguments.folder}: the run will resume from round {arguments.to_round}")
     return 0
 
 
@@ -380,7 +381,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; the value is a number, true, false, or else the text itself."""
+    """Parse NAME=VALUE; the value is a number, true, false, or the text itself."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -439,14 +440,14 @@ def _run_demo(arguments: argparse.Namespace) -> int:
             check_folder_free(folder)
     for path in (arguments.json, arguments.plot):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ConfigError(f"cannot write {path}: name a file in a folder that exists")
+            raise ConfigError(f"cannot write {path}: name a file in an existing folder")
     if arguments.plot.suffix not in PLOT_FORMATS:
         raise ConfigError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
     console = Console()
     code = 0
     demo: AnyDemo
     if arguments.in_process:
-        with console.status("tracing the model, compiling its graphs, dealing out data …"):
+        with console.status("tracing the model, compiling its graphs, distributing data …"):
             demo = make_demo(config)
     else:
         demo = ProcessDemo(config)
@@ -462,7 +463,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         save_plot(demo, arguments.plot)
         full = None
         if not code and not arguments.no_compare:
-            with console.status("the same with everybody training everything …"):
+            with console.status("the same with every device training the whole model …"):
                 full = run_full(config)
         summarise(demo, console, plot=arguments.plot, full=full)
         if arguments.save is not None:

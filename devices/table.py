@@ -1,6 +1,6 @@
 """The tables of docs/devices.md, from the profiles: `python -m devices.table`.
 
-It reads the files as they are; that they are sound is what `edge_sdk.machine.board` sees to.
+It reads the files as they are; `edge_sdk.machine.board` makes sure that they are sound.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 
 MARKS = {"measured": "m", "datasheet": "s", "derived": "d", "assumed": "a"}
-"""What stands behind a number, for its provenance."""
+"""Suffix of a number, for its provenance."""
 
 NUMBERS = {
     "RAM, MB": "memory.memory_mb",
@@ -28,11 +28,11 @@ NUMBERS = {
     "down": "network.down_mbit_s",
     "throttles, °C": "heat.throttle_c",
 }
-"""The columns behind device and cores, each with its key."""
+"""Columns after device and cores, each with its key."""
 
 
 def read_profiles(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """What is in the profiles of a folder, by name, in alphabetical order."""
+    """Read the profiles of a folder, by name, in alphabetical order."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return {
         path.stem: toml.loads(path.read_text(encoding="utf-8"))
@@ -42,7 +42,7 @@ def read_profiles(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
 
 
 def device_table(profiles: dict[str, dict[str, Any]]) -> str:
-    """One row per device; a number is followed by its mark, one that is missing is a dash."""
+    """Return one row per device; a number is followed by its mark, a missing one is a dash."""
     rows = [["device", "cores", *NUMBERS], ["---", "---", *("--:" for _ in NUMBERS)]]
     for name, profile in profiles.items():
         numbers = [_number(profile, key) for key in NUMBERS.values()]
@@ -51,7 +51,7 @@ def device_table(profiles: dict[str, dict[str, Any]]) -> str:
 
 
 def provenance_table(profiles: dict[str, dict[str, Any]]) -> str:
-    """For every key, how many profiles measured, cited, derived and assumed it."""
+    """Count, for every key, the profiles that measured, cited, derived and assumed it."""
     counts: dict[str, Counter[str]] = {}
     for profile in profiles.values():
         for key, provenance in _provenances(profile):
@@ -65,7 +65,7 @@ def provenance_table(profiles: dict[str, dict[str, Any]]) -> str:
 
 
 def tables() -> str:
-    """What stands between the markers of docs/devices.md."""
+    """Return the text between the markers of docs/devices.md."""
     profiles = read_profiles()
     return f"{device_table(profiles)}\n\n{provenance_table(profiles)}"
 

@@ -38,7 +38,7 @@ OUTPUT_FORMATS = (".npy", ".json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the result is the exit code."""
+    """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
     arguments = _parser().parse_args(argv)
     try:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera-device",
-        description="Federated learning that fits the device: the device's side.",
+        description="Federated learning that fits the device: the device.",
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -74,20 +74,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     info = commands.add_parser(
         "info",
-        help="what this installation and this machine have to train with",
+        help="show what this installation and this machine can train with",
         description=(
-            "Prints the versions that are installed, which training backends they make possible, "
-            "and the cores and memory of this machine. Loads neither torch nor onnxruntime."
+            "Prints the installed versions, the training backends they support, and the cores "
+            "and memory of this machine. Loads neither torch nor onnxruntime."
         ),
     )
     info.add_argument("--json", action="store_true", help="as JSON, for scripts")
     info.set_defaults(run=_info)
     infer = commands.add_parser(
         "infer",
-        help="run an exported model on data of this device",
+        help="run an exported model on this device's data",
         description=(
-            "Runs an ONNX file that has its weights inside, such as tessera-coordinator export "
-            "writes, on numpy data. Needs onnxruntime, and neither torch nor the model's code."
+            "Runs an ONNX file with its weights inside, such as one written by "
+            "tessera-coordinator export, on numpy data. Needs only onnxruntime: neither torch nor "
+            "the model's code."
         ),
         epilog="example: tessera-device infer --model model.onnx --data data.npz --out scores.npy",
     )
@@ -97,16 +98,16 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         required=True,
-        help=".npy: the input; .npz: x, or x0, x1 …, and labels y if accuracy is wanted",
+        help=".npy: the input; .npz: x, or x0, x1 …, and labels y to compute accuracy",
     )
     infer.add_argument(
-        "--out", type=Path, metavar="FILE", help="where to write the outputs: .npy or .json"
+        "--out", type=Path, metavar="FILE", help="file for the outputs: .npy or .json"
     )
     infer.add_argument(
         "--batch-size",
         type=int,
         default=256,
-        help="samples at a time, if the model leaves it open (default %(default)s)",
+        help="samples at a time, unless the model fixes it (default %(default)s)",
     )
     infer.add_argument(
         "--provider",
@@ -121,12 +122,12 @@ def _parser() -> argparse.ArgumentParser:
 def _add_explain(commands: Any) -> None:
     explain = commands.add_parser(
         "explain",
-        help="what this device would train if a round opened now, and why",
+        help="show what this device would train if a round opened now, and why",
         description=(
-            "Prints what is seen of this machine (battery, memory, heat, power, network), which "
-            "gates are open, what each level would cost, the decision, and what the next level up "
-            "is short of. Connects to nothing. Costs are known once the device has taken part in "
-            "the task; they may be measured first, which takes a few seconds, and are kept."
+            "Prints the state of this machine (battery, memory, heat, power, network), the gates, "
+            "the cost of each level, the decision, and what is missing for the next larger level. "
+            "Makes no connection. Costs are known once the device has taken part in the task; "
+            "otherwise it may measure them first, which takes a few seconds, and keeps them."
         ),
         epilog="example: tessera-device explain --config device.toml",
     )
@@ -141,21 +142,21 @@ def _add_run(commands: Any) -> None:
 
     run = commands.add_parser(
         "run",
-        help="take part in the training of a task",
+        help="take part in training a task",
         description=(
             "Connects to the broker, waits for the task's coordinator and takes part in its rounds "
-            "until the run is finished. Flags win over variables (TESSERA_NAME, "
-            "TESSERA_BROKER_HOST …), and variables over the file; docs/configuration.md lists all."
+            "until the run is finished. Flags override variables (TESSERA_NAME, "
+            "TESSERA_BROKER_HOST …), and variables the file; docs/configuration.md lists all."
         ),
         epilog=(
             "exit codes:\n"
-            "  0    the run is finished, or SIGTERM asked to stop\n"
+            "  0    the run is finished, or was stopped by SIGTERM\n"
             "  1    a file or the disk failed\n"
             "  2    the configuration is wrong, or onnxruntime is not installed\n"
             "  3    the data cannot be loaded or does not fit the task\n"
             "  4    the broker cannot be reached within connect_s, or does not let us take part\n"
-            "  5    the task cannot be trained on this device\n"
-            "  6    a program that was started later has this device's name\n"
+            "  5    this device cannot train the task\n"
+            "  6    a program started later uses this device's name\n"
             "  7    the broker refuses this device's name, password or certificate\n"
             "  130  interrupted (Ctrl-C)\n"
             "\n"
@@ -171,8 +172,8 @@ def _add_run(commands: Any) -> None:
 def _add_init(commands: Any) -> None:
     init = commands.add_parser(
         "init",
-        help="write a commented configuration to start from",
-        description="Writes a commented configuration. A file that is there is left alone.",
+        help="write a commented configuration as a starting point",
+        description="Writes a commented configuration. Never replaces an existing file.",
     )
     init.add_argument(
         "file",
@@ -189,7 +190,7 @@ def _init(arguments: argparse.Namespace) -> int:
     from edge_sdk.device.config import write_default
 
     write_default(arguments.file)
-    print(f"{arguments.file} is written: set task, data and broker, then")
+    print(f"{arguments.file} is written: set task, data and broker, then run")
     print(f"tessera-device run --config {arguments.file}")
     return 0
 
@@ -233,13 +234,13 @@ def _run(arguments: argparse.Namespace) -> int:
         log.error("[broker] %s", error)
         return EXIT_CONFIG
     except TesseraError as error:
-        log.error("the task cannot be trained here: %s", error)
+        log.error("this device cannot train the task: %s", error)
         return EXIT_TASK
     return 0
 
 
 def _report(service: DeviceService) -> None:
-    """Say what is about to happen: to people as a table, to machines as one line of the log."""
+    """Report what is about to run: a table for people, one log line for machines."""
     config, data = service.config, service.data
     facts: dict[str, str | int | float | list[str] | None] = {
         "name": config.name,
@@ -286,7 +287,7 @@ def _infer(arguments: argparse.Namespace) -> int:
         np.save(arguments.out, result.outputs, allow_pickle=False)
     elif arguments.out is not None:
         if not np.isfinite(result.outputs).all():
-            raise TensorError("some outputs are not finite, which JSON cannot say: use .npy")
+            raise TensorError("some outputs are not finite, which JSON cannot express: use .npy")
         text = json.dumps({**facts, "outputs": result.outputs.tolist()})
         arguments.out.write_text(text + "\n")
     if labels is None:
@@ -303,7 +304,7 @@ def _infer(arguments: argparse.Namespace) -> int:
 
 
 def _check_out(path: Path | None, data: Path) -> None:
-    """Before the work, not after it."""
+    """Check the output path before the work, not after it."""
     if path is None:
         return
     if path.suffix not in OUTPUT_FORMATS:
@@ -311,7 +312,7 @@ def _check_out(path: Path | None, data: Path) -> None:
     if path.resolve() == data.resolve():
         raise TensorError(f"--out {path} would replace the data")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise TensorError(f"cannot write {path}: name a file in a folder that exists")
+        raise TensorError(f"cannot write {path}: name a file in an existing folder")
 
 
 def _explain(arguments: argparse.Namespace) -> int:
@@ -345,7 +346,7 @@ def _print_facts(facts: Mapping[str, str | int | float | list[str] | None], *, w
 
 
 def gather_info() -> dict[str, str | int | list[str] | None]:
-    """Versions, backends, cores and memory; None where something is not installed."""
+    """Return versions, backends, cores and memory; None where something is not installed."""
     import psutil
 
     versions = {

@@ -1,8 +1,8 @@
 """A broker in this process with the same links, for tests: no sockets, no threads.
 
-Nothing happens but in `step` and `run`, in an order that depends on the calls alone. Connections
-end, return and lose messages when told to. It behaves as Mosquitto does with clean sessions where
-brokers differ; a link that lost its connection returns only through `restore` or `start`.
+Everything happens in `step` and `run`, in an order that depends only on the calls. Connections end,
+return and lose messages on command. Where brokers differ, it behaves as Mosquitto does with clean
+sessions; a link that lost its connection returns only through `restore` or `start`.
 `publish` and `subscribe` may be called from any thread, everything else from one.
 """
 
@@ -33,19 +33,19 @@ from edge_sdk.transport.link import (
 from edge_sdk.transport.outbox import BULK_BYTES, CONTROL_BYTES, Outbox, Publication
 
 LARGEST = 268_435_455
-"""The largest payload MQTT knows."""
+"""Largest payload MQTT allows."""
 
 Tamper: TypeAlias = Callable[[str, Received], Sequence[int]]
-"""What becomes of a message on its way to the link of that name: one copy for every number, which
-says how many steps later than usual it comes. `[0]` leaves it alone, `[]` loses it, `[0, 0]`
+"""Decides the fate of a message on its way to the link of that name: one copy for every number,
+which is the number of steps it is delayed. `[0]` leaves it alone, `[]` loses it, `[0, 0]`
 duplicates it, `[3]` lets others overtake it."""
 
 
 class MemoryBroker:
-    """The broker. `retained` is what it keeps by topic; `tamper` is called for every delivery.
+    """The broker. `retained` holds messages by topic; `tamper` is called for every delivery.
 
-    Messages over `max_payload` bytes are refused; retained ones over `max_retained` are passed on
-    but not kept (0: none are); `wildcard_retained` is whether filters with wildcards get them.
+    Messages over `max_payload` bytes are rejected; retained ones over `max_retained` are passed on
+    but not kept (0: none are); `wildcard_retained`: filters with wildcards receive retained ones.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class MemoryBroker:
 
     @property
     def retained(self) -> Mapping[str, bytes]:
-        """What is kept, by topic."""
+        """Retained messages, by topic."""
         return MappingProxyType(self._retained)
 
     def open_link(self, *, name: str, deliver: Deliver, will: Will | None = None) -> BrokeredLink:
-        """As `edge_sdk.transport.link.open_link`; it connects at the next step."""
+        """Open a link, as `open_link` does; it connects at the next step."""
         check_name(name)
         if will is not None:
             check_topic(will.topic)
@@ -83,7 +83,7 @@ class MemoryBroker:
         return link
 
     def step(self) -> bool:
-        """Let one thing happen; False if there is nothing to happen."""
+        """Let one thing happen; False if there is nothing to do."""
         with self._lock:
             if not self._queue:
                 return False
@@ -93,9 +93,9 @@ class MemoryBroker:
         return True
 
     def run(self, most: int = 1_000_000) -> int:
-        """Step until nothing is left to happen; returns how many steps it took.
+        """Step until nothing is left to do; returns the number of steps.
 
-        Raises StateError after `most`: something answers itself for ever.
+        Raises StateError after `most` steps: something answers itself for ever.
         """
         for steps in range(most):
             if not self.step():
@@ -103,25 +103,25 @@ class MemoryBroker:
         raise StateError(f"still busy after {most} steps")
 
     def cut(self, link: Link, reason: str = "the connection was cut") -> None:
-        """End a link's connection as a network would; the broker sends its will."""
+        """Break a link's connection as a network would; the broker sends its will."""
         mine = self._own(link)
         if mine.connected:
             self._disconnect(mine, reason, will=True)
 
     def restore(self, link: Link) -> None:
-        """Let a link that was cut connect again at the next step."""
+        """Let a link that was cut reconnect at the next step."""
         mine = self._own(link)
         self._later(lambda: self._connect(mine))
 
     def stop(self) -> None:
-        """End the broker, and with it every connection; no wills are sent."""
+        """Stop the broker and end every connection; no wills are sent."""
         self._running = False
         for link in self._links:
             if link.connected:
                 self._disconnect(link, "the broker stopped", will=False)
 
     def start(self, *, keep_retained: bool = True) -> None:
-        """Begin again after `stop`, with what was retained or with nothing; all links return."""
+        """Start again after `stop`, with or without the retained messages; all links return."""
         self._running = True
         if not keep_retained:
             self._retained.clear()
@@ -163,7 +163,7 @@ class MemoryBroker:
         link.tell(Disconnected(reason))
 
     def _drain(self, link: BrokeredLink, bulk: bool) -> None:
-        """Take the oldest message of a link's outbox, and come back for the next."""
+        """Take the oldest message of a link's outbox, and schedule the next."""
         outbox = link.outboxes[bulk]
         message = outbox.next() if link.connected else None
         if message is None:
@@ -230,7 +230,7 @@ class MemoryBroker:
 
 
 class BrokeredLink:
-    """A `Link` of a MemoryBroker. Only the public methods of `Link` are for users."""
+    """A `Link` of a MemoryBroker. Only the methods of `Link` are for users."""
 
     def __init__(
         self, broker: MemoryBroker, name: str, deliver: Deliver, will: Will | None
@@ -249,7 +249,7 @@ class BrokeredLink:
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, bulk: bool = False
     ) -> bool:
-        """As `Link.publish`."""
+        """See `Link.publish`."""
         check_topic(topic)
         if self.closed or not self.outboxes[bulk].offer(Publication(topic, bytes(payload), retain)):
             return False
@@ -257,39 +257,39 @@ class BrokeredLink:
         return True
 
     def subscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """As `Link.subscribe`."""
+        """See `Link.subscribe`."""
         check_filter(topic_filter)
         self.wanted = {**self.wanted, (bulk, topic_filter): None}
         self._broker._later(lambda: self._broker._subscribe(self, bulk, topic_filter))
 
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """As `Link.unsubscribe`."""
+        """See `Link.unsubscribe`."""
         gone = (bulk, topic_filter)
         self.wanted = {key: None for key in self.wanted if key != gone}
         self._broker._later(lambda: self.subscribed.discard(gone))
 
     def acknowledged(self, *, bulk: bool = False) -> bool:
-        """As `Link.acknowledged`."""
+        """See `Link.acknowledged`."""
         return self.outboxes[bulk].empty
 
     def silence_s(self, *, bulk: bool = False) -> float:
-        """As `Link.silence_s`; messages come whole here, so nothing is ever half on its way."""
+        """See `Link.silence_s`; messages arrive whole here, so none is ever partly received."""
         return math.inf
 
     def reconnect(self, will: Will | None = None) -> None:
-        """As `Link.reconnect`."""
+        """See `Link.reconnect`."""
         self._broker._later(lambda: self._broker._renew(self, will))
 
     def close(self) -> None:
-        """As `Link.close`."""
+        """See `Link.close`."""
         self._broker._close(self, goodbye=True)
 
     def kill(self) -> None:
-        """As `Link.kill`."""
+        """See `Link.kill`."""
         self._broker._close(self, goodbye=False)
 
     def tell(self, event: LinkEvent) -> None:
-        """Deliver an event, unless the link was closed."""
+        """Deliver an event, unless the link is closed."""
         if not self.closed:
             self._deliver(event)
 

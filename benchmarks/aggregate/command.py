@@ -1,4 +1,4 @@
-"""`tessera-bench aggregate`: what closing a round costs the coordinator, and bytes."""
+"""`tessera-bench aggregate`: the coordinator's cost of closing a round, and bytes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from benchmarks.report.tables import make_table, or_dash
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from benchmarks.aggregate.closes import ClosesRow
     from benchmarks.aggregate.members import MembersRow
     from benchmarks.aggregate.scale import ScaleRow
     from benchmarks.aggregate.throughput import ThroughputRow
@@ -26,13 +27,14 @@ def add_parser(commands: Any) -> None:
         commands,
         "aggregate",
         _measure,
-        help="what closing a round costs the coordinator, and bytes on the wire",
+        help="the coordinator's cost of closing a round, and bytes on the wire",
         description=(
-            "How fast ra-fed and ram-fed (memory on disk, page cache warm) take in the movements "
+            "Rate at which ra-fed and ram-fed (memory on disk, page cache warm) take in movements "
             "of 32 devices at half level of a model of 25 million parameters, on two threads, "
-            "beside numpy.copyto of the same bytes. Then time and anonymous memory of a round with "
-            "100, 1,000 and 10,000 registered devices, and time with as many members of which 10 "
-            "are there, without training. Then bytes for a device and round, by level "
+            "beside numpy.copyto of the same bytes. Then memory of the whole close, from uploads "
+            "on disk to the commit. Then time and anonymous memory of a round with 100, 1,000 and "
+            "10,000 registered devices, and time with as many members of which 10 are there, "
+            "without training. Then bytes for a device and round, by level "
             "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
             "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
             "parameters and up to 1,000 devices, under one and 3 GB."
@@ -46,14 +48,18 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
     from tempfile import gettempdir
 
+    from benchmarks.aggregate import closes, members, scale, throughput, traffic
     from benchmarks.aggregate import config as configs
-    from benchmarks.aggregate import members, scale, throughput, traffic
 
     config = configs.QUICK if arguments.quick else configs.FULL
     configs.check_disk(Path(gettempdir()), config.disk_bytes)
 
     with progress("aggregate", config.throughput.ticks) as part:
         rates = throughput.measure_throughput(config.throughput, part)
+    closed: list[ClosesRow] = []
+    if closes.MEASURABLE:
+        with progress("closes", config.closes.ticks) as part:
+            closed = closes.measure_closes(config.closes, part)
     fleets: list[ScaleRow] = []
     if scale.MEASURABLE:
         with progress("devices", config.scale.ticks) as part:
@@ -66,12 +72,14 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     return Measured(
         figures=[
             *throughput.throughput_figures(rates),
+            *closes.closes_figures(closed),
             *scale.scale_figures(fleets),
             *members.members_figures(absent),
             *traffic.traffic_figures(messages),
         ],
         shown=[
             _throughput_table(rates, config.throughput.threads),
+            *([_closes_table(closed)] if closed else []),
             *([_scale_table(fleets)] if fleets else []),
             _members_table(absent, config.members.participants),
             _traffic_table(messages),
@@ -81,11 +89,13 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         data={
             "method": {
                 "throughput": throughput.METHOD,
+                "closes": closes.METHOD,
                 "devices": scale.METHOD,
                 "members": members.METHOD,
                 "bytes": traffic.METHOD,
             },
             "throughput": [asdict(row) for row in rates],
+            "closes": [asdict(row) for row in closed],
             "devices": [asdict(row) for row in fleets],
             "members": [asdict(row) for row in absent],
             "bytes": [asdict(row) for row in messages],
@@ -114,6 +124,28 @@ def _throughput_table(rows: Sequence[ThroughputRow], threads: int) -> Table:
             f"{row.move_cpu_s:.2f}",
             or_dash(usual),
             or_dash(longest),
+        )
+    return table
+
+
+def _closes_table(rows: Sequence[ClosesRow]) -> Table:
+    table = make_table(
+        f"Memory over idle (model and memory open) while rounds of uploads close; "
+        f"the model has {rows[0].model_mb:.0f} MB",
+        *("rule", "memory", "movements", "received\nMB", "anonymous\nMB", "in\nmodels"),
+        *("mapped\nMB", "receive\ns", "close\ns", "close\nCPU s", "commit\ns"),
+    )
+    table.columns[0].justify = "left"
+    for row in rows:
+        table.add_row(
+            row.rule,
+            row.dtype or "–",
+            row.encoding,
+            *(f"{size:.0f}" for size in (row.received_mb, row.anonymous_mb)),
+            f"{row.over_model:.2f}",
+            f"{row.mapped_mb:.0f}",
+            *(f"{each:.2f}" for each in (row.receive_s, row.close_s, row.close_cpu_s)),
+            f"{row.commit_s:.2f}",
         )
     return table
 

@@ -1,4 +1,4 @@
-"""What one run of `tessera-bench aggregate` measures, and whether the disk has room for it."""
+"""Settings of one run of `tessera-bench aggregate`, and a check that the disk has room for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.aggregate.closes import ClosesConfig
 from benchmarks.aggregate.members import MembersConfig
 from benchmarks.aggregate.scale import ScaleConfig
 from benchmarks.aggregate.throughput import ThroughputConfig
@@ -13,7 +14,7 @@ from benchmarks.aggregate.traffic import TrafficConfig
 from benchmarks.report.figures import FigureError
 
 RESERVE_BYTES = 1 << 30
-"""Left free on the disk, as by a memory that is opened."""
+"""Bytes left free on the disk, as an open memory does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,7 @@ class AggregateConfig:
     """All parts."""
 
     throughput: ThroughputConfig = field(default_factory=ThroughputConfig)
+    closes: ClosesConfig = field(default_factory=ClosesConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
     members: MembersConfig = field(default_factory=MembersConfig)
     traffic: TrafficConfig = field(default_factory=TrafficConfig)
@@ -28,7 +30,8 @@ class AggregateConfig:
     @property
     def disk_bytes(self) -> int:
         """The most that is on disk at a time: the parts come one after the other."""
-        return max(self.throughput.disk_bytes, self.scale.disk_bytes)
+        parts = (self.throughput, self.closes, self.scale)
+        return max(part.disk_bytes for part in parts)
 
 
 FULL = AggregateConfig()
@@ -36,6 +39,7 @@ QUICK = AggregateConfig(
     throughput=ThroughputConfig(
         inputs=512, widths=(1024,) * 5, outputs=256, warm=3, turns=4
     ),  # 5 million parameters
+    closes=ClosesConfig(inputs=512, widths=(1024,) * 5, outputs=256, rounds=1),
     scale=ScaleConfig(fleets=(100, 1_000), warm=2, turns=15),
     members=MembersConfig(fleets=(100, 10_000), turns=30),
 )

@@ -1,4 +1,4 @@
-"""Plans, devices and rounds to measure with: made by hand, without torch or training."""
+"""Plans, devices and rounds for measurements: made by hand, without torch or training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOVEMENT = 1e-3
 
 
 def perceptron_plan(inputs: int, widths: Sequence[int], outputs: int) -> ModelPlan:
-    """The plan of a perceptron with these hidden layers, each an axis of `GROUPS` groups."""
+    """Make the plan of a perceptron with these hidden layers, each an axis of `GROUPS` groups."""
     axes = tuple(Axis(f"layer-{n}", split_atoms(width, GROUPS)) for n, width in enumerate(widths))
     dims = [Dim(inputs), *(Dim(width, axis) for axis, width in enumerate(widths)), Dim(outputs)]
     tensors: list[Tensor] = []
@@ -32,12 +32,12 @@ def perceptron_plan(inputs: int, widths: Sequence[int], outputs: int) -> ModelPl
 
 
 def device_name(number: int) -> str:
-    """Names whose order is that of the numbers."""
+    """Return a name; names sort like the numbers."""
     return f"device-{number:06}"
 
 
 def random_groups(plan: ModelPlan, level: float, stream: np.random.Generator) -> Groups:
-    """On every axis as many groups as the level means, whichever."""
+    """Choose random groups on every axis, as many as the level allows."""
     return {
         axis.name: stream.permutation(len(axis.groups))[: axis.wanted(level)].tolist()
         for axis in plan.axes
@@ -45,7 +45,7 @@ def random_groups(plan: ModelPlan, level: float, stream: np.random.Generator) ->
 
 
 def random_values(size: int, stream: np.random.Generator) -> Float32:
-    """Values of a movement, normally distributed."""
+    """Draw normally distributed values of a movement."""
     values = stream.standard_normal(size, dtype=np.float32)
     values *= np.float32(MOVEMENT)
     return values
@@ -62,9 +62,9 @@ def closing_of(
     memory: Memory | None = None,
     threads: int = 1,
 ) -> Closing:
-    """A round in which these devices (names, sorted, and values) trained random groups.
+    """Make a round in which these devices (names, sorted, and values) trained random groups.
 
-    Of a device's values as many are used, uncopied, as its blocks hold.
+    Uses as many of a device's values as its blocks hold, without copying.
     """
     fresh = []
     for device, values in movements:
@@ -85,7 +85,7 @@ def closing_of(
 
 
 def fill(memory: Memory, devices: range, values: Float32) -> None:
-    """Let devices be remembered in full, as of round 1; one commit."""
+    """Remember devices in full, as of round 1, in one commit."""
     plan = memory.plan
     ids = np.arange(plan.block_count, dtype=np.int64)
     blocks = Blocks(ids, values[: plan.parameters])

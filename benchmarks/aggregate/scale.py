@@ -1,11 +1,11 @@
-"""Whether a round costs more when more devices are registered. It should not.
+"""Growth of a round's cost with the number of registered devices. It should not grow.
 
 Every registered device is remembered in full, on disk; a few of them take part in a round, drawn
-anew from as many devices as the smallest fleet has. So a device comes as often in every fleet, and
-what is remembered of it lies in as many pieces: only the number of the others differs.
+from as many devices as the smallest fleet has. So a device takes part equally often in every fleet,
+and its memory lies in equally many pieces: only the number of other devices differs.
 
-A memory is filled by one process and opened by another, which closes rounds when it is told to: the
-processes of all fleets take turns, and what filling left behind is in none of them.
+One process fills a memory and another opens it and closes rounds on request. The processes of all
+fleets take turns, and none contains leftovers of the filling.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ METHOD = (
 TARGET = 1.2
 SMAPS = Path("/proc/self/smaps_rollup")
 MEASURABLE = SMAPS.exists()
-"""Anonymous memory is read from Linux' /proc."""
+"""True if anonymous memory can be read from Linux' /proc."""
 
 _CHILD = "import sys; from benchmarks.aggregate.scale import {work}; {work}(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleConfig:
-    """`fleets` ascending, in devices; `turns` are counted after `warm` that are not.
+    """Parameters; `fleets` ascending, in devices; `turns` are measured after `warm` that are not.
 
     Raises `FigureError` for a fleet that is smaller than a round.
     """
@@ -84,7 +84,7 @@ class ScaleConfig:
 
     @property
     def disk_bytes(self) -> int:
-        """What all memories may grow to."""
+        """Most bytes all memories may grow to."""
         return sum(estimate_bytes(self.plan, fleet, self.dtype) for fleet in self.fleets)
 
     @property
@@ -95,7 +95,7 @@ class ScaleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """One fleet; the ratios are to the smallest. Medians, MB are 10⁶ bytes."""
+    """Results of one fleet; ratios are to the smallest. Medians, MB are 10⁶ bytes."""
 
     devices: int
     round_ms: float
@@ -148,7 +148,7 @@ def scale_row(
     smallest: Sequence[dict[str, float]],
     size_bytes: int,
 ) -> ScaleRow:
-    """What rounds come to, beside those of the smallest fleet in the same turns."""
+    """Summarise rounds beside those of the smallest fleet in the same turns."""
 
     def total(one: dict[str, float]) -> float:
         return one["move_s"] + one["commit_s"]
@@ -169,7 +169,7 @@ def scale_row(
 
 
 def scale_figures(rows: Sequence[ScaleRow]) -> list[Figure]:
-    """The figures of `measure_scale`."""
+    """Return the figures of `measure_scale`."""
     figures = []
     smallest = rows[0].devices if rows else 0
     for row in rows:
@@ -209,14 +209,14 @@ class _Child:
             raise FigureError(f"{self._what} did not end well:\n{errors}")
 
     def ask(self) -> dict[str, float]:
-        """The answer to an empty line."""
-        with suppress(BrokenPipeError):  # it has ended; that there is no answer says why
+        """Send an empty line and return the answer."""
+        with suppress(BrokenPipeError):  # it has ended; the missing answer says why
             self._stdin.write("\n")
             self._stdin.flush()
         return self.answer()
 
     def answer(self) -> dict[str, float]:
-        """Its next line. Raises `FigureError` if it has ended."""
+        """Read its next line. Raises `FigureError` if it has ended."""
         line = self._stdout.readline()
         if not line:
             _, errors = self._process.communicate()
@@ -229,7 +229,7 @@ class _Child:
 
 
 def fill_memory(config: str, folder: str, fleet: str) -> None:
-    """Remember all devices of a fleet in full; a line for each batch."""
+    """Remember all devices of a fleet in full; print a line for each batch."""
     settings, memory = _open(config, folder, fleet)
     values = random_values(settings.plan.parameters, stream(0, "scale", "fill"))
     for first in range(0, int(fleet), settings.batch):
@@ -270,7 +270,7 @@ def close_rounds(config: str, folder: str, fleet: str) -> None:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's."""
+    """Bytes of this process's memory that belong to no file."""
     with SMAPS.open(encoding="ascii") as lines:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 

@@ -1,11 +1,11 @@
-"""How fast rules take movements in, beside `numpy.copyto` of the same bytes in the same turn.
+"""Rate at which rules take in movements, beside `numpy.copyto` of the same bytes in the same turn.
 
-All devices take part in every round, at one level, with groups drawn anew: what a device sends
-replaces parts of several older movements. For ram-fed each device is first remembered in full, so
-every value that comes sends an old one away, as it is in the long run. A few rounds pass before
-turns count; by then old segments have been rewritten, and files and page cache turn over.
+All devices take part in every round, at one level, with newly drawn groups, so a new movement
+replaces parts of several older ones. For ram-fed, each device is first remembered in full, so every
+new value replaces an old one, as in the long run. A few rounds pass before turns count; by then old
+segments have been rewritten, and files and page cache are in a steady state.
 
-`copyto` goes from the movements to memory of their size, on one thread; rules use `threads`.
+`copyto` copies the movements to memory of their size, on one thread; rules use `threads`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ METHOD = (
 )
 TARGETS = {("ra-fed", None): 0.5, ("ram-fed", "fp32"): 0.12, ("ram-fed", "fp16"): 0.08}
 TARGET_PLAN = "25m"
-"""What the targets were set for."""
+"""Plan for which the targets were set."""
 
 CASES: tuple[tuple[str, MemoryType | None], ...] = (
     ("ra-fed", None),
@@ -63,7 +63,7 @@ CASES: tuple[tuple[str, MemoryType | None], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputConfig:
-    """`turns` are counted, after `warm` rounds that are not. Raises `FigureError` for none."""
+    """Parameters; `turns` are measured after `warm` rounds that are not. Raises `FigureError`."""
 
     inputs: int = 1024
     widths: tuple[int, ...] = (2048,) * 6
@@ -90,7 +90,7 @@ class ThroughputConfig:
 
     @property
     def disk_bytes(self) -> int:
-        """The most that is on disk at a time."""
+        """Most bytes on disk at a time."""
         held = estimate_bytes(self.plan, self.devices, "fp32")
         return held + 4 * self.devices * self.plan.parameters  # a commit before it deletes
 
@@ -136,7 +136,7 @@ def measure_throughput(
     """Time every case. `begin` is called with each; all its results together `ticks` times."""
     plan, draws = config.plan, stream(0, "throughput")
     size = plan.submodel_parameters(random_groups(plan, config.level, draws))
-    # Every device has memory of its own, as movements from a network have.
+    # Every device has separate memory, like movements from a network.
     drawn = random_values(size + 64 * config.devices, draws)
     movements = [
         (device_name(n), drawn[64 * n : 64 * n + size].copy()) for n in range(config.devices)
@@ -163,7 +163,7 @@ def measure_throughput(
 def throughput_row(
     plan: str, rule: str, dtype: MemoryType | None, received: int, turns: Sequence[Turn]
 ) -> ThroughputRow:
-    """What turns come to, each with `received` bytes."""
+    """Summarise turns, each with `received` bytes."""
     copied = sum(turn.copy_s for turn in turns)
     closed = sum(turn.move_s + turn.commit_s for turn in turns)
     return ThroughputRow(
@@ -183,7 +183,7 @@ def throughput_row(
 
 
 def throughput_figures(rows: Sequence[ThroughputRow]) -> list[Figure]:
-    """The figures of `measure_throughput`."""
+    """Return the figures of `measure_throughput`."""
     figures = []
     for row in rows:
         stem = f"aggregate.{row.plan}.{row.rule}" + (f".{row.dtype}" if row.dtype else "")
@@ -269,7 +269,7 @@ def _copy(movements: Sequence[tuple[str, Float32]], copies: Sequence[Float32]) -
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU."""
+    """Return wall-clock and CPU seconds."""
     clock, cpu = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - clock, time.process_time() - cpu

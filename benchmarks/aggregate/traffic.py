@@ -1,8 +1,8 @@
 """Bytes that a device sends and receives in a round, by level and encoding.
 
-Messages are really encoded, header included: up a movement, down the device's blocks of the whole
+Messages are really encoded, including headers: up a movement, down the device's blocks of the whole
 model, which is encoded once for all. Values are normally distributed, as weights and movements
-nearly are; what zstd saves depends on that.
+nearly are; the savings of zstd depend on that.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class TrafficRow:
 
     @property
     def up_share(self) -> float:
-        """Of the whole model in fp32."""
+        """Share of the whole model's fp32 bytes."""
         return self.up_bytes / self.full_bytes
 
     @property
     def down_share(self) -> float:
-        """Of the whole model in fp32."""
+        """Share of the whole model's fp32 bytes."""
         return self.down_bytes / self.full_bytes
 
 
 def encodings() -> list[Encoding]:
-    """What is measured: each kind, and with zstd where that is installed."""
+    """Return the encodings to measure: each kind, also with zstd where that is installed."""
     suffixes = ("", "+zstd") if "zstd" in available_encodings() else ("",)
     return [Encoding.parse(kind + suffix) for kind in KINDS for suffix in suffixes]
 
@@ -99,7 +99,7 @@ def measure_traffic(
 
 
 def random_weights(plan: ModelPlan, draws: np.random.Generator) -> Float32:
-    """A new model in block order: normal weights of variance 1 ÷ fan-in, biases zero."""
+    """Draw a new model in block order: normal weights of variance 1 ÷ fan-in, biases zero."""
     return plan.flatten(
         {
             tensor.name: draws.standard_normal(tensor.shape, dtype=np.float32)
@@ -112,7 +112,7 @@ def random_weights(plan: ModelPlan, draws: np.random.Generator) -> Float32:
 
 
 def traffic_figures(rows: Sequence[TrafficRow]) -> list[Figure]:
-    """The figures of `measure_traffic`."""
+    """Return the figures of `measure_traffic`."""
     return [
         Figure(
             name=f"aggregate.bytes.{row.level * 100:.0f}.{_word(row.encoding)}.{way}_over_full",
@@ -125,5 +125,5 @@ def traffic_figures(rows: Sequence[TrafficRow]) -> list[Figure]:
 
 
 def _word(encoding: str) -> str:
-    """An encoding as part of a figure's name: `top-k:0.1+zstd` is `top-k-01_zstd`."""
+    """Turn an encoding into part of a figure's name: `top-k:0.1+zstd` is `top-k-01_zstd`."""
     return encoding.replace(":", "-").replace(".", "").replace("+", "_")

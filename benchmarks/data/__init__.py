@@ -1,10 +1,10 @@
-"""Real data for benchmarks, read from files that the user has; the project ships none.
+"""Real data for benchmarks, read from the user's files; the project ships none.
 
-    load_data(folder)       what a directory holds, as a `Dataset`; None: scikit-learn's digits
+    load_data(folder)       the data in a directory, as a `Dataset`; None: scikit-learn's digits
     fit_images(data, shape) the same images in the shape that a model takes
 
 numpy and the standard library are enough, so that small boards can read them too; only the digits
-need scikit-learn. Whatever is wrong with a file is a `DatasetError`.
+need scikit-learn. Any problem with a file is a `DatasetError`.
 """
 
 from benchmarks.data.dataset import Dataset, DatasetError

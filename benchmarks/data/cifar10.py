@@ -18,7 +18,7 @@ from benchmarks.data.packed import find_packed, read_packed
 from edge_sdk.data.arrays import ArrayData
 
 FILES = re.compile(r"(data_batch_[1-5]|test_batch)\.bin(\.xz|\.gz)?")
-"""Names of which one is enough to take a folder for this format."""
+"""File names, one of which identifies a folder of this format."""
 TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST = ("test_batch.bin",)
 ENDINGS = ("", ".xz", ".gz")
@@ -26,11 +26,11 @@ CLASSES = 10
 SHAPE = (3, 32, 32)
 RECORD_BYTES = 1 + 3 * 32 * 32
 RECORDS = 10_000
-"""In every file."""
+"""Records in every file."""
 
 
 def load_cifar10(folder: Path, records: int = RECORDS) -> Dataset:
-    """The six files of a folder, with so many records each. Raises `DatasetError`."""
+    """Load the six files of a folder, with this many records each. Raises `DatasetError`."""
     train, test = (
         np.concatenate(
             [read_records(find_packed(folder, [name], ENDINGS), records) for name in names]
@@ -48,7 +48,7 @@ def load_cifar10(folder: Path, records: int = RECORDS) -> Dataset:
 
 
 def read_records(path: Path, records: int) -> NDArray[np.uint8]:
-    """So many records of bytes, one a row. Raises `DatasetError`."""
+    """Read this many records, one per row. Raises `DatasetError`."""
     size = records * RECORD_BYTES
     content = read_packed(path, size + 1)
     if len(content) != size:
@@ -69,7 +69,7 @@ def read_records(path: Path, records: int) -> NDArray[np.uint8]:
 
 
 def _statistics(rows: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and standard deviation of each channel, counted value by value: no large copies."""
+    """Compute each channel's mean and standard deviation value by value, without large copies."""
     values = np.arange(256.0)
     channels = rows[:, 1:].reshape(len(rows), SHAPE[0], -1)
     means, deviations = [], []

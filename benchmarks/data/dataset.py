@@ -1,7 +1,7 @@
 """A data set in memory, and the one error that reading it raises.
 
 TesseraError
-└── DatasetError     files that are missing, damaged or of another format; which, and what to do
+└── DatasetError     files that are missing, damaged or of another format; says what to do
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ Format = Literal["digits", "idx", "cifar-10", "uci-har"]
 
 
 class DatasetError(TesseraError):
-    """Files that cannot be used; the text names the file and says what to do."""
+    """Unusable files; the text names the file and says what to do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Samples to train on and others to test with.
+    """Samples for training and for testing.
 
     Inputs are float32, samples first, one array; targets are int64 from 0 to below `classes`.
     """
 
     name: str
-    """For people: `digits`, or that of the folder."""
+    """Name for people: `digits`, or that of the folder."""
     format: Format
     train: ArrayData
     test: ArrayData
     classes: int
     owners: NDArray[np.int64] | None = None
-    """Whose each training sample is, where samples belong to people; None: they do not."""
+    """Owner of each training sample, where samples belong to people; None: they do not."""
 
     @property
     def samples(self) -> int:
-        """All there are, to train and to test."""
+        """Number of samples, for training and testing."""
         return len(self.train) + len(self.test)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample: (channels, height, width) of images, (channels, length) of windows."""
+        """Shape of a sample: (channels, height, width) of images, (channels, length) of windows."""
         shape: tuple[int, ...] = self.train.inputs[0].shape[1:]
         return shape

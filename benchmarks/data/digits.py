@@ -16,7 +16,7 @@ CLASSES = 10
 
 
 def load_digits(seed: int) -> Dataset:
-    """A fifth of them, drawn by `seed`, is for testing."""
+    """Load the digits; a fifth of them, drawn by `seed`, is for testing."""
     from sklearn.datasets import load_digits as load
 
     pixels, labels = load(return_X_y=True)

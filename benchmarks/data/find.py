@@ -1,4 +1,4 @@
-"""What a directory holds, told by the names of its files."""
+"""Recognises the data in a directory by the names of its files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KNOWN = (
 
 
 def load_data(folder: Path | None, seed: int = 0) -> Dataset:
-    """The data set in a directory; None: the digits of scikit-learn, split by `seed`.
+    """Load the data set in a directory; None: the digits of scikit-learn, split by `seed`.
 
-    Raises `DatasetError`: which file, what is wrong with it, what to do.
+    Raises `DatasetError`, which names the file, the problem and what to do.
     """
     if folder is None:
         return load_digits(seed)

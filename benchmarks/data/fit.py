@@ -1,4 +1,4 @@
-"""Images of one shape for models that take another."""
+"""Converts images of one shape for models that take another."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edge_sdk.protocol.plan.layout import Array
 
 
 def fit_images(data: Dataset, shape: tuple[int, ...]) -> Dataset:
-    """The same data with images of this shape: (channels, height, width).
+    """Return the same data with images of this shape: (channels, height, width).
 
-    One channel is repeated, several become one by their mean. An image is enlarged by the greatest
-    whole number that fits, every pixel becoming a square of that many; what is still missing is
-    zeros around it, what is too much is cut off around it, one more behind than before where it is
-    odd. Data that has the shape already, images or not, is given back as it is. Raises
-    `DatasetError` where one of the two is no image, or channels cannot be matched.
+    One channel is repeated; several become one by their mean. An image is enlarged by the largest
+    whole factor that fits, every pixel becoming a square. The rest is padded with zeros on all
+    sides, or cropped on all sides, with the odd row or column at the end. Data that already has the
+    shape, images or not, is returned unchanged. Raises `DatasetError` if either is not an image, or
+    channels cannot be matched.
     """
     if data.shape == shape:
         return data
@@ -54,7 +54,7 @@ def _fit(images: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _centred(there: int, wanted: int) -> tuple[slice, slice]:
-    """Where along one side to take pixels from, and where to put them."""
+    """Return the pixels to take along one side, and where to put them."""
     size = min(there, wanted)
     first, place = (there - size) // 2, (wanted - size) // 2
     return slice(first, first + size), slice(place, place + size)

@@ -19,17 +19,17 @@ from benchmarks.data.packed import find_packed, read_packed
 from edge_sdk.data.arrays import ArrayData
 
 FILES = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
-"""Names of which one is enough to take a folder for this format."""
+"""File names, one of which identifies a folder of this format."""
 ENDINGS = ("", ".gz")
 CLASSES = 10
 MOST_BYTES = 1 << 28
-"""In one file; MNIST has 47 MB."""
+"""Most bytes in one file; MNIST has 47 MB."""
 BYTES = 8
-"""The type of values that there must be."""
+"""Required type of values."""
 
 
 def load_idx(folder: Path) -> Dataset:
-    """The four files of a folder. Raises `DatasetError`."""
+    """Load the four files of a folder. Raises `DatasetError`."""
     train, test = _split(folder, "train"), _split(folder, "t10k")
     shapes = [each.inputs[0].shape[1:] for each in (train, test)]
     if shapes[0] != shapes[1]:
@@ -65,7 +65,7 @@ def _find(folder: Path, which: str, what: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """The bytes of an idx file with so many dimensions, none of them 0. Raises `DatasetError`."""
+    """Read an idx file with this many dimensions, none of them 0. Raises `DatasetError`."""
     header_bytes = 4 + 4 * dimensions
     header = read_packed(path, header_bytes)
     magic = bytes([0, 0, BYTES, dimensions])

@@ -1,7 +1,7 @@
-"""Arrays of an .npz file, whose sizes are checked before anything is allocated.
+"""Reads arrays of an .npz file, with sizes checked before anything is allocated.
 
-numpy allocates what an array's header claims before it reads a value, so the header is compared
-with the size of its file in the archive first. Pickled objects are refused.
+numpy allocates what an array's header claims before it reads a value, so the header is first
+compared with the size of its file in the archive. Pickled objects are rejected.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from numpy.typing import NDArray
 from benchmarks.data.dataset import DatasetError
 
 MOST_BYTES = 1 << 28
-"""In one array."""
+"""Most bytes in one array."""
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Those that numpy writes."""
+"""Packings that numpy writes."""
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 _DAMAGED = (
     *(OSError, EOFError, zipfile.BadZipFile, zlib.error, TokenError),
     *(ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError),
-    *(NotImplementedError, RuntimeError),  # packings and passwords that zipfile does not know
+    *(NotImplementedError, RuntimeError),  # packings and passwords unknown to zipfile
 )
-"""What zipfile and numpy raise for files that are not what they seem."""
+"""Errors that zipfile and numpy raise for damaged files."""
 
 
 def read_npz(path: Path, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of these names. Raises `DatasetError`."""
+    """Read the arrays of these names. Raises `DatasetError`."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {each.filename: each for each in archive.infolist()}

@@ -1,7 +1,7 @@
-"""Files that may be packed: found under any of their names, read no further than asked.
+"""Finds files that may be packed, under any of their names, and reads no more than asked.
 
 A packed file can claim to hold more than any memory, so it is unpacked piece by piece and never
-beyond the size that it should have.
+beyond its expected size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PIECE = 1 << 20
 
 
 def find_packed(folder: Path, names: Sequence[str], endings: Sequence[str]) -> Path:
-    """The first of these names, with the first of these endings, that is there.
+    """Return the first of these names, with the first of these endings, that exists.
 
     Raises `DatasetError` when there is none.
     """
@@ -35,8 +35,7 @@ def find_packed(folder: Path, names: Sequence[str], endings: Sequence[str]) -> P
 
 
 def read_packed(path: Path, size_bytes: int) -> bytes:
-    """The first `size_bytes` of what is in a file, unpacked as its ending says; fewer, if that is
-    all there is.
+    """Read the first `size_bytes` of a file, unpacked as its ending says; fewer if that is all.
 
     Raises `DatasetError` when it cannot be read or unpacked.
     """

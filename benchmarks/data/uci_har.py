@@ -1,15 +1,15 @@
-"""UCI HAR: what people did, by the motion sensors of a phone at their waist; `uci_har.npz`.
+"""UCI HAR: activities of people, from the motion sensors of a phone at the waist; `uci_har.npz`.
 
     halves         (H, 9, 64) float32: half windows of 1.28 s, 9 channels at 50 Hz
-    window_halves  (N, 2): a window is two halves, one behind the other
-    y              (N,): which of 6 activities
-    subject        (N,): whose
+    window_halves  (N, 2): a window is two halves, one after the other
+    y              (N,): one of 6 activities
+    subject        (N,): the person
     segment        (N,): an uninterrupted stretch of one activity of one subject, in order
 
-Windows overlap by half, so a random split would test with what was trained. Here the last segment
-of every activity of every subject is for testing, about 23 % of all windows: every subject is there
-as a device that trains, the test has all their activities, and no half window is in both, which is
-checked. So accuracy is that on people who took part; it says nothing about strangers.
+Windows overlap by half, so a random split would test on training data. Here the last segment of
+every activity of every subject is for testing, about 23 % of all windows: every subject is a device
+that trains, the test has all their activities, and no half window is in both, which is checked. So
+accuracy is measured on people who took part; it says nothing about strangers.
 
 Each channel has the mean of the training windows subtracted and is divided by their standard
 deviation.
@@ -32,11 +32,11 @@ KEYS = ("halves", "window_halves", "y", "subject", "segment")
 CLASSES = 6
 HALF = (9, 64)
 MOST_WINDOWS = 100_000
-"""The data set has 10,299."""
+"""Most windows; the data set has 10,299."""
 
 
 def load_uci_har(folder: Path) -> Dataset:
-    """The windows of a folder's file. Raises `DatasetError`."""
+    """Load the windows of a folder's file. Raises `DatasetError`."""
     path = folder / FILE
     arrays = read_npz(path, KEYS)
     _check(path, arrays)
@@ -69,9 +69,9 @@ def load_uci_har(folder: Path) -> Dataset:
 def held_out(
     y: NDArray[np.int64], subject: NDArray[np.int64], segment: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which windows are for testing: the last segment of every activity of every subject.
+    """Flag the windows for testing: the last segment of every activity of every subject.
 
-    An activity of which a subject has one segment only is trained.
+    If a subject has only one segment of an activity, it is used for training.
     """
     _, owns = np.unique(np.stack([subject, y]), axis=1, return_inverse=True)
     owns = owns.ravel()

@@ -1,6 +1,6 @@
-"""What a level costs on a device: measured here, or modelled from a profile.
+"""Costs of a level on a device: measured here, or modelled from a profile.
 
-`kit.py` compiles what is trained, with torch; all else does without it, so that small boards can be
-measured with what `tessera-fl[measure]` installs. `measure.py` runs one fresh process a case
-(`process.py`); `results.py` is what comes of it, and everything else reads that.
+`kit.py` compiles the models, with torch; everything else works without it, so that small boards can
+be measured with `tessera-fl[measure]`. `measure.py` runs one fresh process per case (`process.py`);
+`results.py` holds the results, and everything else reads those.
 """

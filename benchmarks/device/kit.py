@@ -1,4 +1,4 @@
-"""A kit: what devices are sent to train the benchmarks' models, compiled where torch is.
+"""A kit: files with which devices train the benchmarks' models, compiled where torch is.
 
     <kit>/kit.json             version, batch, levels, families
     <kit>/<family>/plan, manifest, <hash>.onnx       as a coordinator sends them
@@ -7,9 +7,9 @@
     <kit>/digits.npz                                 scikit-learn's digits, to learn from
 
     TesseraError
-    └── KitError      a folder that is no kit, or lacks what is asked for; says what to do
+    └── KitError      a folder that is not a kit, or lacks something; says what to do
 
-Writing one needs torch and the coordinator; all else does without.
+Writing a kit needs torch and the coordinator; everything else works without.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ CHUNK_BYTES = 2**18
 
 
 class KitError(TesseraError):
-    """A folder that is no kit, or lacks what is asked for."""
+    """A folder that is not a kit, or lacks something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What is in a kit."""
+    """Description of a kit."""
 
     version: int = VERSION
     tessera: str
@@ -68,10 +68,10 @@ def write_kit(
     batch: int = BATCH,
     begin: Begin = silent,
 ) -> Kit:
-    """Compile these families into a folder, which is made; an older kit there is replaced.
+    """Compile these families into a new folder, or replace an older kit there.
 
     `begin` is called with each family, and its result once. Raises `KitError` for a folder with
-    other things in it.
+    other contents.
     """
     from edge_sdk import __version__
 
@@ -100,7 +100,7 @@ def write_kit(
             test_x=digits.test.inputs[0],
             test_y=digits.test.targets,
         )
-        # Nothing is removed but what an older kit says is its own.
+        # Removes only what an older kit lists as its own.
         for name in () if old is None else old.families:
             shutil.rmtree(folder / name, ignore_errors=True)
         for name in (*families, DIGITS):
@@ -111,7 +111,7 @@ def write_kit(
 
 
 def write_task(family: str, batch: int, folder: Path, levels: Sequence[float] = LEVELS) -> None:
-    """What a device is sent and has, for one family: plan, graphs, a model in chunks, data."""
+    """Write one family's files on a device: plan, graphs, a model in chunks, data."""
     from benchmarks.models import FAMILIES
     from coordinator.task.graphs import compile_graphs
     from coordinator.task.task import make_task
@@ -141,7 +141,7 @@ def write_task(family: str, batch: int, folder: Path, levels: Sequence[float] = 
 
 
 def read_kit(folder: Path) -> Kit:
-    """What is in a folder. Raises `KitError`."""
+    """Read the kit in a folder. Raises `KitError`."""
     advice = "make one with `tessera-bench kit --out DIR` where torch is installed"
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def read_kit(folder: Path) -> Kit:
 
 
 def kit_digits(folder: Path) -> Dataset:
-    """The digits that a kit brings, for machines without scikit-learn. Raises `KitError`."""
+    """Load the kit's digits, for machines without scikit-learn. Raises `KitError`."""
     try:
         with np.load(folder / DIGITS, allow_pickle=False) as arrays:
             train = ArrayData((arrays["x"],), arrays["y"])
@@ -169,7 +169,7 @@ def kit_digits(folder: Path) -> Dataset:
 
 
 def read_task(folder: Path, family: str) -> tuple[ModelPlan, Manifest]:
-    """A family's plan and manifest. Raises `KitError`."""
+    """Read a family's plan and manifest. Raises `KitError`."""
     try:
         plan = decode_plan((folder / family / "plan").read_bytes())
         return plan, decode_manifest((folder / family / "manifest").read_bytes())
@@ -178,7 +178,7 @@ def read_task(folder: Path, family: str) -> tuple[ModelPlan, Manifest]:
 
 
 def _check_levels(levels: Sequence[float]) -> None:
-    """Raise `KitError` for one that would be trained as another: widths have `GROUPS` parts."""
+    """Raise `KitError` for a level that would be trained as another: widths have `GROUPS` parts."""
     if between := [level for level in levels if level * GROUPS % 1]:
         whole = ", ".join(f"{part / GROUPS:g}" for part in range(1, GROUPS + 1))
         raise KitError(
@@ -190,7 +190,7 @@ def _check_levels(levels: Sequence[float]) -> None:
 def check_kit(
     folder: Path, kit: Kit, families: Sequence[str], levels: Sequence[float], batch: int
 ) -> None:
-    """Raise `KitError` unless all of this can be trained with it."""
+    """Raise `KitError` unless all of this can be trained with the kit."""
     _check_levels(levels)
     if missing := [family for family in families if family not in kit.families]:
         raise KitError(

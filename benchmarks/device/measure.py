@@ -1,8 +1,8 @@
-"""Measures what levels cost on this machine: one fresh process a case, in a fixed order.
+"""Measures the costs of levels on this machine: one fresh process per case, in a fixed order.
 
-A case that fails, or would not fit into memory, is left out with the reason; the others go on.
-After every case there are whole `Results`: whoever stops then has them, and `measure` goes on from
-them.
+A case that fails, or would not fit into memory, is left out with the reason; the others continue.
+After every case there are complete `Results`: a run that stops keeps them, and `measure` continues
+from them.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from edge_sdk.decide.costs.calibration import LIMIT_S
 
 QUICK_TARGET_S = 120.0
 LEAST_HZ = 10.0
-"""At which watts are read; the process asks for more."""
+"""Lowest rate at which watts are read; the process asks for more."""
 QUICK_CALIBRATE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What cases are measured with."""
+    """Tools for measuring cases."""
 
     kit: Path
     seen: Seen
     data: Dataset | None = None
-    """For curves; None: there are none."""
+    """Data for curves; None: no curves."""
     root: Path = Path("/")
-    """Below which sensors are read."""
+    """Root of the sensors' files."""
     disk: Path | None = None
-    """Where movements are kept; None: where temporary files are."""
+    """Folder for movements; None: that of temporary files."""
 
     def ask(self, config: Config, family: str, backend: str, threads: int) -> Asked:
-        """For one family; without levels."""
+        """Make a request for one family, without levels."""
         return Asked(
             folder=str(self.kit / family),
             backend=backend,
@@ -74,7 +74,7 @@ class Bench:
 
 
 def all_keys(config: Config) -> list[Key]:
-    """All cases, in the order in which they are measured."""
+    """Return all cases, in the order of measurement."""
     return [
         (family, level, backend, threads)
         for family, backend, threads, level in product(
@@ -84,20 +84,20 @@ def all_keys(config: Config) -> list[Key]:
 
 
 def missing(results: Results) -> list[Key]:
-    """The cases that are still to be measured."""
+    """Return the cases still to be measured."""
     done = {case.key for case in results.cases} | {each.key for each in results.left_out}
     return [key for key in all_keys(results.config) if key not in done]
 
 
 def missing_curves(results: Results) -> list[tuple[str, float]]:
-    """Family and level of the curves that are still to be made."""
+    """Return family and level of the curves still to be made."""
     done = {(curve.family, curve.level) for curve in results.curves}
     wanted = product(results.config.learners, results.config.levels)
     return [pair for pair in wanted if pair not in done]
 
 
 def measure(bench: Bench, results: Results, begin: Begin = silent) -> Iterator[Results]:
-    """Measure what `results` has not yet, and give them again with every case and curve.
+    """Measure what `results` lacks, and yield them again after every case and curve.
 
     `begin` is called with each of those, and its result once.
     """
@@ -134,7 +134,7 @@ def _with(results: Results, done: Case | LeftOut, seconds: float) -> Results:
 def _predict(
     bench: Bench, config: Config, family: str, backend: str, threads: int
 ) -> dict[float, Predicted] | str:
-    """The cost model's word on every level; a text: why there is none."""
+    """Predict every level with the cost model; a text: why that failed."""
     ask = replace(
         bench.ask(config, family, backend, threads),
         levels=config.levels,
@@ -179,7 +179,7 @@ def _case(
     round_s = TimeSpread(**said["round_s"], provenance="measured")
     joules, board = _joules(said["energy"], power_sensor(probe.snapshot())), bench.seen.board
     if joules is None and board is not None and threads == board_cores(board):
-        joules = joules_of(board, round_s.median)  # whose watts are those of all cores
+        joules = joules_of(board, round_s.median)  # its watts are those of all cores
     return Case(
         family=family,
         level=level,
@@ -210,9 +210,7 @@ def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | No
         source += f", read only {energy['hz']:.1f} times a second, too rarely to follow a training"
     if net is not None and net <= LEAST_RISE * gross:
         source += ", which does not follow the training: hardly more than at rest"
-        net = (
-            0.0 if net < 1e-9 * gross else net
-        )  # of two numbers that are the same but for rounding
+        net = 0.0 if net < 1e-9 * gross else net  # of two numbers that differ only by rounding
     return Joules(gross=gross, net=net, provenance="measured", source=source)
 
 
@@ -237,7 +235,7 @@ def _curve(bench: Bench, results: Results, family: str, level: float) -> Curve:
 
 
 def device_figures(results: Results) -> list[Figure]:
-    """The figures of a run."""
+    """Return the figures of a run."""
     figures = []
     for case in results.cases:
         level = f"{case.level * 100:g}".replace(".", "_")

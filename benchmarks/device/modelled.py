@@ -1,15 +1,15 @@
-"""What levels would cost on a board that only its profile is known of. Nothing is run.
+"""Models the costs of levels on a board from its profile alone. Nothing is run.
 
-    seconds   steps × multiply-accumulates, of three forward passes each, over the speed that the
-              profile gives: what the emulator's time passes by (`Emulation.step_s`)
-    memory    what the SDK takes a round for before it has measured any: `memory_bound`, an upper
-              bound, and on top what a device program holds before its first round
+    seconds   steps × multiply-accumulates, of three forward passes each, over the profile's speed:
+              the same as the emulator's time (`Emulation.step_s`)
+    memory    the SDK's estimate for a round before any measurement: `memory_bound`, an upper
+              bound, plus what a device program holds before its first round
     joules    the profile's watts with all cores busy × seconds
     bytes     of the movement and of the model's packs, as the cost model counts them
 
-Left out, because no profile tells: what a round takes besides its steps, the overhead of narrow
+Left out, because no profile has it: the time of a round besides its steps, the overhead of narrow
 layers, the bandwidth of memory, heat, the link. Speed is known with one thread and with all cores,
-watts with all cores alone.
+watts only with all cores.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
 Tasks = Mapping[str, tuple[ModelPlan, Manifest]]
-"""Of each family, what a device is sent."""
+"""Plan and manifest of each family."""
 Accuracies = Mapping[tuple[str, float], Sequence[float]]
-"""Of a family at a level, after each round of a training that was run for real."""
+"""Accuracy of a family at a level, after each round of a real training."""
 
 ENCODINGS = ("fp32", "fp16", "int8", "top-k:0.1")
 RULE = LocalRule(learning_rate=0.01, momentum=0.9)
@@ -62,13 +62,13 @@ HELD_BYTES = Quantity(
     "of `tessera-bench costs` had 61 MB before their first round, on x86-64 with Python 3.11",
     "measured",
 )
-"""What a device program holds before its first round."""
+"""Memory of a device program before its first round."""
 NOT_RUN = "none: no such device was run"
 NO_TORCH = "only the onnx backend is modelled: nobody knows what torch takes on this board"
 
 
 def board_threads(board: Board) -> tuple[int, ...]:
-    """With how many threads the board's speed is known: one, and as many as it has cores."""
+    """Return the thread counts with known speed: one, and the number of cores."""
     return tuple(sorted({1, board_cores(board)}))
 
 
@@ -80,14 +80,15 @@ def model_results(
     *,
     accuracies: Accuracies | None = None,
 ) -> Results:
-    """What `tessera-bench device` would report of this board, every number modelled.
+    """Model the report of `tessera-bench device` for this board.
 
-    `accuracies`: of each curve that is wanted, on the data that `config.data` names; its seconds,
-    bytes and joules are those of the case with the most threads. What nobody can model is left
-    out, and says why.
+    `accuracies`: of each wanted curve, on the data that `config.data` names; its seconds, bytes and
+    joules are those of the case with the most threads. Cases that cannot be modelled are left out,
+    with the reason.
 
-    Raises `ConfigError` when the profile lacks what an emulator needs, `KeyError` for a family that
-    `tasks` has not, `GroupError` for no level, `GraphError` when no gradient graph fits.
+    Raises `ConfigError` when the profile lacks what an emulator needs, `KeyError` for a family
+    missing from `tasks`, `GroupError` for an invalid level, `GraphError` when no gradient graph
+    fits.
     """
     made = list(_cases(board, tasks, config))
     cases = tuple(case for case in made if isinstance(case, Case))
@@ -109,7 +110,7 @@ def model_results(
 
 
 def _cases(board: Board, tasks: Tasks, config: Config) -> Iterator[Case | LeftOut]:
-    _emulation(board)  # raises for a profile that is not enough, whatever the cases are
+    _emulation(board)  # raises for an insufficient profile, whatever the cases are
     for family, level, backend, threads in product(
         config.families, config.levels, config.backends, config.threads
     ):
@@ -138,7 +139,7 @@ def _case(
     threads: int,
     config: Config,
 ) -> Case | str:
-    """The case, or why there is none."""
+    """Return the case, or why there is none."""
     timed = _timed(board, threads)
     if isinstance(timed, str):
         return timed
@@ -172,7 +173,7 @@ def _case(
 
 
 def _timed(board: Board, threads: int) -> Emulation | str:
-    """The board as it is with so many threads, or why nobody knows."""
+    """Return the board's emulation with this many threads, or why it is unknown."""
     if threads == board_cores(board):
         return _emulation(board)
     if threads != 1:
@@ -192,7 +193,7 @@ def _emulation(board: Board) -> Emulation:
 
 
 def board_cores(board: Board) -> int:
-    """Of all classes."""
+    """Count the cores of all classes."""
     return int(sum(each.count.value for each in board.cores))
 
 
@@ -201,7 +202,7 @@ def _spread(seconds: float) -> TimeSpread:
 
 
 def joules_of(board: Board, seconds: float) -> Joules | None:
-    """Of training with all cores for so long; None: the profile has no watts."""
+    """Energy of training with all cores for this long; None: the profile has no watts."""
     busy, idle = board.power.train_w, board.power.idle_w
     if busy is None:
         return None
@@ -220,7 +221,7 @@ def joules_of(board: Board, seconds: float) -> Joules | None:
 
 def _bytes(plan: ModelPlan, level: float, text: str) -> RoundBytes:
     encoding = Encoding.parse(text)
-    # Of a movement the largest values are most of it; of a model they are no model.
+    # The largest values make up most of a movement; of a model they are not enough.
     travels = encoding.kind != "top-k"
     return RoundBytes(
         encoding=text,
@@ -231,7 +232,7 @@ def _bytes(plan: ModelPlan, level: float, text: str) -> RoundBytes:
 
 
 def _index_bytes(plan: ModelPlan, encoding: Encoding) -> int:
-    """Of the index that tells where a model's chunks are; any hashes make it as long."""
+    """Bytes of the index of a model's chunks; its length does not depend on the hashes."""
     sizes = find_packs(plan).sizes(plan, encoding)
     hashes = [(bytes(HASH_BYTES),) * -(-size // CHUNK_BYTES) for size in sizes]
     blobs = (Blob(size, chunks) for size, chunks in zip(sizes, hashes, strict=True))
@@ -274,7 +275,7 @@ def _machine(board: Board) -> Machine:
 
 
 def _power_mode(title: str) -> str | None:
-    """As a title has it in parentheses, beside the memory: `(8 GB, 15 W mode)`."""
+    """Return the power mode in a title's parentheses: `(8 GB, 15 W mode)`."""
     found = re.search(r"\(([^)]*\bmode\b[^)]*)\)", title)
     if found is None:
         return None

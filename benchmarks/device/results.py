@@ -1,13 +1,13 @@
-"""`results.json`: what levels cost on one device, as data that others can read and check.
+"""`results.json`: costs of levels on one device, as data that others can read and check.
 
     TesseraError
     └── ResultsError     a file that is not such results; names the file, the key and what to do
 
 Rules:
-- `version` changes when a reader would have to. What is unknown is left out; it is never zero.
-- Every number says what it is: `measured` on that machine, `counted` (bytes that were encoded; no
-  machine changes them), or `modelled` from a profile's numbers.
-- Seconds are of the wall clock, bytes are bytes, joules are of one round.
+- `version` changes when a reader would have to. Unknown values are left out; they are never zero.
+- Every number has a provenance: `measured` on that machine, `counted` (encoded bytes, the same on
+  every machine), or `modelled` from a profile's numbers.
+- Seconds are wall-clock seconds, bytes are bytes, joules are those of one round.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ResultsError(TesseraError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpread:
-    """Seconds that were measured again and again; modelled ones have one value for both."""
+    """Seconds measured repeatedly; modelled ones have one value for both."""
 
     median: float
     p90: float
@@ -59,20 +59,20 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joules:
-    """Energy of one round; in results that are modelled, of its training alone. None: not known."""
+    """Energy of one round; in modelled results, of its training alone. None: unknown."""
 
     gross: float | None = None
-    """All that the device drew meanwhile."""
+    """Everything the device drew in that time."""
     net: float | None = None
-    """Above what it draws when idle."""
+    """Energy above idle."""
     provenance: Provenance
     source: str
-    """Which sensor, how often it was read; or the profile and its watts."""
+    """Sensor and its reading rate, or the profile and its watts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundBytes:
-    """Payload of one round in an encoding; `down` None: the model does not travel like this."""
+    """Payload of one round in an encoding; `down` None: the model does not use this encoding."""
 
     encoding: str
     up: int
@@ -82,28 +82,28 @@ class RoundBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialHeat:
-    """How warm the processor was, or else the hottest place. None: no sensor tells."""
+    """Temperature of the processor, or else of the hottest place. None: no sensor."""
 
     start_c: float | None = None
     highest_c: float | None = None
     throttled: bool | None = None
-    """Whether the processor was slowed down at any moment of the case."""
+    """True if the processor was slowed down at any moment of the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the SDK's cost model said of one round before it was measured."""
+    """Prediction of the SDK's cost model for one round, made before measuring."""
 
     seconds: float
-    """Of its training."""
+    """Seconds of its training."""
     grown_bytes: float
     joules: float | None = None
-    """Of its training too, above idle."""
+    """Joules of its training, above idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One family at one level, on one backend, with so many threads."""
+    """One family at one level, on one backend, with a number of threads."""
 
     family: str
     level: float
@@ -114,13 +114,13 @@ class Case:
     """Multiply-accumulates of one training step of a whole batch."""
     step_s: TimeSpread
     round_s: TimeSpread
-    """From the model's chunks on disk to the movement on disk; only the link is left out."""
+    """Time from the model's chunks on disk to the movement on disk; only the link is left out."""
     train_s: TimeSpread | None = None
-    """Of a round, its training alone: what `Predicted.seconds` is of. None: nobody timed it."""
+    """Time of a round's training alone, as in `Predicted.seconds`. None: not timed."""
     peak_bytes: Amount
-    """The most the process ever had resident."""
+    """Peak resident memory of the process."""
     grown_bytes: Amount
-    """Of this, above what it had before its first round."""
+    """Part of it above the memory before the first round."""
     joules: Joules | None = None
     bytes: tuple[RoundBytes, ...] = ()
     heat: TrialHeat = field(default_factory=TrialHeat)
@@ -128,12 +128,12 @@ class Case:
 
     @property
     def key(self) -> Key:
-        """What tells it from other cases."""
+        """Key that identifies the case."""
         return self.family, self.level, self.backend, self.threads
 
     @property
     def time_error(self) -> float | None:
-        """|predicted ÷ measured − 1| of the training's seconds; None: one of them is not there."""
+        """|predicted ÷ measured − 1| of the training's seconds; None: one of them is missing."""
         if self.predicted is None or self.train_s is None:
             return None
         return abs(self.predicted.seconds / self.train_s.median - 1)
@@ -151,79 +151,79 @@ class LeftOut:
 
     @property
     def key(self) -> Key:
-        """What tells it from other cases."""
+        """Key that identifies the case."""
         return self.family, self.level, self.backend, self.threads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningPoint:
-    """A training after so many rounds; all but the accuracy are sums. None: not known."""
+    """A training after this many rounds; all except the accuracy are sums. None: unknown."""
 
     round: int
     accuracy: float
     seconds: float
     bytes: float
-    """Up and down, in fp32."""
+    """Bytes up and down, in fp32."""
     joules: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """How a submodel learns that the device trains alone, at one level."""
+    """Learning of a submodel that the device trains alone, at one level."""
 
     family: str
     level: float
     data: str
     """Name of the data set."""
     provenance: Provenance
-    """Of seconds; the accuracy is always one of a real training."""
+    """Provenance of seconds; the accuracy always comes from real training."""
     joules_provenance: Provenance | None = None
     joules_source: str | None = None
     points: tuple[LearningPoint, ...] = ()
     failed: str | None = None
-    """Why there are no points."""
+    """Reason for missing points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreClock:
-    """Cores that are alike."""
+    """Identical cores."""
 
     cores: int
     max_mhz: float | None = None
     governor: str | None = None
     pinned: bool | None = None
-    """True: the lowest allowed clock is the highest."""
+    """True: the lowest allowed clock equals the highest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the numbers hold for. None: not known."""
+    """Conditions of the numbers. None: unknown."""
 
     model: str | None = None
-    """As the device or its processor calls itself."""
+    """Name that the device or its processor gives itself."""
     board: str | None = None
-    """The profile whose watts are used where no sensor tells, or which is emulated."""
+    """Profile whose watts are used where no sensor tells, or which is emulated."""
     system: str
     python: str
     cores: float | None = None
-    """Usable at once."""
+    """Cores usable at once."""
     clocks: tuple[CoreClock, ...] = ()
     memory_bytes: float | None = None
     power_mode: str | None = None
     load: float | None = None
-    """Programs that ran or waited to before the run, mean of a minute."""
+    """Programs running or waiting before the run, mean of a minute."""
     cooling: str | None = None
     fed_by: Literal["mains", "battery"] | None = None
     power_sensor: str | None = None
     sensor_hz: float | None = None
-    """How often it was read."""
+    """Readings per second."""
     idle_w: Amount | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """What was asked for; a run is resumed only with the same."""
+    """Parameters of a run; it is resumed only with the same."""
 
     families: tuple[str, ...]
     levels: tuple[float, ...]
@@ -231,34 +231,34 @@ class Config:
     threads: tuple[int, ...]
     batch: int
     steps: int
-    """Of a round."""
+    """Steps of a round."""
     rounds: int
-    """Measured in each case, at least."""
+    """Fewest rounds measured in each case."""
     burst_s: float
-    """Measured for at least so long."""
+    """Shortest time measured."""
     data: str
     """Name of the data set of the curves."""
     samples: int | None = None
-    """That it has, to train and to test; None: not known."""
+    """Samples in it, for training and testing; None: unknown."""
     learners: tuple[str, ...] = ()
     """Families that have curves."""
     learn_rounds: int = 0
-    """Of each curve."""
+    """Rounds of each curve."""
     quick: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """One run. Raises `ResultsError` for what contradicts itself."""
+    """One run. Raises `ResultsError` for contradictions."""
 
     version: int = VERSION
     title: str
-    """Of the device, for people."""
+    """Name of the device, for people."""
     provenance: Literal["measured", "modelled"]
     started: str
     """ISO 8601, UTC."""
     seconds: float
-    """That the run took so far."""
+    """Duration of the run so far."""
     complete: bool
     machine: Machine
     config: Config
@@ -290,14 +290,14 @@ class Results:
                         f"cases[{index}].{name} is {seen.provenance}, in results that are "
                         f"{self.provenance}"
                     )
-            joules = case.joules  # which may be modelled where all else is measured
+            joules = case.joules  # may be modelled where all else is measured
             if joules and self.provenance == "modelled" != joules.provenance:
                 raise ResultsError(
                     f"cases[{index}].joules are {joules.provenance}, in results that are modelled"
                 )
 
     def case(self, key: Key) -> Case | None:
-        """The case of this key; None: it was not measured."""
+        """Return the case of this key; None: it was not measured."""
         return next((case for case in self.cases if case.key == key), None)
 
 
@@ -312,7 +312,7 @@ _LIMITS = {
     "start_c": (-100.0, 250.0),
     "highest_c": (-100.0, 250.0),
 }
-"""By the last name of a path; all other numbers are just not negative."""
+"""Limits by the last name of a path; all other numbers must just not be negative."""
 
 
 def _limits(path: str) -> tuple[float, float]:
@@ -321,7 +321,7 @@ def _limits(path: str) -> tuple[float, float]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """(path, number) of every number in a dataclass."""
+    """Yield (path, number) of every number in a dataclass."""
     if is_dataclass(value):
         for each in fields(value):
             inner = f"{path}.{each.name}" if path else each.name
@@ -334,14 +334,14 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 def write_results(path: Path, results: Results, figures: Sequence[Figure]) -> None:
-    """Put the file in the place of an older one, whole or not at all. Raises `OSError`."""
+    """Replace the file, completely or not at all. Raises `OSError`."""
     text = render_json(figures, {"command": COMMAND, "results": to_plain(results)})
     write_whole(path, text.encode())
 
 
 def read_results(path: Path) -> Results:
-    """The results in a file or in the folder of a run. Raises `ResultsError`, which names the file
-    and the key.
+    """Read the results in a file or in the folder of a run. Raises `ResultsError`, which names the
+    file and the key.
     """
     path = path / FILE if path.is_dir() else path
     try:
@@ -363,11 +363,11 @@ def read_results(path: Path) -> Results:
 
 
 def parse_results(content: Any) -> Results:
-    """The results in what `write_results` writes. Raises `ResultsError`."""
+    """Parse the output of `write_results`. Raises `ResultsError`."""
     if not isinstance(content, dict) or content.get("command") != COMMAND:
         raise ResultsError("is not what `tessera-bench device` writes; give its results.json")
     results = content.get("results")
-    # First: another version may have other keys, about which nothing true can be said here.
+    # First: another version may have other keys, which cannot be judged here.
     if isinstance(results, dict) and results.get("version", VERSION) != VERSION:
         raise ResultsError(
             f"version is {results['version']!r:.20}, and this program reads version {VERSION}: "

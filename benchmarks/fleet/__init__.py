@@ -1,1 +1,1 @@
-"""Fleets in one process: how fast they train."""
+"""Training speed of fleets in one process."""

@@ -1,4 +1,4 @@
-"""`tessera-bench fleet`: how fast a federation in one process trains."""
+"""`tessera-bench fleet`: training speed of a federation in one process."""
 
 from __future__ import annotations
 

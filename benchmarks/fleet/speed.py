@@ -1,9 +1,9 @@
 """Device-steps per second of a federation in one process, against a bare torch loop.
 
 Both train the same model in the same process on one thread, and take turns round by round. The bare
-loop is what somebody would write without any framework: one `torch.nn.Module` of the level's
-width, SGD with momentum, the same batches of the same size. All else that a federation does
-(deciding, assigning, cutting, encoding, checking, summing) is its overhead.
+loop is what one would write without a framework: one `torch.nn.Module` of the level's width, SGD
+with momentum, the same batches of the same size. Everything else a federation does (deciding,
+assigning, cutting, encoding, checking, summing) is its overhead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WIDTHS = (784, 200, 200, 10)
 GROUPS = 4
 LOCAL_RULE = LocalRule(learning_rate=0.05, momentum=0.9)
 TARGETS = {1.0: 0.95, 0.25: 0.8}
-"""The least that the federation's steps per second should be of the bare loop's, by level."""
+"""Lowest acceptable ratio of the federation's steps per second to the bare loop's, by level."""
 METHOD = (
     "ra-fed, onnx backend, one thread, everybody at the same level; a turn is one round of the "
     "federation and then as many steps of a bare torch loop on a model of that width; seconds are "
@@ -58,7 +58,7 @@ class SpeedConfig:
 
     @property
     def ticks(self) -> int:
-        """How often `measure_speed` ticks."""
+        """Number of ticks of `measure_speed`."""
         return self.turns * len(TARGETS)
 
 
@@ -73,7 +73,7 @@ class SpeedRow:
 
 
 def measure_speed(config: SpeedConfig, begin: Begin) -> list[SpeedRow]:
-    """One row per level of `TARGETS`."""
+    """Measure one row per level of `TARGETS`."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = mlp(*WIDTHS)
@@ -82,7 +82,7 @@ def measure_speed(config: SpeedConfig, begin: Begin) -> list[SpeedRow]:
 
 
 def speed_figures(rows: list[SpeedRow]) -> list[Figure]:
-    """The ratio of every level."""
+    """Return the ratio of every level."""
     return [
         Figure(
             name=f"fleet.mlp.{row.level * 100:.0f}.steps_over_bare",
@@ -150,7 +150,7 @@ def _federation(
 
 
 def _bare_loop(level: float, shares: list[ArrayData], config: SpeedConfig) -> Iterator[None]:
-    """Steps of every device in turn, without end; a turn is one `next`."""
+    """Take the steps of every device in turn, without end; a turn is one `next`."""
     hidden = (round(width * level) for width in WIDTHS[1:-1])
     model = mlp(WIDTHS[0], *hidden, WIDTHS[-1])
     random = stream(0, "fleet", "bare")

@@ -1,1 +1,1 @@
-"""Reporting: figures, tables, plots, progress, and processes that are measured."""
+"""Reporting: figures, tables, plots, progress, and measured processes."""

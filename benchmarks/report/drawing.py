@@ -1,6 +1,6 @@
-"""What the pictures have in common: panels, bars by level, one legend, colours that all can tell.
+"""Common parts of plots: panels, bars by level, one legend, colours that everybody can tell apart.
 
-Figures are drawn without pyplot, so there is no window, no global state and nothing to close.
+Plots are drawn without pyplot, so there is no window, no global state and nothing to close.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999933")
-"""Colours that are told apart with any kind of colour vision (after Okabe and Ito)."""
+"""Colours that people with any kind of colour vision can tell apart (after Okabe and Ito)."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 
 PLOT_FORMATS = (".png", ".svg", ".pdf")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def check_plot(path: Path | None) -> None:
-    """Raise `UsageError` for a picture that cannot be written, before the minutes are spent."""
+    """Raise `UsageError` for a plot that cannot be written, before minutes are spent."""
     check_writable(path)
     if path is not None and path.suffix not in PLOT_FORMATS:
         raise UsageError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
@@ -37,7 +37,7 @@ def check_plot(path: Path | None) -> None:
 def panels(
     count: int, *, columns: int = 3, wide: float = 4.2, high: float = 2.9
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels of `wide` × `high` inches, `columns` of them in a row."""
+    """Make a figure with this many panels of `wide` × `high` inches, `columns` per row."""
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -61,8 +61,8 @@ def bars_by_level(
 ) -> None:
     """Draw `bar(what, x, width, colour)` for each key of each level, small levels first.
 
-    `keys` gives the order inside a level; what a level does not have leaves a gap. All that are
-    drawn in this panel get an entry of the legend.
+    `keys` gives the order within a level; a missing one leaves a gap. Everything drawn in this
+    panel gets an entry in the legend.
     """
     levels = sorted(by_level)
     present = [key for key in keys if any(key in by_level[level] for level in levels)]
@@ -84,10 +84,10 @@ def points_by_level(
     colours: Mapping[str, str],
     hollow: Collection[str] = (),
 ) -> None:
-    """Values above 0 that are powers of ten apart: a line with a point for each level.
+    """Draw values above 0 that are powers of ten apart: a line with a point for each level.
 
-    Bars would need a zero, which a logarithmic axis does not have. The keys in `hollow` get points
-    that are not filled.
+    Bars would need a zero, which a logarithmic axis does not have. The keys in `hollow` get
+    unfilled points.
     """
     levels = sorted(by_level)
     for index, key in enumerate(keys):
@@ -138,12 +138,12 @@ def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def set_title(figure: Figure, device: str, what: str) -> None:
-    """The device above, what is drawn below it."""
+    """Write the device above and the subject below it."""
     figure.suptitle(f"{printable(device)}\n{what}", fontsize="large")
 
 
 def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels, with each name once."""
+    """Draw one legend below all panels, with each name once."""
     named: dict[str, Artist] = {}
     for each in axes:
         handles, names = each.get_legend_handles_labels()
@@ -151,7 +151,7 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
             {name: named.get(name, handle) for name, handle in zip(names, handles, strict=True)}
         )
     if named:
-        # Long names, as boards have, need room: about 90 characters fit a row.
+        # Long names, as of boards, need room: about 90 characters fit a row.
         columns = max(1, min(6, 90 // (6 + max(map(len, named)))))
         figure.legend(
             list(named.values()),
@@ -163,7 +163,7 @@ def share_legend(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def shade(light: str, dark: str, at: int, of: int) -> str:
-    """The colour number `at` of `of` between two, as `#rrggbb`; the dark one where it is alone."""
+    """Return colour `at` of `of` between two, as `#rrggbb`; the dark one if alone."""
     share = at / (of - 1) if of > 1 else 1.0
     pairs = [(int(light[i : i + 2], 16), int(dark[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(first + share * (last - first)):02x}" for first, last in pairs)
@@ -174,5 +174,5 @@ def save(figure: Figure, path: Path) -> None:
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
-        text.set_parse_math(False)  # a `$` in the name of a board is one
+        text.set_parse_math(False)  # a `$` in a board's name is a dollar sign
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""Figures: the numbers a benchmark stands for, each with its unit and, where there is one, its aim.
+"""Figures: the numbers of a benchmark, each with its unit and, if it has one, its target.
 
 Every `tessera-bench` command writes one JSON file of the same form, so that runs can be compared
 by the names of their figures:
@@ -7,7 +7,7 @@ by the names of their figures:
       "figures": [ { "name", "value", "unit", "target", "better" }, … ],
       "command": "step", "environment": {…}, …the command's own data }
 
-A missed aim is news, not an error: it is printed, and the exit code stays 0.
+A missed target is news, not an error: it is printed, and the exit code stays 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FigureError(TesseraError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number. `target` is what it should at least reach, in its own unit; None: no aim.
+    """One number. `target` is the value it should reach, in its own unit; None: no target.
 
     `name` is dotted, from the command inwards: `step.cnn.50.over_macs`.
     """
@@ -70,14 +70,14 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is reached; None if there is none."""
+        """True if the target is reached; None if there is none."""
         if self.target is None:
             return None
         return self.value <= self.target if self.better == "lower" else self.value >= self.target
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """What a number depends on besides the code: interpreter, machine, versions of `packages`."""
+    """Describe what numbers depend on besides the code: interpreter, machine, package versions."""
     return {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -100,10 +100,9 @@ def write_json(path: Path, figures: Sequence[Figure], data: Mapping[str, Any]) -
 
 
 def render_json(figures: Sequence[Figure], data: Mapping[str, Any]) -> str:
-    """One run: its figures and, beside them at the top level, the command's own `data`.
+    """Render one run: its figures and, beside them at the top level, the command's own `data`.
 
-    Raises `FigureError` when two figures have one name or `data` uses a name
-    of the common part.
+    Raises `FigureError` when two figures share a name or `data` uses a name of the common part.
     """
     names = [figure.name for figure in figures]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -115,7 +114,7 @@ def render_json(figures: Sequence[Figure], data: Mapping[str, Any]) -> str:
 
 
 def print_figures(figures: Sequence[Figure], console: Console) -> None:
-    """Say which aims are met and which are not."""
+    """Print which targets are met and which are not."""
     aimed = [figure for figure in figures if figure.met is not None]
     missed = [figure for figure in aimed if not figure.met]
     if aimed:

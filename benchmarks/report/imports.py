@@ -1,14 +1,14 @@
-"""What `import edge_sdk` costs, in fresh interpreters: memory and CPU seconds, beside numpy's.
+"""Cost of `import edge_sdk` in fresh interpreters: memory and CPU seconds, beside numpy's.
 
-- Memory is `VmHWM` of the child: the most it ever had resident. (`getrusage` would not do: Linux
-  hands `ru_maxrss` down from the parent through `exec`.)
+- Memory is `VmHWM` of the child: its peak resident memory. (`getrusage` would not work: Linux
+  passes `ru_maxrss` from the parent through `exec`.)
 - CPU is `time.process_time()` around the import statement alone, with one BLAS thread. With more,
   OpenBLAS' idle threads spin while numpy loads; that adds the same seconds to every child and
   would make any ratio look better than it is.
-- Bytecode is cached, as it is after an installation: in a directory of the run's own, so that
-  neither a source tree without caches nor `PYTHONDONTWRITEBYTECODE` times the compiler.
-- `edge_sdk` defers what it needs only later, so a third child also takes every public name:
-  nothing is hidden by being late.
+- Bytecode is cached, as after an installation, in the run's own directory, so that neither a source
+  tree without caches nor `PYTHONDONTWRITEBYTECODE` makes us time the compiler.
+- `edge_sdk` defers imports it needs only later, so a third child also uses every public name:
+  deferring hides nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RSS_TARGET_MB = 30.0
 CPU_TARGET = 1.3
 
 MEASURABLE = Path("/proc/self/status").exists()
-"""Peak memory is read from Linux' /proc."""
+"""True if peak memory can be read from Linux' /proc."""
 
 _CHILD = """
 import time
@@ -82,7 +82,7 @@ def measure_imports(reps: int, tick: Callable[[], None] = lambda: None) -> list[
 
 
 def import_figures(rows: list[ImportRow]) -> list[Figure]:
-    """The figures of `measure_imports`."""
+    """Return the figures of `measure_imports`."""
     numpy, sdk, names = rows
     return [
         Figure(name="import.rss", value=sdk.rss_mb, unit="MB", target=RSS_TARGET_MB),
@@ -95,7 +95,7 @@ def import_figures(rows: list[ImportRow]) -> list[Figure]:
 
 
 def child_environment(bytecode: str | None) -> dict[str, str]:
-    """Variables of a child: our packages, one BLAS thread, bytecode in a directory of its own.
+    """Return a child's environment: our packages, one BLAS thread, its own bytecode directory.
 
     None: bytecode is where this process has it.
     """
@@ -109,7 +109,7 @@ def child_environment(bytecode: str | None) -> dict[str, str]:
 
 
 def _import(statement: str, bytecode: str) -> tuple[float, float]:
-    """(CPU seconds, peak MB) of a child that runs the statement."""
+    """Return (CPU seconds, peak MB) of a child that runs the statement."""
     done = run_child(
         [sys.executable, "-c", _CHILD.format(statement=statement)], child_environment(bytecode)
     )

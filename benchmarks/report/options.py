@@ -1,4 +1,4 @@
-"""What the commands' options have in common: those that all have, and what is refused."""
+"""Options shared by the commands, and their checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_sdk import TesseraError
 
 EXIT_INTERRUPTED = 130
 RUNS = Path("bench-results")
-"""Where runs go that are not told where."""
+"""Default folder of runs."""
 NO_TORCH = (
     "there is no torch here to compile models with: give --kit DIR, which `tessera-bench kit` "
     "makes on another machine, or pip install 'tessera-fl[bench]'"
@@ -22,32 +22,32 @@ class UsageError(TesseraError):
 
 
 def add_common(parser: argparse.ArgumentParser, quick: str) -> None:
-    """The options of every command; `quick` says what `--quick` leaves out."""
+    """Add the options of every command; `quick` says what `--quick` leaves out."""
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows and figures")
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between them, each once."""
+    """Parse comma-separated names, each once."""
     return tuple(dict.fromkeys(text.split(",")))
 
 
 def check_families(names: Sequence[str]) -> None:
-    """Raise `UsageError` for a model that there is none of."""
+    """Raise `UsageError` for an unknown model."""
     from benchmarks.models import FAMILIES
 
     if unknown := [name for name in names if name not in FAMILIES]:
-        raise UsageError(f"unknown family {unknown[0]!r}; known are {', '.join(FAMILIES)}")
+        raise UsageError(f"unknown family {unknown[0]!r}; choose from {', '.join(FAMILIES)}")
 
 
 def check_writable(path: Path | None) -> None:
-    """Raise `UsageError` for a file that cannot be written, before the minutes are spent."""
+    """Raise `UsageError` for a file that cannot be written, before minutes are spent."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UsageError(f"cannot write {path}: name a file in a directory that exists")
 
 
 def levels(text: str) -> tuple[float, ...]:
-    """Shares of every width with commas between them, each once, the largest first."""
+    """Parse comma-separated shares of every width, each once, largest first."""
     try:
         found = {float(each) for each in text.split(",")}
     except ValueError:
@@ -63,7 +63,7 @@ def level_words(levels: Sequence[float]) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     found = numbers(text)
     if len(found) > 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give one number")
@@ -71,7 +71,7 @@ def count(text: str) -> int:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Whole numbers above 0 with commas between them, each once, the smallest first."""
+    """Parse comma-separated whole numbers above 0, each once, smallest first."""
     try:
         found = {int(each) for each in text.split(",")}
     except ValueError:

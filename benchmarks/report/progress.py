@@ -1,4 +1,4 @@
-"""How far a command has come, on stderr."""
+"""Progress of a command, on stderr."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Begin = Callable[[str], Callable[[], None]]
 
 
 def silent(_name: str) -> Callable[[], None]:
-    """A `Begin` that says nothing."""
+    """Begin a part without printing anything."""
     return lambda: None
 
 
 @contextmanager
 def progress(what: str, ticks: int) -> Iterator[Begin]:
-    """A bar with the time left on a terminal's stderr, a line per part elsewhere.
+    """Show a bar with the time left on a terminal's stderr, otherwise a line per part.
 
     Yields a function that begins a named part and returns what to call at each of its ticks.
     """
@@ -46,7 +46,7 @@ def progress(what: str, ticks: int) -> Iterator[Begin]:
 
 
 def duration(seconds: float) -> str:
-    """Such as `40 s`, `2 min 5 s`, `1 h 12 min`."""
+    """Format seconds, such as `40 s`, `2 min 5 s`, `1 h 12 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

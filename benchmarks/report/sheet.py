@@ -1,7 +1,7 @@
-"""Tables as texts: the same cells for a terminal and for Markdown.
+"""Tables as text: the same cells for a terminal and for Markdown.
 
-A number is short enough for a column of seven, a dash is what nobody knows, and `~` stands before
-what is modelled.
+Numbers are short enough for a column of seven, a dash means unknown, and `~` marks modelled
+numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 DASH = "–"
 MODELLED = "~"
-"""Stands before every modelled number."""
+"""Prefix of every modelled number."""
 WORD = 12
-"""So many characters of a word are always printed."""
+"""Fewest characters of a word that are always printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Rows of cells under headings; a heading's lines are one in Markdown.
+    """Rows of cells under headings; a heading's lines are joined in Markdown.
 
-    The first `texts` columns are words, and give way on a narrow terminal; the others are numbers.
+    The first `texts` columns are words, and shrink on a narrow terminal; the others are numbers.
     """
 
     title: str
@@ -37,10 +37,10 @@ class Sheet:
     texts: int = 1
 
     def print(self, console: Console) -> None:
-        """Print it, with less between the columns where it would not fit.
+        """Print it, with narrower gaps between the columns if it would not fit.
 
-        What still does not fit cuts long words on a terminal. Numbers are never cut: lines are
-        then longer than the terminal is wide, as they are in a file.
+        If it still does not fit, long words are cut on a terminal. Numbers are never cut: lines
+        are then longer than the terminal is wide, as in a file.
         """
         from rich.text import Text
 
@@ -68,7 +68,7 @@ class Sheet:
         console.print(table, crop=False)
 
     def markdown(self) -> str:
-        """A table of Markdown, without its title; ends without a line break."""
+        """Return a Markdown table, without title and final line break."""
         headings = [heading.replace("\n", " ").strip() for heading in self.columns]
         rules = ["---"] * self.texts + ["--:"] * (len(self.columns) - self.texts)
         lines = (headings, rules, *self.rows)
@@ -76,7 +76,7 @@ class Sheet:
 
 
 def without_unknown(sheets: Sequence[Sheet]) -> list[Sheet]:
-    """Sheets of the same columns, without those that are a dash in every row of all of them."""
+    """Return sheets of the same columns, without columns that are a dash in all rows of all."""
     rows = [row for sheet in sheets for row in sheet.rows]
     told = [
         index
@@ -95,7 +95,7 @@ def without_unknown(sheets: Sequence[Sheet]) -> list[Sheet]:
 
 
 def number(value: float | None, *, modelled: bool = False) -> str:
-    """Three digits that count and at most four decimals; a dash for None."""
+    """Format with three significant digits and at most four decimals; a dash for None."""
     if value is None:
         return DASH
     size = abs(value)
@@ -109,25 +109,25 @@ def number(value: float | None, *, modelled: bool = False) -> str:
 
 
 def percent(level: float) -> str:
-    """A level, as `62.5%`."""
+    """Format a level, as `62.5%`."""
     return f"{100 * level:.3g}%"
 
 
 def yes_or_no(flag: bool | None) -> str:
-    """A dash for None."""
+    """Format a flag; a dash for None."""
     return DASH if flag is None else "yes" if flag else "no"
 
 
 def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join words: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def printable(text: str) -> str:
-    """Files of others decide neither over lines nor over the terminal."""
+    """Remove control characters: foreign files must not control lines or the terminal."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def escaped(text: str) -> str:
-    """The text as Markdown that neither ends a cell nor is a link, a picture or HTML."""
+    """Escape text for Markdown: it cannot end a cell or be a link, an image or HTML."""
     return re.sub(r"([\\|\[\]])", r"\\\1", printable(text)).replace("<", "&lt;")

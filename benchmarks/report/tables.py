@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def make_table(title: str, *columns: str) -> Table:
-    """A table with these columns of numbers and no rows yet."""
+    """Make a table with these columns of numbers and no rows yet."""
     from rich import box
     from rich.table import Table
 
-    # Ten columns of numbers fit a terminal of 80, if nothing is spent on lines between them.
+    # Ten columns of numbers fit a terminal of 80 if no space goes to lines between them.
     table = Table(
         title=title,
         title_justify="left",
@@ -27,5 +27,5 @@ def make_table(title: str, *columns: str) -> Table:
 
 
 def or_dash(value: float | None) -> str:
-    """Three decimals; a dash for None."""
+    """Format with three decimals; a dash for None."""
     return "–" if value is None else f"{value:.3f}"

@@ -1,1 +1,1 @@
-"""What training costs on this machine: a step, and the memory and disk it takes."""
+"""Costs of training on this machine: the time of a step, memory and disk."""

@@ -1,6 +1,6 @@
-"""What training takes of a device besides time: memory of the process, disk of its environment.
+"""Costs of training besides time: memory of the process, disk of its environment.
 
-How each is measured is said in `MEMORY_METHOD` and `DISK_METHOD`, which are written with the data.
+`MEMORY_METHOD` and `DISK_METHOD`, which are written with the data, describe the measurements.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CHILD = "import sys; from benchmarks.training.process import main; main(*sys.ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintConfig:
-    """`reps` processes of each kind; each takes `steps` steps of `batch` samples."""
+    """Parameters: `reps` processes of each kind; each takes `steps` steps of `batch` samples."""
 
     reps: int = 3
     steps: int = 20
@@ -71,14 +71,14 @@ class FootprintRow:
     steps: int
     peak_mb: float
     imported_mb: float
-    """The peak after the imports, before anything was loaded."""
+    """Peak after the imports, before anything was loaded."""
     packages: tuple[str, ...]
-    """What the process had imported, besides Python's own modules."""
+    """Packages the process had imported, besides Python's own modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRow:
-    """What one extra installs."""
+    """Disk use of one extra."""
 
     extra: str
     size_mb: float
@@ -107,8 +107,8 @@ def _memory_rows(
     runs: dict[str, list[dict[str, Any]]] = {backend: [] for backend in BACKENDS}
     with TemporaryDirectory() as files:
         write_files(family, config.batch, Path(files))
-        # To compile bytecode takes memory of its own: one process does so for those that count.
-        # torch has too much of it to do that again, and no target to be held to.
+        # Compiling bytecode takes memory: one process does it before those that count. torch has
+        # too much of it to repeat that, and no target.
         train_in_child("onnx", family, config.steps, files, bytecode)
         tick()
         for _ in range(config.reps):
@@ -130,7 +130,7 @@ def _memory_rows(
 
 
 def write_files(family: str, batch: int, folder: Path) -> None:
-    """What a device is sent to train the full model, and a batch of data."""
+    """Write the files with which a device trains the full model, and a batch of data."""
     model = FAMILIES[family]
     task = make_task(model.model(), model.inputs(2), groups=GROUPS)
     compiled = compile_graphs(task, levels=(1.0,), batch_sizes=(batch,))
@@ -140,7 +140,7 @@ def write_files(family: str, batch: int, folder: Path) -> None:
 
 
 def write_task(model: SavedModel, batch: ArrayData, folder: Path) -> None:
-    """The same of a model that is compiled already."""
+    """Write the same for a model that is already compiled."""
     (folder / "plan").write_bytes(encode_plan(model.plan))
     (folder / "manifest").write_bytes(encode_manifest(model.manifest))
     for digest, data in model.files.items():
@@ -157,9 +157,9 @@ def write_task(model: SavedModel, batch: ArrayData, folder: Path) -> None:
 def train_in_child(
     backend: str, family: str, steps: int, files: str, bytecode: str | None
 ) -> dict[str, Any]:
-    """What a fresh process says of its training on the files of `write_files`.
+    """Train in a fresh process on the files of `write_files` and return its report.
 
-    `bytecode`: where it caches bytecode; None: where this process has it. Raises `FigureError`.
+    `bytecode`: its bytecode cache; None: that of this process. Raises `FigureError`.
     """
     done = run_child(
         [sys.executable, "-c", _CHILD, backend, files, family, str(steps)],
@@ -174,14 +174,14 @@ def train_in_child(
 
 
 def measure_disk(extra: str) -> DiskRow:
-    """Sum up what an extra of this project installs. Raises `FigureError` if it is not here."""
+    """Sum up what an extra of this project installs. Raises `FigureError` if not installed."""
     sizes = {name: _size_bytes(found) / 1e6 for name, found in required(PROJECT, {extra}).items()}
     ordered = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     return DiskRow(extra, sum(sizes.values()), ordered)
 
 
 def required(name: str, extras: set[str]) -> dict[str, Distribution]:
-    """A distribution and all that it requires on this machine, installers left out."""
+    """Return a distribution and everything it requires here, except installers."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
@@ -222,7 +222,7 @@ def _size_bytes(found: Distribution) -> int:
 
 
 def footprint_figures(memory: Sequence[FootprintRow], disk: Sequence[DiskRow]) -> list[Figure]:
-    """The figures of `measure_memory` and `measure_disk`."""
+    """Return the figures of `measure_memory` and `measure_disk`."""
     figures = [
         Figure(
             name=f"footprint.{row.family}.{row.backend}.rss",

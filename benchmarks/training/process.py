@@ -1,6 +1,6 @@
 """One training and its peak memory, in the fresh processes of `training.footprint`.
 
-Nothing but the backend's own needs is imported: for onnx, the SDK, numpy and onnxruntime.
+It imports only what the backend needs: for onnx, the SDK, numpy and onnxruntime.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ BACKENDS = ("onnx", "torch")
 
 
 def main(backend: str, directory: str, family: str, steps: str) -> None:
-    """Train for some steps on the files of a directory; print what it took as JSON."""
+    """Train for some steps on the files of a directory; print the costs as JSON."""
     folder = Path(directory)
     make = _onnx(folder) if backend == "onnx" else _torch(family)
-    # What training needs on top of its backend, and no more.
+    # Only what training needs on top of its backend.
     import numpy as np
 
     from edge_sdk.data.arrays import Batch
@@ -55,7 +55,7 @@ def main(backend: str, directory: str, family: str, steps: str) -> None:
 
 
 def peak_mb() -> float:
-    """The most memory this process ever had resident, in 10⁶ bytes."""
+    """Peak resident memory of this process, in 10⁶ bytes."""
     with open("/proc/self/status") as status:
         kib = next(line.split()[1] for line in status if line.startswith("VmHWM"))
     return int(kib) * 1024 / 1e6
@@ -72,7 +72,7 @@ def loaded_packages() -> list[str]:
 
 
 def _onnx(folder: Path) -> Callable[[], Backend]:
-    """Import what the onnx backend needs; the result makes one from what a device is sent."""
+    """Import what the onnx backend needs; returns its constructor from a device's files."""
     from edge_sdk.protocol.plan.codec import decode_plan
     from edge_sdk.protocol.task.codec import decode_manifest
     from edge_sdk.train.onnx import OnnxBackend
@@ -87,7 +87,7 @@ def _onnx(folder: Path) -> Callable[[], Backend]:
 
 
 def _torch(family: str) -> Callable[[], Backend]:
-    """The same for torch, from the task's code, which it traces."""
+    """Do the same for torch, from the task's code, which it traces."""
     from benchmarks.models import FAMILIES
     from coordinator.task.task import make_task
     from edge_sdk.train.torch import TorchBackend

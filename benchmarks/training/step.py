@@ -1,4 +1,4 @@
-"""What one training step costs at each level, in CPU seconds, against the multiply-accumulates.
+"""CPU seconds of one training step at each level, against the multiply-accumulates.
 
 The claim measured is the project's first decision: a submodel is a really smaller model. For each
 family and level, on the torch backend unless it says otherwise:
@@ -7,11 +7,11 @@ family and level, on the torch backend unless it says otherwise:
 - *onnx*: the same job on the onnx backend, from the graphs that a device would be sent;
 - *zero-mask*: the full model, its weights and gradients multiplied by 0 or 1 in every step. It
   computes the same numbers as the slice, the way most other frameworks do it;
-- *rescaled*: the slice at half the width with the default `rescale`, to show what that adds.
+- *rescaled*: the slice at half the width with the default `rescale`, to show its cost.
 
-A step is timed from inside the backend's own loop, from one request for a batch to the next: it
-holds all that a device pays for it (batch to tensor, forward, backward, `LocalSteps`) and neither
-the graph, which is built once, nor the data, which are made before.
+A step is timed inside the backend's own loop, from one request for a batch to the next: it
+includes everything a device pays for it (batch to tensor, forward, backward, `LocalSteps`) but
+neither the graph, which is built once, nor the data, which are made before.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ TARGETS = {
     ("cnn", 0.5): 1.5,
     ("cnn", 0.25): 2.5,
 }
-"""The most that (step's share of the full model's) ÷ (its share of the MACs) should be."""
+"""Largest acceptable (step's share of the full model's) ÷ (its share of the MACs)."""
 MACS_FAMILIES = frozenset(family for family, _ in TARGETS)
-"""Large enough for arithmetic, not the cost of a call, to decide: held to it on both backends."""
+"""Families large enough that arithmetic dominates; the target applies on both backends."""
 ONNX_TARGET = 1.0
-"""The most that a step of the onnx backend should cost, in torch's."""
+"""Largest acceptable step of the onnx backend, in steps of torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """How long and how often: `reps` turns, in each of which every variant runs for `burst_s`."""
+    """Parameters: `reps` turns, in each of which every variant runs for `burst_s`."""
 
     batch: int = 64
     threads: int = 1
@@ -84,7 +84,7 @@ class StepRow:
     parameter_share: float
     macs_ratio: float
     steps: int
-    """How many steps `step_ms` is the median of."""
+    """Number of steps of which `step_ms` is the median."""
     step_ms: float
     quartiles_ms: tuple[float, float]
     ratio: float
@@ -93,7 +93,7 @@ class StepRow:
     zero_mask_ratio: float | None
     """None at full width, where there is nothing to mask."""
     rescaled_ratio: float | None
-    """None but at one level."""
+    """None except at one level."""
     onnx_steps: int
     onnx_ms: float
     onnx_quartiles_ms: tuple[float, float]
@@ -105,7 +105,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to train that is timed: a backend and what it is asked to do."""
+    """One timed way to train: a backend and its job."""
 
     backend: Backend
     job: Job
@@ -116,11 +116,11 @@ Key = tuple[str, float]
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc keep what is freed, for the rest of the process; False where it is not glibc's.
+    """Make malloc keep freed memory, for the rest of the process; False unless it is glibc's.
 
-    By default glibc gives large freed blocks back, or not, depending on what the heap went through
-    before. Then every step faults its activations in again: the wide ones, which are larger, up to
-    half as slow again. That is chance, differs from process to process, and flatters the slices.
+    By default glibc returns large freed blocks, or not, depending on the history of the heap. Then
+    every step faults its activations in again: wide ones, which are larger, get up to half as slow
+    again. That is chance, differs between processes, and flatters the slices.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -130,7 +130,7 @@ def keep_freed_memory() -> bool:
 
 
 def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
-    """Everything that is timed for one family, the full model first."""
+    """Make everything that is timed for one family, the full model first."""
     task = make_task(family.model(), family.inputs(2), groups=GROUPS)
     plan = task.plan
 
@@ -160,12 +160,12 @@ def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
 
 
 def leading_groups(plan: ModelPlan, level: float) -> dict[str, tuple[int, ...]]:
-    """As many leading groups of every axis as the level means; which ones does not matter here."""
+    """Return the level's number of leading groups of every axis; which ones does not matter."""
     return {axis.name: tuple(range(axis.wanted(level))) for axis in plan.axes}
 
 
 class ZeroMaskedTask:
-    """A task whose full model is held to a submodel by zeros, as a `TorchTask`.
+    """A task whose full model is reduced to a submodel by zeros, as a `TorchTask`.
 
     Weights are multiplied by the mask before the forward pass, and autograd multiplies the
     gradients by it: the backend, its loop and its optimiser are those of the slices.
@@ -219,7 +219,7 @@ def measure_family(
     plan = variants["slice", 1.0].backend.plan
     labels = stream(0, "step", "labels").integers(family.classes, size=config.batch)
     batch = Batch((family.inputs(config.batch).numpy(),), labels)
-    # The first burst builds graphs and fills caches; the second says how many steps fit a burst.
+    # The first burst builds graphs and fills caches; the second counts the steps of a burst.
     counts = {}
     for key, variant in variants.items():
         time_steps(variant, batch, 2)
@@ -228,7 +228,7 @@ def measure_family(
     tick()
     times: dict[Key, list[float]] = {key: [] for key in variants}
     for _ in range(config.reps):
-        # Variants take turns, so that whatever else the machine does hits all of them alike.
+        # Variants take turns, so that other load on the machine hits all of them alike.
         for key, variant in variants.items():
             times[key] += time_steps(variant, batch, counts[key])
         tick()
@@ -236,7 +236,7 @@ def measure_family(
 
 
 def time_steps(variant: Variant, batch: Batch, count: int) -> list[float]:
-    """CPU seconds of each of `count` steps, after one more that is not counted.
+    """Return CPU seconds of each of `count` steps, after one more that is not counted.
 
     That first step makes the momentum and finds the caches full of another variant's weights.
     """
@@ -253,10 +253,10 @@ def time_steps(variant: Variant, batch: Batch, count: int) -> list[float]:
 
 
 def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[StepRow]:
-    # The median of all steps. Disturbances on a shared machine only ever add time, but to more
-    # than half of the steps they seldom do; the minimum would favour variants with many short
-    # steps, and it moves more from run to run. Even so, seconds of two runs do not compare: only
-    # ratios within one run do.
+    # The median of all steps. Disturbances on a shared machine only add time, and rarely to more
+    # than half of the steps; the minimum would favour variants with many short steps, and varies
+    # more between runs. Even so, seconds of two runs are not comparable: only ratios within one
+    # run are.
     step_s = {key: median(values) for key, values in times.items()}
     full_s, onnx_full_s = step_s["slice", 1.0], step_s["onnx", 1.0]
     full_macs = plan.cost_at(1.0).macs
@@ -295,7 +295,7 @@ def _quartiles_ms(times: Sequence[float]) -> tuple[float, float]:
 
 
 def step_figures(rows: Sequence[StepRow]) -> list[Figure]:
-    """The figures of `measure_family`."""
+    """Return the figures of `measure_family`."""
     figures = []
     for row in rows:
         stem = f"step.{row.family}.{row.level * 100:.0f}"

@@ -1,19 +1,24 @@
-"""Whether what a device sent can be used: the checks, and what is left when they pass."""
+"""Checks on a movement that a device sent, and the arrival that is left when they pass.
+
+Every value is looked at before a receipt is given, and none is copied: fp32 values are a view of
+the upload's map, others stay encoded there (`PackedBlocks`) until their round closes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
-
-from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.screening import Scale, Usual, scale_of
-from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
+from edge_sdk.protocol.encoding.codec import Header, decode_header, decode_payload
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.messages.round import Movement
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.layout import Array, Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 GroupsByAxis = Mapping[str, tuple[int, ...]]
@@ -22,22 +27,25 @@ MAX_VALUE = 1e9
 """No weight moves this far, and sums over any number of devices stay far from overflow."""
 
 VARIANCE = "running_var"
-"""How torch's normalisation layers call a statistic that is never below 0."""
+"""Name of a statistic in torch's normalisation layers that is never below 0."""
+
+PIECE = 2**18
+"""Values checked at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """A movement that passed: decoded, with the statistics that came with it."""
+    """A movement that passed the checks, with the statistics that came with it."""
 
     contribution: Contribution
     groups: GroupsByAxis
     movement: Movement
     scale: Scale
-    """How large it is, for what is usual."""
+    """Its size, for the record of usual ones."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the blocks as they travelled."""
+        """Bytes of the blocks on the wire."""
         return len(self.movement.payload)
 
 
@@ -47,7 +55,7 @@ class MovementRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a device was to do in a round; level and samples are those of its bid."""
+    """Task of a device in a round; level and samples are those of its bid."""
 
     groups: GroupsByAxis
     level: float
@@ -63,11 +71,11 @@ def check_arrival(
     usual: Usual,
     rms_limit: float | None,
 ) -> Arrival:
-    """Decode and check a movement against what its device was to do in the round it names.
+    """Check a movement against the task of its device in the round it names.
 
-    `expected` None: nothing. What the movement says of level and samples is not used: the bid's
-    count, so nobody gains weight, or another yardstick, after the fact. Raises
-    `MovementRefused`, and nothing else, for any movement.
+    `expected` is None if the device had no task. Level and samples are those of the bid, not of
+    the movement, so no device gains weight, or another yardstick, after the fact. Raises
+    `MovementRefused`, and nothing else, for any movement that fails.
     """
     if movement.plan_hash != plan.hash:
         raise MovementRefused(
@@ -91,8 +99,9 @@ def check_arrival(
             raise MovementRefused(f"it is encoded as {came}; this task asks for {encoding}")
         if plan.choose(header.groups) != plan.choose(expected.groups):
             raise MovementRefused("it holds other groups than were assigned")
-        groups, blocks = decode_blocks(plan, movement.payload)
-        plan.check_statistics(movement.statistics, groups)
+        ids = plan.block_ids(plan.choose(header.groups))
+        blocks = Blocks(ids, _decode(plan, ids, header, movement))
+        plan.check_statistics(movement.statistics, header.groups)
     except ProtocolError as error:
         raise MovementRefused(str(error)) from error
     _check_numbers("a value", blocks.values)
@@ -104,6 +113,8 @@ def check_arrival(
     objection = None if rms_limit is None else usual.objection(plan, scale, rms_limit)
     if objection is not None:
         raise MovementRefused(objection)
+    if came != Encoding():
+        blocks = PackedBlocks(ids, partial(_decode, plan, ids, header, movement))
     contribution = Contribution(
         device=movement.device,
         made=movement.round,
@@ -113,11 +124,23 @@ def check_arrival(
         samples=expected.samples,
         keeps_copy=movement.keeps_copy,
     )
-    return Arrival(contribution, groups, movement, scale)
+    return Arrival(contribution, header.groups, movement, scale)
+
+
+def _decode(plan: ModelPlan, ids: Indices, header: Header, movement: Movement) -> Float32:
+    payload = memoryview(movement.payload)[header.size_bytes :]
+    return decode_payload(plan, ids, header.encoding, payload).values
 
 
 def _check_numbers(what: str, array: Array) -> None:
-    if not np.isfinite(array).all():
-        raise MovementRefused(f"{what} is not finite")
-    if array.size and max(-float(array.min()), float(array.max())) > MAX_VALUE:
+    flat, largest = array.reshape(-1), 0.0
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE]
+        if not piece.flags.aligned:  # numpy copies such at full speed, but compares them slowly
+            piece = piece.copy()
+        for extreme in (float(piece.min()), float(piece.max())):
+            if not math.isfinite(extreme):  # NaN is both the least and the largest
+                raise MovementRefused(f"{what} is not finite")
+            largest = max(largest, abs(extreme))
+    if largest > MAX_VALUE:
         raise MovementRefused(f"{what} is beyond ±{MAX_VALUE:g}")

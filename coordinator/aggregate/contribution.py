@@ -1,23 +1,46 @@
-"""A device's movement as rules and memory see it: decoded, checked, free of the wire."""
+"""A device's movement as rules and memory see it: checked, free of the wire."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
+from edge_sdk.protocol.plan.layout import Indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution:
-    """What one device has to say about some blocks, and what it was made with."""
+    """One device's movement of some blocks, and the terms it was made under."""
 
     device: str
     made: int
     """The round it was made in, from 1."""
     blocks: Blocks
+    """Values are a view of the upload, or `PackedBlocks`."""
     learning_rate: float
     level: float
-    """What the device offered, a share in (0, 1]."""
+    """The level the device offered, a share in (0, 1]."""
     samples: int
     keeps_copy: bool = False
     """The device can send it again itself."""
+
+
+class PackedBlocks(Blocks):
+    """Blocks that stay encoded: every read of `values` decodes all of them anew.
+
+    So a movement that waits for its round to close takes no memory beyond its upload.
+    """
+
+    __slots__ = ("_decode",)
+
+    _decode: Callable[[], Float32]
+
+    def __init__(self, ids: Indices, decode: Callable[[], Float32]) -> None:
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "_decode", decode)
+
+    @property
+    def values(self) -> Float32:
+        """The decoded values, a new vector each time."""
+        return self._decode()

@@ -1,4 +1,4 @@
-"""The global model: weights in block order, buffers, and what devices are served of them."""
+"""The global model: weights in block order, buffers, and their encoding for devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = Encoding()
 
 
 class GlobalModel:
-    """θ and the buffers of one task, and `C(θ)`, which is what devices get.
+    """θ and the buffers of one task, and `C(θ)`, the model that devices get.
 
     θ changes only in `commit` and `mix`, and there all at once.
     """
@@ -38,13 +38,13 @@ class GlobalModel:
         encoding: Encoding = PLAIN,
         seed: int = 0,
     ) -> None:
-        """`encoding`: how the model travels; `seed`: of what that draws at random."""
+        """Copy the model. It travels in `encoding`, which rounds at random from `seed`."""
         plan.check_buffers(buffers)
         self.plan = plan
         self.theta: Float32 = plan.flatten(weights)
         self.buffers = {name: array.copy() for name, array in buffers.items()}
         self.version = 0
-        """How often θ has changed."""
+        """Number of times θ has changed."""
         self._encoding = encoding
         self._seed = seed
         self._served: EncodedModel | None = None
@@ -52,7 +52,7 @@ class GlobalModel:
 
     @property
     def weights(self) -> dict[str, Float32]:
-        """The weights by tensor name (copies)."""
+        """Weights by tensor name (copies)."""
         return self.plan.unflatten(self.theta)
 
     @property
@@ -66,16 +66,18 @@ class GlobalModel:
 
     @property
     def norms(self) -> NDArray[np.float64]:
-        """Per block, the squared norm of its weights."""
+        """Squared norm of the weights of each block."""
         return block_squares(self.theta, self.plan.block_sizes)
 
     @property
     def noise(self) -> float:
-        """`w₂²`: what the encoding adds on the way to the devices."""
+        """`w₂²`: error that the encoding adds on the way to the devices; 0 if it is lossless."""
+        if self._encoding.kind == "fp32":
+            return 0.0
         return compression_noise(self.theta, self.serve().decoded)
 
     def serve(self) -> EncodedModel:
-        """The present model as devices get it; made once a version."""
+        """Encode the present model for devices, once a version."""
         if self._served is None:
             random = stream(self._seed, "downlink", self.version)
             self._served = encode_model(self.plan, self.theta, self._encoding, random)
@@ -95,21 +97,22 @@ class GlobalModel:
         self._reserved[device, round] = (message, buffers)
 
     def release(self, device: str, round: int) -> None:
-        """Keep it no longer."""
+        """Give up a reserved model."""
         self._reserved.pop((device, round), None)
 
     def commit(self, movement: Float32, arrivals: Sequence[Arrival]) -> None:
         """Move θ; statistics become the mean over the arrivals that covered them.
 
-        Raises `StateError`, and nothing has changed, if the result is not finite.
+        The memory of `movement` becomes that of the new θ. Raises `StateError`, and the model has
+        not changed, if the result is not finite.
         """
-        theta = self.theta + movement
-        if not np.isfinite(theta).all():
+        theta = np.add(self.theta, movement, out=movement)
+        if not np.isfinite([theta.min(), theta.max()]).all():
             raise StateError("the rule moved the model to numbers that are not finite")
         self._become(theta, mean_statistics(self.plan, self.buffers, arrivals))
 
     def mix(self, rule: FedRaa, arrival: Arrival, age: int) -> None:
-        """Mix one arrival into its fragment, and its statistics alike; release the fragment."""
+        """Mix one arrival and its statistics into the model; release its fragment."""
         part = arrival.contribution
         reserved = self._reserved.get((part.device, part.made))
         if reserved is None:
@@ -139,7 +142,7 @@ class GlobalModel:
 def mean_statistics(
     plan: ModelPlan, buffers: Mapping[str, Array], arrivals: Sequence[Arrival]
 ) -> dict[str, Array]:
-    """New buffers: statistics averaged over the devices that covered them, the rest unchanged."""
+    """Average statistics over the devices that covered them; other buffers stay."""
     totals = {buffer.name: np.zeros(buffer.shape) for buffer in plan.buffers if buffer.statistic}
     counts = {name: np.zeros(total.shape) for name, total in totals.items()}
     for arrival in arrivals:

@@ -1,4 +1,4 @@
-"""Which rule goes with which mask policy and which encoding; what does not is refused, with why."""
+"""Rules that go with a mask policy and an encoding; other pairings are refused with the reason."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check_pairing(rule: Rule | FedRaa, masks: MaskPolicy, encoding: Encoding) ->
 
 
 def fitting_masks(rule: Rule | FedRaa) -> str:
-    """The name of the mask policy that serves a rule best."""
+    """Return the name of the mask policy that serves a rule best."""
     if isinstance(rule, FedRaa):
         return "gre-raa" if rule.fragments else "random"
     return "random" if rule.whole_models else "coverage"
 
 
 def rule_name(rule: Rule | FedRaa) -> str:
-    """The name a rule is registered under."""
+    """Return the name a rule is registered under."""
     kinds: dict[str, type] = {**RULES, **ASYNC_RULES}
     return next(name for name, kind in kinds.items() if type(rule) is kind)
 

@@ -1,9 +1,9 @@
-"""Which movements are out of the ordinary: per-block RMS against what that level usually sends.
+"""Finds movements out of the ordinary: per-block RMS against the usual RMS of that level.
 
 Movements are compared per unit of learning rate, so a schedule does not look like an attack. A
 level is unknown until some movements of it were accepted; until then it is judged by the nearest
-level that is known. Nobody can move what is usual far with one movement: what is learned of a
-block is at most twice what was usual before.
+known level. One movement cannot shift the usual RMS far: a block counts as at most twice the usual
+one.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Float64 = NDArray[np.float64]
 MIN_SEEN = 5
 """Movements of a level that held a block before its RMS is judged."""
 MEMORY = 0.1
-"""How much of what is usual the newest movement makes up."""
+"""Share of the newest movement in the usual RMS."""
 LEARNED = 2.0
-"""How many times the usual RMS one movement counts as, at the most, in what is usual next."""
+"""Limit, in multiples of the usual RMS, that a movement counts with in the next usual RMS."""
 PIECE = 2**20
-"""Values that are squared at a time, unless a single block has more."""
+"""Values squared at a time, unless a single block has more."""
 FLOOR = 0.01
 """No block is expected to move by less than this share of the RMS over all blocks of a level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Seen:
-    """Of one level, per block: mean square movement over γ², and in how many movements."""
+    """Mean square movement over γ² per block of one level, and the number of movements."""
 
     square: Float64
     times: NDArray[np.int64]
@@ -43,7 +43,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """How large a movement is: per block that it holds, the mean square over γ²."""
+    """Size of a movement: per block that it holds, the mean square over γ²."""
 
     level: float
     blocks: int
@@ -54,12 +54,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What each level usually sends. A value: `learn` gives a new one."""
+    """Usual movements of each level. A value: `learn` gives a new one."""
 
     levels: Mapping[float, _Seen] = field(default_factory=dict)
 
     def objection(self, plan: ModelPlan, scale: Scale, limit: float) -> str | None:
-        """Why a movement is out of the ordinary: a block's RMS above `limit` times the usual."""
+        """Name the block of a movement whose RMS is above `limit` times the usual; None if none."""
         found = self._expected(scale)
         if found is None:
             return None
@@ -77,7 +77,7 @@ class Usual:
         )
 
     def _expected(self, scale: Scale) -> tuple[Float64, NDArray[np.bool_]] | None:
-        """Per block of the movement the usual mean square, and whether it can be judged by it."""
+        """Find the usual mean square of the movement's blocks, and which of them can be judged."""
         for key in sorted(self.levels, key=lambda level: abs(level - scale.level)):
             seen = self.levels[key]
             usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
@@ -87,7 +87,7 @@ class Usual:
         return None
 
     def learn(self, scale: Scale) -> Usual:
-        """What is usual once this movement was accepted."""
+        """Return the usual movements once this one was accepted."""
         key, ids = _key(scale.level), scale.ids
         seen = self.levels.get(key)
         if seen is None:
@@ -107,14 +107,14 @@ class Usual:
 
 
 def scale_of(plan: ModelPlan, blocks: Blocks, *, level: float, learning_rate: float) -> Scale:
-    """How large a movement of these blocks is."""
+    """Measure a movement of these blocks."""
     sizes = plan.block_sizes[blocks.ids]
     square = block_squares(blocks.values, sizes) / (np.maximum(sizes, 1) * learning_rate**2)
     return Scale(level, plan.block_count, blocks.ids, square)
 
 
 def block_squares(values: NDArray[np.float32], sizes: NDArray[np.int64]) -> Float64:
-    """Per block, the sum of its squared values; blocks lie one behind the other."""
+    """Sum the squared values of each block; blocks lie one behind the other."""
     ends = np.cumsum(sizes)
     result = np.zeros(len(sizes))
     first = 0
@@ -130,5 +130,5 @@ def block_squares(values: NDArray[np.float32], sizes: NDArray[np.int64]) -> Floa
 
 
 def _key(level: float) -> float:
-    """Levels that are alike to a hundredth are one."""
+    """Treat levels that agree to a hundredth as one."""
     return round(level, 2)

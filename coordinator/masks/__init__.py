@@ -1,8 +1,8 @@
 """Mask policies: which groups each device trains (docs/algorithms.md).
 
-A policy is a small frozen value with options; called with a `Situation` it answers for every
-offering device. It never hands out more than a device offered, but at least one group an axis. A
-new policy is one file and one line in `MASKS`.
+A policy is a small frozen value with options. Called with a `Situation`, it chooses groups for
+every offering device. It never assigns more than a device offered, but at least one group per axis.
+A new policy is one file and one line in `MASKS`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MASKS: dict[str, type[MaskPolicy]] = {
     "disjoint": DisjointMasks,
     "gre-raa": GreRaaMasks,
 }
-"""Policies by name. The first line of each one's docstring says what it does."""
+"""Policies by name. The first line of each docstring describes the policy."""
 
 
 def make_masks(name: str, **options: Any) -> MaskPolicy:
-    """The policy called `name`. Raises `ConfigError` for a name or an option that is not known."""
+    """Make the policy called `name`. Raises `ConfigError` for an unknown name or option."""
     return make_named("mask policy", MASKS, name, options)

@@ -1,4 +1,4 @@
-"""What every mask policy is."""
+"""The interface of every mask policy."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class MaskPolicy(Protocol):
 
     Laws (tests/property/plan/test_mask_laws.py): every offering device gets at least one group of
     every axis and never more than it offered (`bundles.py`); the same situation gives the same
-    answer; with `tied`, all axes of as many groups as the widest get the same ones. A policy
+    answer; with `tied`, all axes with as many groups as the widest get the same groups. A policy
     is a frozen value: it remembers nothing between rounds.
     """
 
     uses_norms: ClassVar[bool]
-    """Whether it reads `Situation.norms`."""
+    """True if the policy reads `Situation.norms`."""
 
     def __call__(self, situation: Situation) -> Masks:
-        """Groups per axis for every offering device, in the order of the offers.
+        """Choose groups per axis for every offering device, in the order of the offers.
 
-        Raises `ConfigError` where the plan cannot be cut as the policy wants.
+        Raises `ConfigError` if the plan's groups do not suit the policy.
         """
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
         """The most rounds in a row that any block can stay uncovered; None if there is no bound.
 
         Holds when devices that offer `levels` take part in every round from the first on, and all
-        their movements count. 0: every block is covered in every round. Each policy's docstring
+        their movements count. 0 means that every round covers every block. Each policy's docstring
         has the proof. Raises `ConfigError` as a call would.
         """

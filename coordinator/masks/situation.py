@@ -1,4 +1,4 @@
-"""What a mask policy may look at."""
+"""The information a mask policy may use."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Situation:
-    """The fleet and the model as a round is assigned."""
+    """The fleet and the model at the time a round is assigned."""
 
     plan: ModelPlan
     round: int
     """Counts from 1."""
     offers: Sequence[Bid]
-    """In device-name order; the level of each is a number."""
+    """Offers in device-name order; the level of each is a number."""
     last_covered: Indices
     """For every block, the round that last covered it; 0 = never."""
     times_covered: Indices
-    """For every block, how many movements ever held it."""
+    """For every block, the number of movements that ever held it."""
     norms: NDArray[np.float64] | None
     """For every block, the squared norm of its weights; None unless the policy `uses_norms`."""
     stream: np.random.Generator
 
     @property
     def levels(self) -> dict[str, float]:
-        """What every device offered, in device-name order. Raises `ValueError` for a skip."""
+        """Levels that devices offered, in device-name order. Raises `ValueError` for a skip."""
         levels = {}
         for bid in self.offers:
             if bid.level is None:

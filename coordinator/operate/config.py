@@ -241,7 +241,7 @@ class ServeConfig:
 
     @property
     def keeping(self) -> Keeping:
-        """How the run is kept on disk."""
+        """Storage of the run on disk."""
         return _pick(Keeping, self.run)
 
 

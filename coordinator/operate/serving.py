@@ -1,4 +1,4 @@
-"""From a configuration to a running coordinator: the run's folder, the broker, the service."""
+"""Run a coordinator from a configuration: open the run's folder, the broker and the service."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Say = Callable[[str], None]
 
 
 def open_run(config: ServeConfig) -> Run:
-    """The run in the configured folder; a new one is made, which compiles the task.
+    """Open the run in the configured folder, or make a new one, which compiles the task.
 
-    Raises `ConfigError` when the folder's run is of another task, and as `create_run` and `Run`.
+    Raises `ConfigError` when the folder holds a run of another task, and as `create_run` and `Run`.
     """
     folder, task = config.run.folder, config.task
     if not is_run(folder):
@@ -51,7 +51,7 @@ def open_run(config: ServeConfig) -> Run:
             source=task.source,
             batch_size=config.run.batch_size,
         )
-        config.machine(model.plan)  # what does not fit is said before anything is written
+        config.machine(model.plan)  # report what does not fit before writing anything
         create_run(folder, about, model)
     run = Run(folder)
     wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
@@ -59,15 +59,15 @@ def open_run(config: ServeConfig) -> Run:
         if (has := getattr(run.about, name)) != value:
             run.close()
             raise ConfigError(
-                f"{folder} holds a run with {name} {has!r}, the configuration says {value!r}: "
-                "put it back, or name another folder"
+                f"{folder} holds a run with {name} {has!r}, but the configuration says {value!r}: "
+                "restore the old value, or name another folder"
             )
     return run
 
 
 @contextmanager
 def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
-    """The broker for the time of the context; one of our own if that is configured."""
+    """Give the broker for the duration of the context, starting an embedded one if configured."""
     if not config.broker.embedded:
         yield config.broker
         return
@@ -85,7 +85,7 @@ def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
 
 
 def broker_table(settings: BrokerSettings) -> str:
-    """How to reach a broker, as the `[broker]` table of a configuration."""
+    """Return a broker's settings as the `[broker]` table of a configuration."""
     values = {
         "host": settings.host,
         "port": settings.port,
@@ -97,9 +97,9 @@ def broker_table(settings: BrokerSettings) -> str:
 
 
 def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
-    """What the broker can do; waits for it to be there. None: a stop was asked for.
+    """Probe the broker's features, waiting until it is reachable. None: a stop was requested.
 
-    Raises `LinkError` when it will never do or refuses us, with what to change.
+    Raises `LinkError`, which says what to change, when the broker is unsuitable or refuses us.
     """
     tls_context(settings)
     while not stop.is_set():
@@ -120,9 +120,9 @@ def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts |
 def serve(
     config: ServeConfig, stop: threading.Event, say: Say, watchdog: Watchdog | None = None
 ) -> bool:
-    """Run the coordinator until the run is complete (True) or a stop is asked for (False).
+    """Run the coordinator until the run is complete (True) or a stop is requested (False).
 
-    `say` gets the start-up report, line by line; `watchdog` is for programs, see there.
+    `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`.
     """
     evaluation = config.task.evaluation
     with open_run(config) as run, reach_broker(config) as settings:
@@ -163,7 +163,7 @@ def start_report(
     settings: BrokerSettings,
     facts: BrokerFacts | None,
 ) -> Iterator[str]:
-    """What is about to happen, for people."""
+    """Describe, for people, what is about to run."""
     machine, plan = service.machine, run.plan
     masks = next(name for name, kind in MASKS.items() if type(machine.masks) is kind)
     done = run.rounds()[-1]
@@ -177,7 +177,7 @@ def start_report(
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
-    own = f" (our own; devices find it in {run.folder / BROKER_FILE})"
+    own = f" (embedded; devices find it in {run.folder / BROKER_FILE})"
     yield f"broker     {settings.address}{own if config.broker.embedded else ''}"
     certificates = (settings.certificate, settings.bulk_certificate)
     for advice in certificate_advice(certificates, None, datetime.now(timezone.utc)):

@@ -1,7 +1,7 @@
-"""A task as code on the coordinator alone: "path/to/file.py:function" or "package.module:function".
+"""A task's code, on the coordinator only: "path/to/file.py:function" or "package.module:function".
 
-The task's function takes nothing and returns a `coordinator.Task`; a second one may return
-test data, (inputs, targets) as numpy arrays. Both run in processes of their own: the one that
+The task's function takes no arguments and returns a `coordinator.Task`; a second function may
+return test data, (inputs, targets) as numpy arrays. Each runs in a separate process: the one that
 serves devices loads neither torch nor the task's code.
 
     python -m coordinator.operate.taskfile SOURCE OUT.npz
@@ -30,14 +30,14 @@ from edge_sdk.protocol.plan.layout import Array
 
 
 def compile_task(source: str, base: Path, *, batch_size: int) -> SavedModel:
-    """Trace and compile a task. Raises `GraphCompileError` with what its code said."""
+    """Trace and compile a task. Raises `GraphCompileError` with the error of its code."""
     return compile_in_child(_located(source, base), batch_sizes=(batch_size,))
 
 
 def load_evaluation(source: str, base: Path) -> ArrayData:
-    """Test data: of a function, or of an .npz file with x (or x0, x1 …) and y.
+    """Load test data from a function, or from an .npz file with x (or x0, x1 …) and y.
 
-    Raises `ConfigError` when there is none to be had.
+    Raises `ConfigError` when that fails.
     """
     if source.endswith(".npz"):
         return _read_npz(base / source)
@@ -52,10 +52,10 @@ def load_evaluation(source: str, base: Path) -> ArrayData:
 
 
 class Evaluator:
-    """The accuracy of the model on test data, with the task's own graph and onnxruntime alone."""
+    """Measures the model's accuracy on test data, with the task's graph and onnxruntime alone."""
 
     def __init__(self, task: TaskFiles, data: ArrayData) -> None:
-        """Raises `ConfigError` when the data is not the task's."""
+        """Raises `ConfigError` when the data does not fit the task."""
         # onnxruntime is optional, and slow to load.
         from edge_sdk.train.inference import Predictor
 
@@ -67,7 +67,7 @@ class Evaluator:
         self._predictor = Predictor(task.plan, task.manifest, task.files)
 
     def __call__(self, model: GlobalModel) -> float | None:
-        """Share of right answers; None when the task has none."""
+        """Share of correct answers; None if the task has no such notion."""
         from edge_sdk.train.inference import accuracy
 
         outputs = self._predictor.predict(model.weights, model.buffers, self._data.inputs)
@@ -75,7 +75,7 @@ class Evaluator:
 
 
 def main(arguments: list[str]) -> int:
-    """What the child does; the exit code."""
+    """Run the child process; returns the exit code."""
     source, out = arguments
     try:
         inputs, targets = _pair(source, load_function(source)())
@@ -109,7 +109,7 @@ def _read_npz(path: Path) -> ArrayData:
     try:
         inputs, targets = read_data(path)
         if targets is None:
-            raise ConfigError(f"{path} has no y: test data needs the right answers")
+            raise ConfigError(f"{path} has no y: test data needs targets")
         return ArrayData(tuple(inputs[name] for name in _ordered(inputs)), targets)
     except ProtocolError as error:
         raise ConfigError(str(error)) from error

@@ -180,7 +180,7 @@ def withdraw(state: RoundsState, skip: Bid) -> RoundsState:
 
 
 def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
-    """What a device sent is stored. Raises `StateError` for what was never to be stored."""
+    """Note that a device's upload is stored. Raises `StateError` for one not asked to be stored."""
     if not 1 <= round <= state.round or device not in state.devices:
         raise StateError(f"a movement of {device!r} was kept that round {round} never had")
     current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
@@ -202,7 +202,7 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
 
 
 def unkept(state: RoundsState, device: str, round: int) -> RoundsState:
-    """What a device sent could not be stored: it may come again, and is waited for as before.
+    """Note that a device's upload could not be stored: it may come again, and is still awaited.
 
     Its scale stays among what is usual: that it was fit to be learned from has not changed.
     """
@@ -235,14 +235,14 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
 
 
 def remembers(config: RoundsConfig, state: RoundsState) -> bool:
-    """Whether a movement that came too late still has a use: a commit that takes it is to come."""
+    """True if a late movement is still useful: a commit that takes it will come."""
     last = state.round - state.void >= config.rounds
     over = state.phase is RoundPhase.FINISHED or (last and state.phase is RoundPhase.CLOSING)
     return config.rule.remembers == "movements" and not over
 
 
 def replay_within(config: RoundsConfig) -> int:
-    """How old a replay may be: what the rule takes, and its assignment is still known."""
+    """Largest age of a replay: the rule accepts it, and its assignment is still known."""
     return min(config.rule.replay_within, config.max_staleness)
 
 

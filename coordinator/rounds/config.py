@@ -49,7 +49,7 @@ class RunConfig:
         replay_within: int = 0,
         rounds_left: int | None = None,
     ) -> RoundOpen:
-        """What devices are told as a round begins."""
+        """Make the message that opens a round."""
         return RoundOpen(
             round=round,
             plan_hash=self.plan.hash,

@@ -1,4 +1,4 @@
-"""What both state machines are told beside messages, and what both ask for.
+"""Events of both state machines besides messages, and effects of both.
 
 Events happen at the edge (a device came, a movement is stored, time passed); effects are performed
 there, in the order they are given.
@@ -47,7 +47,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a device sent for a round is stored."""
+    """A device's upload for a round is stored."""
 
     device: str
     round: int

@@ -1,4 +1,4 @@
-"""What the coordinator knows about its devices and blocks from the rounds gone by."""
+"""The coordinator's knowledge of its devices and blocks from past rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FleetRecord:
     total_samples: int = 0
     """Of all devices together."""
     usual: Usual = field(default_factory=Usual)
-    """What each level usually sends."""
+    """Usual size of movements at each level."""
     norms: NDArray[np.float64] | None = None
     """Per block, the squared norm of the global weights; None where no policy asks."""
 

@@ -63,7 +63,7 @@ from edge_sdk.transport.uploads import Upload
 
 
 class Stage(Enum):
-    """What a device is doing, as far as the coordinator knows."""
+    """Activity of a device, as far as the coordinator knows."""
 
     ASKED = "asked for a bid"
     TRAINING = "training"
@@ -92,7 +92,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What was reserved for a device is not needed any more."""
+    """The fragment reserved for a device is no longer needed."""
 
     device: str
     round: int
@@ -112,7 +112,7 @@ Effect = Send | Accept | Keep | Reserve | Release | Apply
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """What one device is at."""
+    """State of one device."""
 
     stage: Stage
     round: int

@@ -159,7 +159,7 @@ class Heap(Generic[T]):
     left: Heap[T] | None = None
     right: Heap[T] | None = None
     rank: int = 1
-    """How many heaps, this one included, the way along `right` has: no way down is shorter."""
+    """Heaps on the way along `right`, including this one: no way down is shorter."""
 
     def rest(self) -> Heap[T] | None:
         """All but the first; None: there is nothing else."""

@@ -1,4 +1,4 @@
-"""What a round reports: for each device what it did, and the terms of the papers' theorems."""
+"""The report of a round: each device's part, and the terms of the papers' theorems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 @dataclass(frozen=True, slots=True)
 class DeviceRound:
-    """What one device did in a round. `level` None is a skip; bytes are of encoded blocks.
+    """One device's part in a round. `level` None is a skip; bytes are of encoded blocks.
 
     Equal seeds give equal values of everything but `train_s`.
     """
@@ -117,7 +117,7 @@ def device_round(
         level=bid.level,
         reason=bid.reason,
         loss=arrival.movement.loss,
-        parameters=len(arrival.contribution.blocks.values),
+        parameters=int(plan.block_sizes[arrival.contribution.blocks.ids].sum()),
         bytes_down=bytes_down,
         bytes_up=arrival.size_bytes,
         train_s=arrival.movement.train_s,

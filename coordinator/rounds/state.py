@@ -1,4 +1,4 @@
-"""What a run in rounds is told, remembers and asks for: the values that `rounds.py` works with."""
+"""Values of a run in rounds: its inputs, its state and its effects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from edge_sdk.protocol.messages.transfer import Offer
 
 
 class RoundPhase(Enum):
-    """What the coordinator is doing."""
+    """Phase of the coordinator."""
 
     WAITING = "waiting for devices"
     BIDDING = "collecting bids"
@@ -80,11 +80,11 @@ class RoundsConfig(RunConfig):
             raise ConfigError("over_selection needs participants: how many movements are wanted")
 
     def warms_up(self, round: int) -> bool:
-        """Whether the rule wants a movement of everybody in this round."""
+        """True if the rule needs a movement of every device in this round."""
         return round <= self.rule.warmup_rounds
 
     def wants_whole(self, round: int) -> bool:
-        """Whether only whole models are of use in this round."""
+        """True if only whole models are useful in this round."""
         return self.rule.whole_models or self.warms_up(round)
 
 
@@ -132,7 +132,7 @@ class PastRound:
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """What must be known of a round to go on with it in another process: who does what."""
+    """Facts needed to resume a round in another process: each device's part."""
 
     round: int
     selected: Set[str]
@@ -183,7 +183,7 @@ Step = tuple[RoundsState, list[Effect]]
 
 
 def expected_of(state: RoundsState, device: str) -> Expected | None:
-    """What a device is to do in the present round; None: nothing."""
+    """A device's work in the current round; None: nothing."""
     groups, bid = state.assigned.get(device), state.bids.get(device)
     if groups is None or bid is None:
         return None

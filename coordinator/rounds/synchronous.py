@@ -364,7 +364,7 @@ def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> Rounds
 
 
 def _owed_by_absent(state: RoundsState) -> bool:
-    """Whether something is owed still, and by devices that left alone."""
+    """True if something is still owed, and only by devices that left."""
     done = state.counted, state.keeping
     owing = chain(
         (name for name in state.assigned if not any(name in each for each in done)),
@@ -438,7 +438,7 @@ def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -
 
 
 def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
-    """What devices are told as a round begins."""
+    """Make the message that opens a round."""
     return config.opening(
         state.round,
         whole=config.wants_whole(state.round),

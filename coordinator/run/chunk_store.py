@@ -30,12 +30,12 @@ class ChunkStore:
         self._folder = folder
         self._sets: dict[str, frozenset[bytes]] = {}
         self._users: Counter[bytes] = Counter()
-        """How many sets need a chunk."""
+        """Number of sets that need a chunk."""
         self._places: dict[bytes, _Place] = {}
         self._files: dict[int, PlacedFile] = {}
         """Open files, by number."""
         self._held: Counter[int] = Counter()
-        """How many chunks of a file are needed."""
+        """Number of needed chunks of a file."""
         self._next = 1
 
     def __getitem__(self, hash: bytes) -> bytes:

@@ -77,7 +77,7 @@ class RunError(CoordinatorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a run is of. `run` is 16 hex digits; `source` names the task's code."""
+    """Identity of a run. `run` is 16 hex digits; `source` names the task's code."""
 
     task: str
     run: str
@@ -87,7 +87,7 @@ class About:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskFiles:
-    """What devices need of a task besides weights. `files` are the graphs by SHA-256."""
+    """Parts of a task that devices need besides weights. `files` are the graphs by SHA-256."""
 
     plan: ModelPlan
     manifest: Manifest
@@ -101,9 +101,9 @@ class Checkpoint:
     round: int
     """The round; in an asynchronous run, the number of updates."""
     committed: int
-    """How many rounds led here; those that were void or interrupted are not among them."""
+    """Rounds that led here, without void or interrupted ones."""
     version: int
-    """How often the model has changed."""
+    """Number of changes of the model."""
     theta: Float32
     """Weights in block order."""
     buffers: Mapping[str, Array]
@@ -137,7 +137,7 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether there is a run in this folder."""
+    """True if there is a run in this folder."""
     return (folder / ABOUT).is_file()
 
 

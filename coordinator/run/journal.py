@@ -1,4 +1,4 @@
-"""What makes a stop in the middle of a round harmless: who does what in it, on disk.
+"""The journal that makes a stop in mid-round harmless: each device's part in it, on disk.
 
 `round.json` is written before the first assignment leaves, and again when a device withdraws. With
 it, and the movements that were kept (`receiving.py`), a process that is started again goes on with
@@ -28,7 +28,7 @@ Terms = Mapping[str, str | float | None]
 
 
 def terms_of(config: RoundsConfig) -> Terms:
-    """What must not change while a round is open."""
+    """Settings that must not change while a round is open."""
     return {
         **asdict(config.local_rule),
         "steps": config.steps,

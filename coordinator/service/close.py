@@ -1,18 +1,25 @@
-"""Closing a round: the rule runs, the model moves, memory takes what is new, all in one commit."""
+"""Closing a round: the rule runs, the model moves, memory takes the movements; one commit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
 
 from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
+from edge_sdk.protocol.plan.blocks import Blocks
 
 Arrivals = Mapping[tuple[str, int], Arrival]
-"""What was kept, by device and the round it was kept for."""
+"""Kept movements, by device and the round they were kept for."""
 
 
 def open_memory(
@@ -23,9 +30,10 @@ def open_memory(
     threads: int = 1,
     devices: int = 0,
 ) -> Memory | None:
-    """The memory that a run's rule needs, in RAM or in a folder; None if it needs none.
+    """Open the memory that a run's rule needs, in RAM or in a folder; None if it needs none.
 
-    `devices`: how many are expected. Raises `MemoryStoreError` if the disk has no room for them.
+    `devices` is the number expected. Raises `ConfigError` if the disk has no room for them, and
+    `MemoryStoreError` if the folder cannot be used.
     """
     rule = config.rule
     if rule.remembers == "nothing":
@@ -53,31 +61,60 @@ def close_round(
     *,
     threads: int = 1,
     commit_memory: bool = True,
+    scratch: Path | None = None,
 ) -> None:
     """Apply the rule to a round's arrivals. The result does not depend on the order they came in.
 
-    `state` is that of the machine as it asked for the commit. `commit_memory`: False if the caller
-    commits the memory, when it has made the model durable.
+    `state` is that of the machine as it asked for the commit. With `commit_memory = False` the
+    caller commits the memory, once it has made the model durable. `scratch` is a folder with room
+    for the decoded values of compressed movements; None is the folder for temporary files.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
+    parts = [arrival.contribution for arrival in fresh]
+    parts += [arrivals[device, round].contribution for device in commit.replayed]
+    if memory is not None:
+        late = [part for key in commit.late if rule.takes(part := arrivals[key].contribution)]
+        parts += sorted(late, key=lambda part: (part.device, part.made))
+    parts = _unpacked(parts, scratch)
+    first_late = len(fresh) + len(commit.replayed)
     closing = Closing(
         plan=config.plan,
         round=round,
         theta=model.theta,
         learning_rate=config.local_rule.learning_rate,
-        fresh=[arrival.contribution for arrival in fresh],
-        replayed=[arrivals[device, round].contribution for device in commit.replayed],
+        fresh=parts[: len(fresh)],
+        replayed=parts[len(fresh) : first_late],
         silent=commit.silent,
         registered=rule.total_weight(len(state.devices), state.fleet.total_samples),
         memory=memory,
         threads=threads,
     )
     movement = rule.move(closing)
-    if memory is not None:
-        late = [part for key in commit.late if rule.takes(part := arrivals[key].contribution)]
-        if late:
-            memory.write(sorted(late, key=lambda part: (part.device, part.made)))
+    if memory is not None and parts[first_late:]:
+        memory.write(parts[first_late:])
     model.commit(movement, fresh)
     if memory is not None and commit_memory:
         memory.commit()
+
+
+def _unpacked(parts: Sequence[Contribution], scratch: Path | None) -> list[Contribution]:
+    """Decode what is packed, one movement at a time, into a file that is gone when its map is.
+
+    Rules read all movements side by side, a stretch of each at a time. zstd and top-k cannot be
+    read from the middle, and decoded in RAM they would take as much as all devices' models.
+    """
+    packed = [part.blocks for part in parts if isinstance(part.blocks, PackedBlocks)]
+    if not packed:
+        return list(parts)
+    with TemporaryFile(dir=scratch) as file:
+        sizes = [file.write(blocks.values.data) for blocks in packed]
+        file.flush()
+        values = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), np.float32)
+    decoded = iter(np.split(values, np.cumsum(sizes)[:-1] // values.itemsize))
+    return [
+        replace(part, blocks=Blocks(part.blocks.ids, next(decoded)))
+        if isinstance(part.blocks, PackedBlocks)
+        else part
+        for part in parts
+    ]

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 Said = events.Broadcast | events.Send | events.Accept
 """To be said to devices; offers that are accepted get a credit."""
 Evaluate = Callable[[GlobalModel], float | None]
-"""How good a model is, as a share; None: it cannot be said."""
+"""Returns the accuracy of a model, as a share; None: unknown."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What a course works with."""
+    """Tools of a course."""
 
     store: RunStore
     model: GlobalModel
@@ -64,7 +64,7 @@ class Parts:
             self.store.settle(upload, receipt)
 
     def is_news(self, receipt: Receipt, event: object) -> bool:
-        """Whether a receipt that follows from an event is not one that was given before."""
+        """True if a receipt that follows from an event was not given before."""
         if receipt.outcome in (Outcome.LATE, Outcome.REJECTED):
             return not (isinstance(event, Offer) and self.store.knows(event))
         return isinstance(event, events.Kept)

@@ -57,7 +57,7 @@ class FragmentsCourse:
         )
         self._arrivals: dict[str, Arrival] = {}
         self._openings: dict[str, RoundOpen] = {}
-        """What each device was last told."""
+        """Last message to each device."""
         self._window: list[tuple[Bid, Arrival, int]] = []
         """(bid, arrival, bytes fetched) of the updates since the last report."""
         self._skips: dict[str, Bid] = {}
@@ -86,7 +86,7 @@ class FragmentsCourse:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if there is nothing left to do."""
         return self._state.finished
 
     @property
@@ -137,7 +137,7 @@ class FragmentsCourse:
         return []
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """What devices, or one, may have missed: what they were last told."""
+        """Resend what devices, or one, may have missed: their last messages."""
         said: list[Said] = []
         for name in sorted(self._state.work) if device is None else [device]:
             work = self._state.work.get(name)

@@ -1,11 +1,12 @@
-"""Uploads of devices: to disk as they come, checked, kept until their round is committed.
+"""Uploads of devices: written to disk as they come, checked, kept until their round is committed.
 
     uploads/<n>.part               an upload on its way; gone with this process
-    movements/<round>-<device>     what was kept for a round; gone when the round is committed.
+    movements/<round>-<device>     a movement kept for a round; gone when the round is committed.
                                    A replay is kept under the round that it answers
 
-A device hears what became of an upload by a receipt; the last few are remembered, because a device
-that missed one offers the same bytes again.
+Movements are read where they lie, through the map of their file; none is copied into memory. A
+receipt tells a device the outcome of an upload; the last few are remembered, because a device that
+missed one offers the same bytes again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
 from math import prod
-from mmap import mmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from edge_sdk.program.files import PlacedFile, make_folder, move, remove, remove_folder
@@ -33,26 +34,26 @@ log = logging.getLogger(__name__)
 REMEMBERED = 16
 """Receipts of one device."""
 HEADER_BYTES = 2**16
-"""More than the header of any payload of blocks has."""
+"""More bytes than the header of any payload of blocks."""
 
 
 def largest_movement(plan: ModelPlan, encoding: Encoding) -> int:
-    """The most bytes that a movement of this plan can have."""
+    """Return the most bytes that a movement of this plan can have."""
     blocks = sum(spec.size_bytes for spec in part_specs(plan.block_sizes, encoding))
     statistics = 8 * sum(prod(buffer.shape) for buffer in plan.buffers if buffer.statistic)
     return blocks + statistics + HEADER_BYTES + 4 + MAX_HEADER_BYTES
 
 
 class UploadFile(mmap):
-    """A file's memory, where an upload is put together. The file goes with it, unless kept."""
+    """A mapped file that an upload is put together in. It is deleted with the map, unless kept."""
 
     path: Path | None
 
     def __new__(cls, path: Path, size: int) -> UploadFile:
-        """A new file of so many bytes. Raises `OSError` when the disk has no room for it."""
+        """Make a file of `size` bytes. Raises `OSError` when the disk has no room for it."""
         file = PlacedFile(path, mode=0o600)
         try:
-            # Room is taken now: a disk that fills up later would end the process (SIGBUS).
+            # Reserved now: a disk that fills up later would end the process (SIGBUS).
             file.reserve(size)
             made = super().__new__(cls, file.fileno(), size)
         except BaseException:
@@ -83,7 +84,7 @@ class UploadFile(mmap):
 
 
 class Receiving:
-    """All that devices upload. Of what earlier processes left, only what was kept remains."""
+    """All uploads of devices. Of the files of earlier processes, only kept movements remain."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
         remove_folder(uploads)
@@ -96,7 +97,7 @@ class Receiving:
         self._receipts: dict[str, OrderedDict[bytes, Receipt]] = {}
 
     def offered(self, device: str, offer: Offer, now: float) -> Credit | Receipt:
-        """The answer to an offer: what to send, or the receipt if it was dealt with before.
+        """Answer an offer: with a credit to send, or the receipt of an upload seen before.
 
         Raises `MessageError` for an offer that contradicts itself or names another device.
         """
@@ -115,22 +116,22 @@ class Receiving:
             )
 
     def knows(self, offer: Offer) -> bool:
-        """Whether an upload was heard of before: room for it was made, or none is needed."""
+        """Return True if an upload was offered before: it has room, or needs none."""
         known = offer.upload in self._receipts.get(offer.device, ())
         return known or self._uploads.knows(offer)
 
     def received(self, device: str, payload: bytes, now: float) -> Progress:
-        """What follows from a chunk. Raises `MessageError`."""
+        """Take a chunk. Raises `MessageError`."""
         return self._uploads.received(device, payload, now)
 
     def keep(self, upload: Upload, device: str, round: int) -> None:
-        """Make an upload durable, as what a device sent for this round."""
+        """Make an upload durable, as a device's movement for this round."""
         if not isinstance(upload.data, UploadFile):
-            raise TypeError("an upload that was not made here")
+            raise TypeError("this upload has no file of this folder")
         upload.data.keep(self._movements / f"{round:08}-{device}")
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Remember what a device was told of an upload; None: nothing, it may be sent again."""
+        """Remember the receipt for an upload; None means none was given: it may be sent again."""
         device, name = upload.offer.device, upload.offer.upload
         if receipt is None:
             self._uploads.forget(device, name)
@@ -141,14 +142,15 @@ class Receiving:
             receipts.popitem(last=False)
 
     def kept(self) -> Iterator[Movement | Replay]:
-        """What is kept, by round and device; what cannot be read any more is left out."""
+        """Read the kept movements, by round and device; logs and leaves out damaged ones."""
         for path in sorted(self._movements.iterdir()):
             number, _, _ = path.name.partition("-")
             try:
-                movement = decode_movement(path.read_bytes())
+                with path.open("rb") as file:
+                    movement = decode_movement(mmap(file.fileno(), 0, access=ACCESS_READ))
                 answered = int(number)
             except (MessageError, ValueError) as error:
-                log.error("%s holds no movement: %s", path, error)
+                log.error("%s is not a movement and is left out: %s", path, error)
                 continue
             if answered == movement.round:
                 yield movement
@@ -156,12 +158,12 @@ class Receiving:
                 yield Replay(round=answered, movement=movement)
 
     def clear_kept(self) -> None:
-        """Delete what was kept: it is in the model, or in memory."""
+        """Delete the kept movements: they are in the model, or in memory."""
         for path in self._movements.iterdir():
             remove(path)
 
     def drop_idle(self, now: float) -> list[Offer]:
-        """Drop uploads of which nothing was heard for long."""
+        """Drop uploads that have been silent for long."""
         return self._uploads.drop_idle(now)
 
     def _allocate(self, size: int) -> UploadFile:
@@ -169,14 +171,14 @@ class Receiving:
 
 
 def is_kept(upload: Upload) -> bool:
-    """Whether an upload was made durable."""
+    """Return True if an upload was made durable."""
     return isinstance(upload.data, UploadFile) and upload.data.path is None
 
 
 def read_upload(upload: Upload) -> Movement | Replay:
-    """What an upload holds. Raises `MessageError` if that is not what was offered."""
+    """Read an upload's movement in place. Raises `MessageError` if it is not the one offered."""
     offer = upload.offer
-    movement = decode_movement(memoryview(upload.data))
+    movement = decode_movement(upload.data)
     if movement.device != offer.device:
         raise MessageError(f"a movement of {movement.device!r}, sent by {offer.device!r}")
     if movement.round != offer.round:

@@ -30,7 +30,7 @@ def report_round(
     fetched: Mapping[str, int],
     seconds: float,
 ) -> RoundReport:
-    """What a round reports. `norms`, `noise` and `fetched` (bytes) are of the model it sent out.
+    """Report a round. `norms`, `noise` and `fetched` (bytes) are of the model it sent out.
 
     `state` is that of the machine as it asked for the commit.
     """
@@ -80,7 +80,7 @@ def report_updates(
     seconds: float,
     every: int = 1,
 ) -> RoundReport:
-    """What some updates of an asynchronous run report; `every` so many of them are a round.
+    """Make the report of some updates of an asynchronous run; `every` of them count as a round.
 
     An update is its bid, with the level that was assigned, its arrival and the bytes fetched.
     """

@@ -78,7 +78,7 @@ class RoundsCourse:
         self._resumed = self._reopening = interrupted is not None
         self._resume(interrupted, now)
         self._journalled = self._state.assigned
-        """What `round.json` has."""
+        """Contents of `round.json`."""
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
         """The round to go on with; None: none had assignments. Raises `RunError`."""
@@ -130,7 +130,7 @@ class RoundsCourse:
 
     @property
     def resumed(self) -> bool:
-        """Whether the round that is open was so before this process began."""
+        """True if the open round was already open before this process began."""
         return self._resumed
 
     @property
@@ -140,7 +140,7 @@ class RoundsCourse:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if there is nothing left to do."""
         return self._state.phase is RoundPhase.FINISHED
 
     @property
@@ -188,7 +188,7 @@ class RoundsCourse:
             self._journalled = state.assigned
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """What devices, or one, may have missed: the assignments of those who still train."""
+        """Resend what devices, or one, may have missed: assignments of those still training."""
         state = self._state
         if state.phase is not RoundPhase.TRAINING:
             return []
@@ -300,7 +300,7 @@ class RoundsCourse:
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
-    """Whether something that was kept is in the model or in memory, or was for a void round."""
+    """True if a kept upload is in the model or in memory, or was for a void round."""
     if isinstance(sent, Replay):
         return sent.round < state.round or state.phase is not RoundPhase.TRAINING
     past = state.past.get(sent.round)
@@ -310,7 +310,7 @@ def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
 
 
 def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
-    """Whether a run had come to its end when it was last stopped."""
+    """True if the run was finished when it last stopped."""
     accuracy, committed = checkpoint.best
     reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
     stuck = (

@@ -78,24 +78,24 @@ Clock = Callable[[], float]
 
 NAME = "coordinator"
 IDLE_S = 60.0
-"""How often uploads that went silent are looked for."""
+"""Interval of the search for uploads that went silent."""
 MAX_WAIT_S = 1.0
 """The loop looks up at least this often, for a stop that was asked for."""
 LINGER_S = 5.0
-"""How long devices are answered after the end: until then they should have left."""
+"""Seconds devices are answered after the end, so that they can leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceConfig:
-    """What is served, and how."""
+    """Settings of the service."""
 
     machine: RoundsConfig | FragmentsConfig
     down: Encoding
-    """How the model travels."""
+    """Encoding of the model."""
     keeping: Keeping
     chunk_bytes: int
     retained_chunks: bool = True
-    """Whether the broker keeps chunks; otherwise devices are sent what they ask for."""
+    """True if the broker keeps chunks; otherwise devices are sent what they ask for."""
     max_devices: int = MAX_DEVICES
     """Further names are not listened to."""
 
@@ -215,7 +215,7 @@ class Service:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
+        """True if the run is complete."""
         return self._course.finished
 
     def serve(self, stop: threading.Event) -> None:

@@ -36,12 +36,12 @@ SAVE_S = 5.0
 
 @dataclass(slots=True)
 class Tally:
-    """What devices said and sent since the last report."""
+    """Messages and traffic of devices since the last report."""
 
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
-    """What devices said of the model that they have now."""
+    """Evaluations of the current model by devices."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """What became of the movements that came."""
+    """Outcomes of the movements that arrived."""
     refusals: list[dict[str, Any]] = field(default_factory=list)
     """Which of them did not count, and why: the first few."""
 
@@ -90,7 +90,7 @@ class RunStore(Protocol):
         """Drop what was kept: it is in the model, or in memory."""
 
     def knows(self, offer: Offer) -> bool:
-        """Whether what a device offers was heard of before."""
+        """True if a device's offer is already known."""
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember what a device was told of an upload; None: nothing, and unless it was kept, it
@@ -110,7 +110,7 @@ class RunStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What is kept of a run on disk, and how. Raises `ConfigError`."""
+    """Storage of a run on disk. Raises `ConfigError`."""
 
     keep_last: Count = 5
     """Newest checkpoints to keep."""
@@ -176,7 +176,7 @@ class RunOnDisk:
         self._receiving.clear_kept()
 
     def knows(self, offer: Offer) -> bool:
-        """Whether room for an upload was made, or none is needed."""
+        """True if room for an upload was made, or none is needed."""
         return self._receiving.knows(offer)
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
@@ -224,7 +224,7 @@ class RunOnDisk:
 
 
 def _summary(evaluations: Iterable[Evaluation]) -> Mapping[str, Any] | None:
-    """What devices found, each weighted by its samples; None if none said anything."""
+    """Mean of the devices' evaluations, weighted by samples; None if there is none."""
     found = list(evaluations)
     if not found:
         return None

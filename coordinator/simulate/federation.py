@@ -69,7 +69,7 @@ __all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
 COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
-"""How many deadlines pass, with nothing else to come and no new model, before a run gives up."""
+"""Deadlines that pass, with nothing else to come and no new model, before a run gives up."""
 
 _Time = Literal["none", "profile"]
 _Told = RoundOpen | Assignment | Receipt | RoundClosed
@@ -315,7 +315,7 @@ class _Device:
 
     @property
     def awake(self) -> bool:
-        """Whether it was ever told anything."""
+        """True if it ever received a message."""
         return self._app is not None
 
     @property
@@ -376,7 +376,7 @@ class _Device:
         assignment: Assignment,
         opened: RoundOpen,  # noqa: ARG002  as `ModelSource` has it
     ) -> tuple[Blocks, dict[str, Array]]:
-        """What it trains from, once that is here."""
+        """Model it trains from, once that has arrived."""
         fetched = self._outlet.fetch(assignment)
         if self._clock is not None and self._times is not None:
             size = self._outlet.fetched_bytes(self.name, assignment.groups)

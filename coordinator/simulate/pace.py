@@ -1,4 +1,4 @@
-"""How long a device takes in virtual time: training, transfers, the way of a message.
+"""Durations of a device in virtual time: training, transfers, message latency.
 
 `MemberTimes` says it in seconds, given by the caller or taken from an emulated device's profile; a
 `DeviceClock` is what then passes as the device works.

@@ -89,7 +89,7 @@ class DirectOutlet:
         self._held: dict[str, tuple[EncodedModel, dict[str, Array]]] = {}
         """The model as it was when a device was assigned something, until the device has it."""
         self._versions: dict[str, int] = {}
-        """What devices of an asynchronous run train from."""
+        """Model that devices of an asynchronous run train from."""
         self._fetched: dict[str, int] = {}
         """Bytes of the blocks that a device fetched last."""
 
@@ -115,7 +115,7 @@ class DirectOutlet:
         return self._fetched.get(device, 0)
 
     def applied(self, device: str, groups: GroupsByAxis) -> int:
-        """How many updates there were since these groups were reserved."""
+        """Number of updates since these groups were reserved."""
         return self._model.version - self._versions.pop(device)
 
     def left(self, device: str) -> None:
@@ -129,7 +129,7 @@ class DirectOutlet:
         self._held[assignment.device] = (model.serve(), model.buffers)
 
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """What a device trains from."""
+        """Model that a device trains from."""
         device, groups, plan = assignment.device, assignment.groups, self._model.plan
         encoded, buffers = self._held.pop(device)
         message, cut = self._model.reserved(device, assignment.round) or (

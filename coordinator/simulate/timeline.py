@@ -21,7 +21,7 @@ class Happening(Generic[M]):
 
 
 class Timeline(Generic[M]):
-    """What is to happen, the earliest first, and of one time what was added first.
+    """Future events, earliest first, and in order of insertion at equal times.
 
     Nothing happens but through `take`.
     """

@@ -1,1 +1,1 @@
-"""A task: a torch model becomes a plan and graphs, and a saved model leaves as a file."""
+"""Tasks: turn a torch model into a plan and graphs, and export a saved model to a file."""

@@ -1,8 +1,8 @@
-"""A saved model in formats that others read: ONNX, safetensors, a torch state_dict.
+"""Export a saved model in common formats: ONNX, safetensors, a torch state_dict.
 
 The ONNX file is the evaluation graph of the whole model with its weights inside: inputs x0, x1 …,
-output `outputs`. It takes any number of samples where the graph does, else the number it was
-compiled for. Weights and buffers keep the names that they have in the torch module.
+output `outputs`. It accepts any number of samples if the graph does, otherwise only the number it
+was compiled for. Weights and buffers keep the names they have in the torch module.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_ONNX_BYTES = 2**31 - 1
-"""The most that a protobuf message can hold."""
+"""Largest protobuf message, in bytes."""
 
 BATCH = "batch"
-"""What an open number of samples is called in an exported file."""
+"""Name of the open sample dimension in an exported file."""
 
 _DATA = re.compile(r"x[0-9]+")
 
 
 def export_model(model: SavedModel, format: str, path: Path, *, force: bool = False) -> None:
-    """Write the model to a file in one of `FORMATS`: all of it, or nothing under this name.
+    """Write the model to a file in one of `FORMATS`, completely or not at all.
 
-    `force`: replace a file that is there. Raises `ConfigError` for a path or a format that will not
-    do, `GraphError` when the model has no graph to export.
+    `force` replaces an existing file. Raises `ConfigError` for an unusable path or format,
+    and `GraphError` when the model has no graph to export.
     """
     if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}; known are {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown format {format!r}; choose one of {', '.join(FORMATS)}")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {path}: name a file in a folder that exists")
+        raise ConfigError(f"cannot write {path}: name a file in an existing folder")
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already: name another file, or replace it with --force")
+        raise ConfigError(f"{path} already exists: name another file, or replace it with --force")
     write_whole(path, FORMATS[format](model))
 
 
@@ -68,8 +68,8 @@ def _onnx_bytes(model: SavedModel) -> bytes:
     size = sum(array.nbytes for array in model.arrays.values())
     if size > MAX_ONNX_BYTES:
         raise ConfigError(
-            f"the model has {size} bytes of weights; one ONNX file holds at most {MAX_ONNX_BYTES}: "
-            "export safetensors"
+            f"the model has {size} bytes of weights, but an ONNX file holds at most "
+            f"{MAX_ONNX_BYTES}: export to safetensors instead"
         )
     encoded: bytes = inference_graph(model).SerializeToString(deterministic=True)
     return encoded
@@ -83,7 +83,7 @@ FORMATS: dict[str, Callable[[SavedModel], bytes]] = {
 
 
 def inference_graph(model: SavedModel) -> onnx.ModelProto:
-    """The whole model's evaluation graph, weights and buffers inside."""
+    """Return the whole model's evaluation graph with weights and buffers inside."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -92,7 +92,7 @@ def inference_graph(model: SavedModel) -> onnx.ModelProto:
     largest = manifest.largest_batch("evaluate", whole)
     entry = manifest.pick("evaluate", whole, largest or 1)
     proto = onnx.load_from_string(model.files[entry.sha256])
-    # Nothing was left out, so nothing is rescaled.
+    # Nothing is left out, so nothing is rescaled.
     values = {f"s:{axis.name}": np.ones((), dtype=np.float32) for axis in plan.axes}
     values |= {f"w:{name}": array for name, array in model.weights.items()}
     values |= {f"b:{name}": array for name, array in model.buffers.items()}
@@ -120,7 +120,7 @@ def inference_graph(model: SavedModel) -> onnx.ModelProto:
 def _name_sizes(
     value: onnx.ValueInfoProto, port: Port, entry: GraphEntry, whole: tuple[int, ...]
 ) -> None:
-    """Widths are known now; only the number of samples stays open."""
+    """Fix the widths, which are known now; only the number of samples stays open."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != len(port.dims):
         raise GraphError(f"{entry}: {port.name!r} has {len(dims)} dimensions, not {len(port.dims)}")

@@ -1,12 +1,12 @@
-"""The global model on disk: a folder that is read without torch and without the model's code.
+"""The global model on disk: a folder that needs neither torch nor the model's code to read.
 
     plan.bin              the plan                        (`edge_sdk.protocol.plan.codec`)
     weights.safetensors   weights and buffers, by the names they have in the torch module
-    manifest.bin          what the graphs take and give   (`edge_sdk.protocol.task.codec`)
+    manifest.bin          inputs and outputs of the graphs (`edge_sdk.protocol.task.codec`)
     graphs/<sha256>.onnx  the graphs that the manifest names
 
-Whatever is read is checked: the plan and the manifest against their hashes and each other, the
-weights against the plan, the graphs against the manifest. Nothing that is read is ever executed.
+Everything is checked when read: the plan and the manifest against their hashes and each other, the
+weights against the plan, the graphs against the manifest. Nothing is ever executed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A model as its folder holds it. `files` are the graphs by SHA-256."""
+    """The contents of a saved model's folder. `files` holds the graphs by SHA-256."""
 
     plan: ModelPlan
     weights: Mapping[str, Array]
@@ -56,12 +56,12 @@ class SavedModel:
 
     @property
     def arrays(self) -> dict[str, Array]:
-        """Weights and buffers together, as a torch `state_dict` has them."""
+        """Return weights and buffers together, as in a torch `state_dict`."""
         return {**self.weights, **self.buffers}
 
 
 def check_folder_free(path: Path) -> None:
-    """Raise `ConfigError` unless a model can be saved there: nothing is ever overwritten."""
+    """Raise `ConfigError` unless a model can be saved there without overwriting anything."""
     if path.exists() and not path.is_dir():
         raise ConfigError(f"cannot save the model in {path}: it is a file, not a folder")
     if path.is_dir() and any(path.iterdir()):
@@ -71,7 +71,7 @@ def check_folder_free(path: Path) -> None:
 
 
 def save_model(model: SavedModel, path: Path) -> None:
-    """Write the folder: all of it, or nothing under this name. Raises `ConfigError`."""
+    """Write the folder completely, or leave nothing under this name. Raises `ConfigError`."""
     from safetensors.numpy import save
 
     check_folder_free(path)
@@ -85,10 +85,10 @@ def save_model(model: SavedModel, path: Path) -> None:
 
 
 def read_model(path: Path) -> SavedModel:
-    """The model in a folder.
+    """Read the model in a folder.
 
-    Raises `ConfigError` when this is not a saved model, a `ProtocolError` that names the file when
-    part of it is damaged or does not belong to the rest.
+    Raises `ConfigError` when the folder is not a saved model, and a `ProtocolError` that names the
+    file when part of it is damaged or does not belong to the rest.
     """
     if not path.is_dir():
         raise ConfigError(f"no saved model: {path} is {'a file' if path.exists() else 'not there'}")
@@ -115,11 +115,11 @@ def read_model(path: Path) -> SavedModel:
 def load_weights(
     path: Path, plan: ModelPlan, *, buffers: Mapping[str, Array] | None = None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """(weights, buffers) from a .safetensors file or a `torch.save`d state_dict.
+    """Read (weights, buffers) from a .safetensors file or a `torch.save`d state_dict.
 
-    `buffers` stand in for those that the file does not have, such as constants that torch leaves
-    out of a state_dict. Raises `ConfigError` when there is no such file, `TensorError` when it
-    cannot be read or its names, types or shapes are not the plan's.
+    `buffers` replace those missing from the file, such as constants that torch leaves out of a
+    state_dict. Raises `ConfigError` when the file does not exist, `TensorError` when it cannot be
+    read or its names, types or shapes do not match the plan.
     """
     if not path.is_file():
         raise ConfigError(f"cannot read weights: {path} is not a file")
@@ -141,7 +141,7 @@ def load_weights(
 
 
 def contiguous(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays in C order, sorted by name: what safetensors writes is then the same bytes."""
+    """Return the arrays in C order, sorted by name, so that safetensors writes equal bytes."""
     return {name: np.array(arrays[name], order="C") for name in sorted(arrays)}
 
 
@@ -152,7 +152,7 @@ def _read_safetensors(path: Path) -> dict[str, Array]:
     try:
         arrays: dict[str, Array] = load(path.read_bytes())
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise TensorError(f"{path} is not a safetensors file that can be read: {error}") from error
+        raise TensorError(f"{path} is not a readable safetensors file: {error}") from error
     return arrays
 
 
@@ -162,21 +162,19 @@ def _read_torch(path: Path) -> dict[str, Array]:
     import torch
 
     try:
-        # Only tensors and plain containers: a file cannot make us run its code.
+        # Only tensors and plain containers: loading never runs code from the file.
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0]
-        raise TensorError(f"{path} is not a state_dict that torch loads safely: {first}") from error
+        raise TensorError(f"{path} is not a state_dict torch can load safely: {first}") from error
     if not isinstance(state, dict):
         raise TensorError(f"{path} holds {type(state).__name__}, not a state_dict")
     arrays: dict[str, Array] = {}
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise TensorError(
-                f"{path}: entry {name!r} is {type(value).__name__}, not a tensor by its name"
-            )
+            raise TensorError(f"{path}: entry {name!r} is {type(value).__name__}, not a tensor")
         if value.dtype == torch.bfloat16:
-            raise TensorError(f"{path}: tensor {name!r} is bfloat16, which no plan has")
+            raise TensorError(f"{path}: tensor {name!r} is bfloat16, which plans do not support")
         arrays[name] = value.detach().numpy().copy()
     return arrays
 
@@ -189,12 +187,12 @@ def _check_file(entry: GraphEntry, files: Mapping[str, bytes]) -> None:
     if entry.sha256 not in files:
         raise GraphError(f"the file of {entry} is missing")
     if (digest := hashlib.sha256(files[entry.sha256]).hexdigest()) != entry.sha256:
-        raise GraphError(f"the file of {entry} has hash {digest[:12]}…: it was damaged or altered")
+        raise GraphError(f"the file of {entry} has hash {digest[:12]}…: it is damaged or altered")
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Put the file's name in front of what is wrong with it."""
+    """Prefix errors with the file's name."""
     try:
         yield
     except ProtocolError as error:

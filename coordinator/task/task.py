@@ -44,12 +44,12 @@ LOSSES: dict[str, Loss] = {
 
 
 CUSTOM = "custom"
-"""What a loss that is not in `LOSSES` is called."""
+"""Name of any loss that is not in `LOSSES`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained. Made by `make_task`."""
+    """A model to train, with its loss. Made by `make_task`."""
 
     traced: TracedModel
     loss: Loss
@@ -57,7 +57,7 @@ class Task:
     """The initial weights."""
     buffers: dict[str, Array]
     example_targets: torch.Tensor | None = None
-    """A batch of targets; None: they follow from the loss and the model's outputs."""
+    """A batch of targets; None: derived from the loss and the model's outputs."""
 
     @property
     def plan(self) -> ModelPlan:
@@ -76,10 +76,10 @@ class Task:
 
     @cached_property
     def data(self) -> DataSpec:
-        """What a device's data must look like.
+        """Format of the data a device must provide.
 
-        Raises `ConfigError` when the targets of a loss of the task's own are not known, or when
-        the loss has no use for outputs of the model's shape.
+        Raises `ConfigError` when the targets of a custom loss are unknown, or when the loss does
+        not fit the shape of the model's outputs.
         """
         return DataSpec(self.train_program.inputs, self._targets())
 
@@ -88,14 +88,14 @@ class Task:
         if name == CUSTOM:
             if given is None:
                 raise ConfigError(
-                    "the loss is the task's own: give make_task example_targets, a batch of them"
+                    "this is a custom loss: give make_task example_targets, a batch of targets"
                 )
             return ArraySpec(_dtype(given), tuple(given.shape[1:]))
         if name == "cross-entropy":
             if not outputs:
                 raise ConfigError(
-                    "cross-entropy wants a score for each class, and the model gives one number a "
-                    "sample; use 'bce-with-logits' or 'mse'"
+                    "cross-entropy needs a score for each class, but the model gives one number "
+                    "per sample; use 'bce-with-logits' or 'mse'"
                 )
             derived = ArraySpec("int64", outputs[1:], outputs[0] - 1)
         else:
@@ -104,8 +104,8 @@ class Task:
             return derived
         if tuple(given.shape[1:]) != derived.shape:
             raise ConfigError(
-                f"example_targets have shape {tuple(given.shape[1:])} for each sample; {name} of "
-                f"this model's outputs wants {derived.shape}"
+                f"example_targets have shape {tuple(given.shape[1:])} per sample, but {name} of "
+                f"this model's outputs needs {derived.shape}"
             )
         return ArraySpec(_dtype(given), derived.shape, derived.highest)
 
@@ -119,19 +119,18 @@ def make_task(
     ratios: Sequence[float] | None = None,
     example_targets: torch.Tensor | None = None,
 ) -> Task:
-    """Trace a model and remember its weights as the start.
+    """Trace a model and take its weights as the initial ones.
 
     `loss` is a name from `LOSSES` or a function (outputs, targets) → one loss per sample.
-    `example_targets`, a batch of targets, says what a loss of one's own compares with; for the
-    others it need only be given when labels are of another type than int64, or numbers than
-    float32.
+    `example_targets` is a batch of targets. A custom loss requires it; the named losses need it
+    only when labels are not int64 or numbers are not float32.
     """
     if isinstance(loss, str):
         if loss not in LOSSES:
-            raise ConfigError(f"unknown loss {loss!r}; known are {', '.join(LOSSES)}")
+            raise ConfigError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)}")
         loss = LOSSES[loss]
     if example_targets is not None and (example_targets.ndim == 0 or not len(example_targets)):
-        raise ConfigError("example_targets are a batch: at least one sample, along dimension 0")
+        raise ConfigError("example_targets must be a batch: at least one sample, in dimension 0")
     traced = trace_model(model, example_input, groups=groups, ratios=ratios)
     weights, buffers = traced.weights_of(model), traced.buffers_of(model)
     return Task(traced, loss, weights, buffers, example_targets)

@@ -1,1 +1,1 @@
-"""Fleets: which devices are emulated together, and in what state they start."""
+"""Fleets: devices that are emulated together, and their initial states."""

@@ -1,1 +1,1 @@
-"""A device's own data: where samples come from, and how they become batches."""
+"""A device's own data: sources of samples, and batches of them."""

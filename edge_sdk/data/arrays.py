@@ -37,9 +37,10 @@ class ArrayData:
         return len(self.targets)
 
     def batches(self, steps: int, size: int, stream: np.random.Generator) -> Iterator[Batch]:
-        """`steps` batches, walking through shuffled data as often as it takes.
+        """Yield `steps` batches, going through shuffled data as often as needed.
 
-        A batch never holds a sample twice; it is smaller than `size` only if there is not more.
+        A batch never holds a sample twice; it is smaller than `size` only if there are fewer
+        samples.
         """
         size = min(size, len(self))
         order: list[int] = []

@@ -12,16 +12,16 @@ from edge_sdk.protocol.plan.layout import Array
 
 
 def read_data(path: Path) -> tuple[dict[str, Array], Array | None]:
-    """(inputs by name, labels or None) from a .npy (one input) or a .npz file.
+    """Read (inputs by name, labels or None) from a .npy (one input) or a .npz file.
 
     In a .npz, `y` are the labels and `x` is short for `x0`. Raises `TensorError`.
     """
     if path.suffix not in (".npy", ".npz"):
-        raise TensorError(f"data is a .npy or .npz file, not {path.name}")
+        raise TensorError(f"data must be a .npy or .npz file, not {path.name}")
     if not path.is_file():
         raise TensorError(f"no data: {path} is {'a folder' if path.is_dir() else 'not there'}")
     try:
-        with path.open("rb") as file:  # numpy leaves a file open that is not what its name says
+        with path.open("rb") as file:  # numpy would leave a file open that its name misdescribes
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 return {"x0": loaded}, None

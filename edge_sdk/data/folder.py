@@ -1,10 +1,10 @@
 """A device's own data: a folder of .npz files, or a function.
 
     TesseraError
-    └── DataError        data that is not there, cannot be read, or is not the task's
+    └── DataError        data that is missing, unreadable, or not the task's
 
 In every .npz file `x` (or x0, x1 …) are the model's inputs and `y` the targets, samples first;
-files are taken in the order of their names. A function takes nothing and returns `(x, y)`, or
+files are read in the order of their names. A function takes no arguments and returns `(x, y)`, or
 `((x0, x1), y)`, or an `ArrayData`, or batches of the former, one after the other.
 """
 
@@ -27,15 +27,15 @@ from edge_sdk.protocol.plan.layout import Array
 
 
 class DataError(TesseraError):
-    """Data that is not there, cannot be read, or is not what the task wants."""
+    """Data that is missing, unreadable, or does not fit the task."""
 
 
 Data = ArrayData | tuple[Any, Any] | Callable[[], Any] | str
-"""What a device may be given: arrays, a function that loads them, or where either is."""
+"""Data for a device: arrays, a function that loads them, or a reference to either."""
 
 
 def load_data(data: Data) -> ArrayData:
-    """The data as arrays. Raises `DataError`; what a function itself raises is its cause."""
+    """Return the data as arrays. Raises `DataError`, caused by what a function raises, if any."""
     if isinstance(data, str):
         place, colon, function = data.rpartition(":")
         named = bool(colon) and function.isidentifier()
@@ -50,7 +50,7 @@ def load_data(data: Data) -> ArrayData:
 
 
 def read_folder(folder: Path) -> ArrayData:
-    """All .npz files of a folder, one behind the other. Raises `DataError`."""
+    """Read and join all .npz files of a folder. Raises `DataError`."""
     if not folder.is_dir():
         raise DataError(f"no data: {folder} is {'a file' if folder.exists() else 'not there'}")
     paths = sorted(folder.glob("*.npz"))
@@ -81,7 +81,7 @@ def _call(function: Callable[[], Any], what: str) -> ArrayData:
     if _is_pair(result):
         return _arrays(result, what)
     if not isinstance(result, Iterable):
-        raise DataError(f"{what} returned {type(result).__name__}; wanted is (x, y), or batches")
+        raise DataError(f"{what} returned {type(result).__name__}, not (x, y) or batches")
     parts = []
     for number, batch in enumerate(result):
         name = f"batch {number} of {what}"
@@ -120,7 +120,7 @@ def _described(value: Any) -> str:
 
 
 def _joined(parts: Sequence[tuple[str, tuple[Array, ...], Array]]) -> ArrayData:
-    """All parts, one behind the other. Raises `DataError` if they do not fit together."""
+    """Join all parts. Raises `DataError` if they do not fit together."""
     first, inputs, targets = parts[0]
     wanted = [*inputs, targets]
     for name, of_part, targets_of_part in parts:
@@ -161,7 +161,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file() or spec is None or spec.loader is None:
         raise DataError(f"no data: {path} is not there")
     module = importlib.util.module_from_spec(spec)
-    # Classes that the file defines, dataclasses among them, look their module up by name.
+    # Classes defined in the file, such as dataclasses, look up their module by name.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)

@@ -1,1 +1,1 @@
-"""Deciding what the device can afford: the level it trains, or a skip with its reason."""
+"""Decides what the device can afford: the level it trains, or a skip with its reason."""

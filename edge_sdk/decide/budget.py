@@ -1,10 +1,10 @@
-"""How much energy training may take, and how the rounds that it allows are spread.
+"""The energy budget of training, and the schedule of the rounds it allows.
 
-A device's owner gives a number of joules for every day. What is left of a day's joules is shared
-out over the rounds that are left of it; a round that costs more than its share is trained only now
-and then: in a share `p` of rounds (CCFL; docs/algorithms.md, *Skips*).
+A device's owner sets a number of joules for every day. The joules left today are divided over the
+rounds left today; a round that costs more than its share is trained only now and then: in a share
+`p` of rounds (CCFL; docs/algorithms.md, *Skips*).
 
-`History` is what has to be remembered between rounds. It is a value: the same history and the same
+`History` is what must be remembered between rounds. It is a value: the same history and the same
 round give the same answer, on any machine.
 """
 
@@ -15,32 +15,32 @@ from dataclasses import dataclass, replace
 
 DAY_S = 86_400.0
 MARGIN = 1.25
-"""A prediction may be off by this much before it is made anew, so as much has to be left."""
+"""A prediction may be off by this factor before it is renewed, so that much must be left."""
 SMOOTHING = 0.3
 """Weight of the newest interval between rounds."""
 DONE = 1 - 1e-9
-"""Ten tenths are one, whatever their float64 sum is."""
+"""Slightly below 1: ten tenths are one, whatever their float64 sum is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What a device remembers of rounds gone by. Times are in seconds of one clock."""
+    """A device's memory of past rounds. Times are in seconds of one clock."""
 
     turn: float | None = None
-    """Shares of rounds that were saved up, in [0, 1); None: no round yet."""
+    """Accumulated shares of rounds, in [0, 1); None: no round yet."""
     skipped: int = 0
     """Rounds since the last one trained."""
     day_from_s: float | None = None
-    """When the present day of the budget began; None: no round yet."""
+    """Start of the current day of the budget; None: no round yet."""
     spent_j: float = 0.0
-    """In the present day."""
+    """Joules spent in the current day."""
     opened_s: float | None = None
-    """When the newest round was heard of."""
+    """Time at which the newest round was heard of."""
     interval_s: float | None = None
-    """Between rounds, smoothed; None: fewer than two were heard of."""
+    """Smoothed interval between rounds; None: fewer than two were heard of."""
 
     def heard(self, now_s: float) -> History:
-        """A round opens now. A clock that went back begins nothing anew: joules stay spent."""
+        """Note that a round opens now. A clock that went back resets nothing: joules stay spent."""
         start, spent = self.day_from_s, self.spent_j
         if start is None or now_s < start:
             start = now_s
@@ -53,14 +53,14 @@ class History:
         return replace(self, day_from_s=start, spent_j=spent, opened_s=now_s, interval_s=interval)
 
     def spent(self, joules: float) -> History:
-        """Training took so much energy, whatever became of it."""
+        """Note that training took this much energy, whatever its result."""
         return replace(self, spent_j=self.spent_j + joules)
 
     def rounds_left(self, in_run: int | None) -> float:
-        """How many rounds may still come today, the present one included; at least 1.
+        """Rounds that may still come today, including this one; at least 1.
 
-        `in_run`: how many the run has left; None: nobody knows. When nothing is known yet, this
-        one: what a day may cost is bounded by what is left of it, not by this guess.
+        `in_run`: rounds left in the run; None: unknown. When nothing is known yet, the answer is
+        this one: the rest of the day's energy bounds its cost, not this guess.
         """
         known = [] if in_run is None else [float(in_run)]
         if not (self.interval_s is None or self.opened_s is None or self.day_from_s is None):
@@ -71,20 +71,20 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Energy for training, per day; None: as much as it takes."""
+    """Energy for training, per day; None: unlimited."""
 
     joules_per_day: float | None = None
 
     def left_j(self, history: History) -> float:
-        """What may still be spent today."""
+        """Joules that may still be spent today."""
         if self.joules_per_day is None:
             return math.inf
         return max(0.0, self.joules_per_day - history.spent_j)
 
     def share(self, joules: float, history: History, in_run: int | None) -> float:
-        """The share `p` of rounds in which so many joules can be afforded, in [0, 1].
+        """Share `p` of rounds in which this many joules are affordable, in [0, 1].
 
-        0 when they are more than is left today, with a margin for what a prediction can be off.
+        0 when they exceed what is left today, with a margin for the error of a prediction.
         """
         left = self.left_j(history)
         if math.isinf(left):
@@ -97,7 +97,7 @@ class Allowance:
 
 
 def take_turn(history: History, p: float, phase: float) -> tuple[bool, History]:
-    """Round-robin: whether this round is one of the share `p`, and the history after it.
+    """Round-robin: decide if this round is one of the share `p`; returns the new history too.
 
     Shares add up, and a whole one is a round: over any number of rounds the device trains
     the sum of their `p`, give or take one. `phase`, in [0, 1), differs between devices, so that

@@ -2,12 +2,13 @@
 
     gates ──▶ levels that fit memory and deadline ──▶ energy ──▶ schedule ──▶ level | skip
 
-A pure function of what is seen, what levels cost, what was spent, what the owner allows and a
-named random stream. Laws:
+A pure function of the machine's state, the costs of levels, the energy spent, the owner's policy
+and a named random stream. Laws:
 - Less battery, memory or time never raises the level, if the device prefers smaller levels to
   rarer rounds; if it prefers rarer rounds, then never the level that it can afford.
-- A day's energy is never exceeded by more than what one prediction is off beyond its margin.
-- With a constant share `p`, `p · rounds` of them are trained, give or take one (*round-robin*).
+- A day's energy is never exceeded by more than the error of one prediction beyond its margin.
+- With a constant share `p`, the device trains `p · rounds` of them, give or take one
+  (*round-robin*).
 
 The skip rule is CCFL's (docs/algorithms.md): a device whose budget allows a share `p` of all
 rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
@@ -48,11 +49,11 @@ Code = Literal[
     "plan",
     "failed",
 ]
-"""The cause of a decision: of a skip, or of not more than the level."""
+"""Cause of a decision: of a skip, or of the level not being larger."""
 
 MB = 1e6
 ON_MAINS = Snapshot(battery=Battery(present=False))
-"""A device of which nothing is known but that it cannot be drained."""
+"""A device of which nothing is known except that it cannot be drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ class Decision:
     reason: str
     code: Code = "full"
     share: float = 1.0
-    """Of rounds in which this level is trained (`p`)."""
+    """Share of rounds in which this level is trained (`p`)."""
     history: History = field(default_factory=History)
-    """What to remember."""
+    """History to remember."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the device's owner allows. Raises `ConfigError`."""
+    """Limits set by the device's owner. Raises `ConfigError`."""
 
     level: Share = 1.0
     """Largest share of the model that this device trains."""
@@ -85,7 +86,7 @@ class Policy:
     max_gap: Annotated[Count | None, Example(10)] = None
     """Train the smallest level at least once in this many rounds, if nothing forbids it."""
     keeps_copy: bool = True
-    """Keep the last movement, to send it again when a round is skipped and the rule wants that."""
+    """Keep the last movement, to resend it when a round is skipped and the rule uses replays."""
     compute: Annotated[float | None, Within(above=0), Example(1e9)] = None
     """Speed of this device in parameters × samples per second, for the coordinator; without it,
     unknown."""
@@ -99,13 +100,13 @@ class Policy:
             raise ConfigError(f"levels = {self.levels!r}: must be shares above 0 and at most 1")
 
     def offered_levels(self) -> tuple[float, ...]:
-        """The levels to choose from, largest first; the largest allowed is always among them."""
+        """Return the levels to choose from, largest first, including the largest allowed."""
         return tuple(
             sorted({self.level, *(each for each in self.levels if each < self.level)}, reverse=True)
         )
 
     def allowance(self, battery: Battery) -> Allowance | None:
-        """The energy there is per day; None: on battery, and nobody knows how large it is."""
+        """Return the energy per day; None: on a battery of unknown size."""
         if battery.present is False or battery.charging:
             return Allowance()
         if self.limits.energy_wh_per_day is not None:
@@ -117,36 +118,36 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What a device sees when a round opens."""
+    """A device's view of itself when a round opens."""
 
     snapshot: Snapshot = ON_MAINS
     costs: tuple[Cost, ...] = ()
-    """Of `Policy.offered_levels` and of the full model; none: levels are not weighed."""
+    """Costs of `Policy.offered_levels` and of the full model; empty: levels are not weighed."""
     deadline_s: float = math.inf
-    """For fetching, training and sending."""
+    """Time for fetching, training and sending."""
     rounds_left: int | None = None
-    """Of the run, this one included; None: not known."""
+    """Rounds left in the run, including this one; None: unknown."""
     whole: bool = False
-    """Only the whole model is of use this round."""
+    """Only the whole model is useful this round."""
     warmup: bool = False
-    """Everybody who can is to train all of it this round, whatever `Policy.level` and the share
-    of rounds."""
+    """Every device that can should train the whole model this round, regardless of `Policy.level`
+    and the share of rounds."""
     now_s: float = 0.0
-    """Seconds of the clock by which days are counted."""
+    """Seconds of the clock that counts days."""
     minute: int = 0
-    """Of the local day."""
+    """Minute of the local day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a level can be afforded."""
+    """The assessment of one level."""
 
     level: float
     share: float
-    """Of rounds, for its energy; 0: it cannot be afforded."""
+    """Share of rounds its energy allows; 0: it cannot be afforded."""
     code: Code
     reason: str
-    """What is needed and what there is, such as `needs 412 MB, 300 MB free`."""
+    """Need and supply, such as `needs 412 MB, 300 MB free`."""
 
 
 def decide(
@@ -158,7 +159,7 @@ def decide(
     round: int,
     seed: int,
 ) -> Decision:
-    """The device's answer to a round. The same arguments give the same answer."""
+    """Decide the device's answer to a round. The same arguments give the same answer."""
     sight = Sight() if sight is None else sight
     history = (History() if history is None else history).heard(sight.now_s)
     skip = replace(history, skipped=history.skipped + 1)
@@ -196,17 +197,17 @@ def decide(
 
 
 def gate_code(gate: Gate) -> Code:
-    """The cause when this gate is closed."""
+    """Return the cause that a closed gate stands for."""
     return "memory-pressure" if gate.name == "memory" else gate.name
 
 
 def gates(policy: Policy, sight: Sight) -> list[Gate]:
-    """All gates as they are now."""
+    """Return all gates as they are now."""
     return check_gates(policy.limits, sight.snapshot, sight.minute)
 
 
 def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
-    """What can be said for and against every level on offer, largest first."""
+    """Assess every offered level, largest first."""
     levels = policy.offered_levels()
     if sight.whole or sight.warmup:
         if policy.level < 1 and not sight.warmup:
@@ -256,14 +257,14 @@ def _afford(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdi
 
 
 def _choose(policy: Policy, affordable: list[Verdict]) -> Verdict:
-    """Of levels that can be afforded now and then, largest first, the one to train."""
+    """Choose the level to train from those that can be afforded now and then, largest first."""
     if policy.prefer == "rarer":
         return affordable[0]
     return next((verdict for verdict in affordable if verdict.share == 1), affordable[-1])
 
 
 def _why_not_more(weighed: Iterable[Verdict], chosen: Verdict) -> tuple[Code, str]:
-    """Why the level is not larger: what is said against the next one above it."""
+    """Explain why the level is not larger: the objection to the next larger one."""
     above = [verdict for verdict in weighed if verdict.level > chosen.level]
     if above:
         return above[-1].code, f"{_short(above[-1].level)} {above[-1].reason}"
@@ -281,7 +282,7 @@ def _takes_part(
 
 
 def _apart(more: float, less: float) -> tuple[str, str]:
-    """Two numbers with as many digits as tell them apart."""
+    """Format two numbers with enough digits to tell them apart."""
     for digits in range(4):
         texts = f"{more:.{digits}f}", f"{less:.{digits}f}"
         if texts[0] != texts[1]:

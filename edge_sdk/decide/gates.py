@@ -1,17 +1,17 @@
 """Conditions under which a device trains at all, checked before a round and during it.
 
-    gate       closed when                                       not known
+    gate       closed when                                       if unknown
     ---------  ------------------------------------------------  ---------------------------------
     battery    below the floor and not charging                  closed: it may be almost empty
     heat       throttled, status moderate or above, or within    open: the kernel slows a hot
                the margin of a trip point                        processor down by itself
     network    metered, unless the owner allows it               open: wired boards do not say
-    memory     programs wait for memory (PSI)                    open: levels are weighed by what
-                                                                 is free
+    memory     programs wait for memory (PSI)                    open: levels are weighed by free
+                                                                 memory
     hours      within the owner's quiet hours                    –
 
-A device that is known to have no battery runs on mains, so its first gate is open. The thresholds
-30 % and *moderate* are those of Android's own federated computing; the others are ours.
+A device known to have no battery runs on mains, so its first gate is open. The thresholds 30 % and
+*moderate* are those of Android's own federated computing; the others are ours.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from edge_sdk.program.settings import (
 GateName = Literal["battery", "heat", "network", "memory", "hours"]
 
 MODERATE = 2
-"""Android's thermal status from which on background work should stop."""
+"""Android's thermal status at which background work should stop."""
 DAY_MINUTES = 24 * 60
 TRIPS = ("passive", "hot", "critical")
-"""Trip points at which the system slows down or worse; fans start at other ones."""
+"""Trip points at which the system slows down or worse; fans start at others."""
 
 
 def parse_hours(text: str) -> tuple[int, int]:
@@ -66,7 +66,7 @@ Hours = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What training may take from the device, and when. Raises `ConfigError`."""
+    """Limits on what training may take from the device, and when. Raises `ConfigError`."""
 
     battery_floor: Percent = 30.0
     """Percent of the battery below which the device trains only while charging."""
@@ -96,16 +96,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """One condition as it is now."""
+    """The current state of one condition."""
 
     name: GateName
     open: bool
     reason: str
-    """What was seen and how it compares, such as `battery 24 % < 30 % and not charging`."""
+    """Observation and threshold, such as `battery 24 % < 30 % and not charging`."""
 
 
 def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
-    """All gates, in the order in which they are reported. `minute`: of the local day."""
+    """Check all gates, in the order in which they are reported. `minute`: of the local day."""
     return [
         _battery(limits, snapshot),
         _heat(limits, snapshot),
@@ -116,7 +116,7 @@ def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
 
 
 def closed_gate(limits: Limits, snapshot: Snapshot, minute: int) -> Gate | None:
-    """The first gate that is closed; None: all are open."""
+    """Return the first closed gate; None: all are open."""
     return next((gate for gate in check_gates(limits, snapshot, minute) if not gate.open), None)
 
 
@@ -167,7 +167,7 @@ def _heat(limits: Limits, snapshot: Snapshot) -> Gate:
 
 
 def _trips(zones: tuple[Zone, ...]) -> Iterator[tuple[Zone, float]]:
-    """Zones with the lowest temperature at which the system slows down because of them."""
+    """Yield zones with the lowest temperature at which they make the system slow down."""
     for zone in zones:
         marks = [trip.celsius for trip in zone.trips if trip.kind in TRIPS]
         if marks:

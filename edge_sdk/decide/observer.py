@@ -1,11 +1,11 @@
-"""What a device sees of itself when a round opens, while it trains, and after.
+"""A device's view of itself: when a round opens, during training, and afterwards.
 
-    look ──▶ Sight ──▶ decide ──▶ decided            before: snapshot, costs, what was spent
+    look ──▶ Sight ──▶ decide ──▶ decided            before: snapshot, costs, energy spent
     training ──▶ closed_gate, at most once a second  during: a gate that closes stops the work
              └─▶ seconds and joules                  after: costs are corrected, energy is booked
 
-A device that was given neither a probe nor costs is on mains and weighs nothing: its owner's level
-is what it trains.
+A device without a probe and costs counts as on mains and weighs nothing: it trains its owner's
+level.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from edge_sdk.protocol.messages.round import RoundOpen
 log = logging.getLogger(__name__)
 
 SETTLE_S = 6.0
-"""For sensors that are asked by a command, such as a phone's battery, when a round opens."""
+"""Seconds to wait for sensors read by a command, such as a phone's battery, when a round opens."""
 LOOK_S = 1.0
-"""Between two looks at the gates during training, at least."""
+"""Shortest time between two checks of the gates during training."""
 
 
 class Costs(Protocol):
-    """What rounds cost on this device, before and after; see `edge_sdk.decide.costs.costing`."""
+    """Predicts and corrects the cost of rounds; see `edge_sdk.decide.costs.costing`."""
 
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
-        """What the round costs at each of these levels."""
+        """Predict the round's cost at each of these levels."""
 
     def metered(self, opened: RoundOpen, level: float) -> Metered:
-        """Measures what is trained in its block."""
+        """Measure the training inside its block."""
 
 
 class Metered(Protocol):
     """Measures one training."""
 
     def __enter__(self) -> Metered:
-        """It begins."""
+        """Begin."""
 
     def __exit__(self, *error: object) -> None:
-        """It is over, or was stopped."""
+        """End, completed or stopped."""
 
     @property
     def joules(self) -> float | None:
-        """What it took above idle, so far or in the end; None: not known."""
+        """Energy above idle, so far or in total; None: unknown."""
 
 
 class Observer:
@@ -72,7 +72,7 @@ class Observer:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`history`: the file in which it is kept; None: it is gone with the process.
+        """`history`: the file that keeps it; None: it is lost with the process.
 
         `wall` counts days and hours, in seconds since 1970; `clock` anything shorter.
         """
@@ -89,14 +89,14 @@ class Observer:
 
     @property
     def history(self) -> History:
-        """What is remembered of rounds gone by."""
+        """Memory of past rounds."""
         return self._history
 
     def look(self, opened: RoundOpen) -> Sight:
-        """All there is to know when a round opens."""
+        """Gather everything needed to decide when a round opens."""
         levels = tuple(sorted({1.0, *self._policy.offered_levels()}, reverse=True))
         settle = getattr(self._probe, "settle", None)
-        if settle is not None:  # what slow sensors said last may be of the round before
+        if settle is not None:  # the last values of slow sensors may be from the round before
             self._snapshot()
             settle(min(SETTLE_S, opened.bid_s / 2))
         return Sight(
@@ -111,14 +111,14 @@ class Observer:
         )
 
     def decided(self, opened: RoundOpen, decision: Decision) -> None:
-        """Remember a decision, and what it changes."""
+        """Remember a decision and its new history."""
         self._last = (opened.run, opened.round, decision)
         self._remember(decision.history)
 
     def recalled(self, opened: RoundOpen) -> Decision | None:
-        """What was decided when this round was heard of before; None: it is new.
+        """Return the earlier decision on this round; None: the round is new.
 
-        A coordinator that was started again asks again, and is given the same answer.
+        A restarted coordinator asks again, and gets the same answer.
         """
         if self._last is None or self._last[:2] != (opened.run, opened.round):
             return None
@@ -126,7 +126,7 @@ class Observer:
 
     @contextmanager
     def training(self, opened: RoundOpen, level: float) -> Iterator[None]:
-        """Measure what is trained in the block, and book its energy, whatever comes of it."""
+        """Measure the training in the block, and book its energy, whatever its result."""
         self._looked_s, self._closed = self._clock() - LOOK_S, None
         if self._costs is None:
             yield
@@ -140,7 +140,7 @@ class Observer:
                 self._remember(self._history.spent(meter.joules))
 
     def closed_gate(self) -> Gate | None:
-        """Why training must stop now; None: it may go on. Looks at most once a second."""
+        """Return the gate that stops training now; None: go on. Checks at most once a second."""
         now = self._clock()
         if self._closed is None and now - self._looked_s >= LOOK_S:
             self._looked_s = now
@@ -163,17 +163,17 @@ class Observer:
         try:
             save_history(self._path, history)
         except OSError as error:
-            log.warning("what was spent is not kept if this program stops: %s", error)
+            log.warning("the energy spent is lost if this program stops: %s", error)
 
 
 def local_minute(wall_s: float) -> int:
-    """The minute of the local day at a time in seconds since 1970."""
+    """Return the minute of the local day at a time in seconds since 1970."""
     local = time.localtime(wall_s)
     return 60 * local.tm_hour + local.tm_min
 
 
 def load_history(path: Path) -> History:
-    """What was kept; a file that is not there or cannot be read is an empty history."""
+    """Load the history; a missing or unreadable file gives an empty one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         known = {each.name for each in fields(History)}
@@ -187,11 +187,11 @@ def load_history(path: Path) -> History:
     except FileNotFoundError:
         return History()
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("%s cannot be used, and what was spent is not known: %s", path, error)
+        log.warning("%s cannot be used, the energy spent is unknown: %s", path, error)
         return History()
 
 
 def save_history(path: Path, history: History) -> None:
-    """Put a file in the place of what was there, whole or not at all. Raises `OSError`."""
+    """Replace the file, completely or not at all. Raises `OSError`."""
     content = {each.name: getattr(history, each.name) for each in fields(History)}
     write_whole(path, json.dumps(content, allow_nan=False).encode())

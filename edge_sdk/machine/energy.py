@@ -1,8 +1,8 @@
-"""Energy: a sensor of watts, read again and again while the device works, and integrated.
+"""Energy: read a power sensor repeatedly while the device works, and integrate.
 
-A device that has a sensor knows what it draws (`Power.total_watts` of its rails, or what its
-battery gives); the meter reads it ten times a second in a thread of its own. Without one there is
-nothing to measure, and the meter says so.
+A device with a sensor knows its power (`Power.total_watts` of its rails, or the power drawn from
+its battery); the meter reads it ten times a second in its own thread. Without a sensor there is
+nothing to measure, and the result is None.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.1
 MAX_AGE_S = 2.0
-"""Of a value that counts as read now; slower sensors do not follow a training."""
+"""Largest age of a value that counts as current; slower sensors cannot follow training."""
 MAX_GAP_S = 5.0
-"""Between two readings; over a longer one nobody knows what was drawn."""
+"""Longest time between two readings; over a longer gap the energy is unknown."""
 
 Watts = Callable[[], float | None]
-"""What the device draws now; None: not known. Any thread may call it."""
+"""Returns the power drawn now; None: unknown. Any thread may call it."""
 
 
 def probed_watts(probe: Probe) -> Watts:
-    """What a probe says the whole device draws: from its rails, else from its battery.
+    """Return a reader of the whole device's power: from its rails, else from its battery.
 
-    Of this machine's sensors only those are read, so that little of what is measured is the
-    measuring.
+    It reads no other sensors of this machine, so that the measurement itself adds little.
     """
     only = getattr(probe, "only", None)
     sensors: Probe = probe if only is None else only("power", "battery")
@@ -47,30 +46,30 @@ def probed_watts(probe: Probe) -> Watts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What was drawn in some seconds."""
+    """Energy drawn over some seconds."""
 
     seconds: float
     gross_j: float
     idle_w: float | None = None
-    """What the device draws without the work; None: not known."""
+    """Power drawn without the work; None: unknown."""
 
     @property
     def net_j(self) -> float | None:
-        """Above idle, never negative; None: idle is not known."""
+        """Energy above idle, never negative; None: idle power is unknown."""
         if self.idle_w is None:
             return None
         return max(0.0, self.gross_j - self.idle_w * self.seconds)
 
     @property
     def net_w(self) -> float | None:
-        """Above idle, on average; None: not known."""
+        """Average power above idle; None: unknown."""
         return None if self.net_j is None or not self.seconds else self.net_j / self.seconds
 
 
 def integrate(readings: Sequence[tuple[float, float]]) -> float | None:
-    """Joules of readings (seconds of a clock, watts), in order: trapezoids between them.
+    """Integrate readings (seconds of a clock, watts), in order, by trapezoids; returns joules.
 
-    None: fewer than two, or a gap of more than `MAX_GAP_S`.
+    None: fewer than two readings, or a gap of more than `MAX_GAP_S`.
     """
     if len(readings) < 2:
         return None
@@ -104,14 +103,14 @@ class EnergyMeter:
         self._clock = clock
         self._readings: list[tuple[float, float]] = []
         self._silent = False
-        """Whether the sensor had nothing to say at the end."""
+        """True if the sensor gave no value at the end."""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="energy", daemon=True)
 
     def __enter__(self) -> EnergyMeter:
         self._read()
         if self._readings:
-            self._thread.start()  # a device without a sensor pays for no thread
+            self._thread.start()  # a device without a sensor needs no thread
         return self
 
     def __exit__(
@@ -127,9 +126,9 @@ class EnergyMeter:
 
     @property
     def energy(self) -> Energy | None:
-        """What was drawn from the beginning of the block to its end; None: not known.
+        """Energy drawn from the beginning of the block to its end; None: unknown.
 
-        A sensor that fell silent on the way, such as a battery that is charged now, tells nothing.
+        A sensor that fell silent on the way, such as a battery that now charges, gives None.
         """
         joules = integrate(self._readings)
         if joules is None or self._silent:
@@ -139,7 +138,7 @@ class EnergyMeter:
 
     @property
     def hz(self) -> float | None:
-        """How often the sensor was read, on average; None: it was not."""
+        """Average readings per second; None: the sensor was not read."""
         if len(self._readings) < 2:
             return None
         return (len(self._readings) - 1) / (self._readings[-1][0] - self._readings[0][0])
@@ -156,7 +155,7 @@ class EnergyMeter:
 
 
 def idle_watts(watts: Watts, seconds: float = 1.0) -> float | None:
-    """What the device draws while it does nothing for so long; None: no sensor tells."""
+    """Measure the power of the device while it idles for this long; None: no sensor."""
     if watts() is None:
         return None
     with EnergyMeter(watts) as meter:

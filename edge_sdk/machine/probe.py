@@ -1,10 +1,10 @@
-"""Probes: who tells what the device looks like.
+"""Probes: sources of snapshots of the device.
 
-    choose_probe()     this machine, found out automatically or by name
-    PushedProbe        a host app says it, over another probe or none
+    choose_probe()     this machine, detected automatically or chosen by name
+    PushedProbe        values pushed by a host app, over another probe or none
     StaticProbe        always the same
 
-A probe never raises and never waits for a sensor: what cannot be read is unknown.
+A probe never raises and never waits for a sensor: a value that cannot be read is unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 ProbeName = Literal["linux", "raspberry-pi", "jetson", "android", "macos", "windows"]
 
 Source = Callable[[], Snapshot]
-"""Reads what it knows, at once. May raise: that costs what it knows, no more."""
+"""Reads what it knows, without waiting. May raise: that loses its values and no more."""
 
 
 class StaticProbe:
@@ -48,10 +48,10 @@ class StaticProbe:
 
 
 class PushedProbe:
-    """What a host app says last, and from `base` what it does not say.
+    """The latest values pushed by a host app, completed from `base`.
 
-    An app may push parts at different times; each value lasts until a newer one comes or it is
-    `max_age_s` old, when it is unknown again. Any thread may push.
+    An app may push parts at different times; each value lasts until a newer one comes or until it
+    is `max_age_s` old, when it becomes unknown again. Any thread may push.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class PushedProbe:
         self._at = clock()
 
     def push(self, said: Snapshot | Mapping[str, Any]) -> None:
-        """Take over every value that is known in `said`; a mapping as in `Snapshot.from_dict`.
+        """Take every known value in `said`; a mapping is as in `Snapshot.from_dict`.
 
-        Raises `ProfileError` for values that cannot be, and then takes over nothing.
+        Raises `ProfileError` for impossible values, and then takes nothing.
         """
         new = Snapshot.from_dict(said.to_dict() if isinstance(said, Snapshot) else said)
         with self._lock:
@@ -87,9 +87,9 @@ class PushedProbe:
 
 
 class LocalProbe:
-    """This machine: sources are read at once, commands run in the background.
+    """This machine: sources are read directly, commands run in the background.
 
-    Earlier sources win over later ones, and all of them over commands.
+    Earlier sources take precedence over later ones, and all of them over commands.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class LocalProbe:
             return snapshot
 
     def only(self, *parts: str) -> LocalProbe:
-        """A probe of the same sensors that reads no others than those which tell of these parts,
-        such as `power`: for readings many times a second. What tells nothing of them now, as a
-        battery where there is none, is not asked again.
+        """Return a probe that reads only the sensors for these parts, such as `power`: for many
+        readings per second. A sensor that has nothing to say now, such as a battery where there is
+        none, is not read again.
         """
         narrow = copy(self)
         with self._lock:
@@ -132,9 +132,9 @@ class LocalProbe:
         return narrow
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait for commands under way, at most so long; False: some are not done.
+        """Wait for running commands, at most this long; False: some are not done.
 
-        For programs that show one snapshot and end: the first one only starts the commands.
+        For programs that show one snapshot and end: the first snapshot only starts the commands.
         """
         deadline = time.monotonic() + timeout_s
         for command in self._commands:
@@ -143,7 +143,7 @@ class LocalProbe:
         return True
 
     def close(self) -> None:
-        """Kill commands under way; the snapshots after this one learn nothing new from them."""
+        """Kill running commands; later snapshots learn nothing new from them."""
         for command in self._commands:
             command.close()
 
@@ -151,10 +151,10 @@ class LocalProbe:
         try:
             return self._credible(source())
         except Exception:
-            # A sensor that surprises us must not end the device; it is told once, with the place.
+            # A surprising sensor must not end the device; it is logged once, with the traceback.
             if repr(source) not in self._told:
                 self._told.add(repr(source))
-                log.exception("%s: reading failed; what it tells is unknown", self.name)
+                log.exception("%s: reading failed; its values are unknown", self.name)
             return Snapshot()
 
     def _credible(self, snapshot: Snapshot) -> Snapshot:
@@ -163,7 +163,7 @@ class LocalProbe:
             path = sentence.partition(" ")[0]
             if path not in self._told:
                 self._told.add(path)
-                log.warning("%s: %s; it is unknown", self.name, sentence)
+                log.warning("%s: %s; treated as unknown", self.name, sentence)
         return snapshot
 
 
@@ -177,10 +177,10 @@ def choose_probe(
     name: ProbeName | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LocalProbe:
-    """The probe for the machine below `root`; `name` None: found out.
+    """Return the probe for the machine below `root`; `name` None: detect it.
 
-    Another root than / stands for a Linux machine: /proc, /sys and programs are looked for there.
-    Raises `ProfileError` for a name that there is not.
+    A root other than / stands for a Linux machine: /proc, /sys and programs are looked up there.
+    Raises `ProfileError` for an unknown name.
     """
     files = Files(root)
     if name is None:

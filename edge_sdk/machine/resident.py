@@ -1,4 +1,4 @@
-"""Memory of this process: what it has, and the most it had."""
+"""Memory of this process: current and peak."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 def resident_bytes() -> int:
-    """What this process has in memory now."""
+    """Bytes this process has in memory now."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """The most this process ever had in memory, or since `forget_peak` where that works."""
+    """Peak memory of this process, since its start or since `forget_peak` where that works."""
     import psutil
 
     now = psutil.Process().memory_info()
@@ -35,10 +35,10 @@ def peak_resident_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Let the peak start anew, where the system allows it; elsewhere it is too high, never low."""
+    """Reset the peak where the system allows it; elsewhere it is too high, never too low."""
     if os.path.exists("/proc/self/clear_refs"):
         try:
             with open("/proc/self/clear_refs", "w") as refs:
                 refs.write("5")
         except OSError as error:
-            log.debug("the peak of memory is that since the start: %s", error)
+            log.debug("cannot reset the memory peak, it counts from the start: %s", error)

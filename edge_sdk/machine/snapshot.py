@@ -1,10 +1,10 @@
-"""What a device looks like at one moment: cores, memory, battery, heat, power, network.
+"""The state of a device at one moment: cores, memory, battery, heat, power, network.
 
 Rules:
-- Every field may be None: *unknown*. Unknown is neither plenty nor zero; who decides must say what
-  it does without the value. A battery that is known not to be there is `Battery(present=False)`.
+- Every field may be None: *unknown*. Unknown is neither plenty nor zero; code that decides must say
+  what it does without the value. A battery known to be absent is `Battery(present=False)`.
 - Known values are finite and within the range of their field.
-- A value is as old as `ages_s` says; one that is not listed was read for this snapshot.
+- `ages_s` gives the age of values; one that is not listed was read for this snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 
 
 def _within(low: float, high: float = math.inf) -> Any:
-    """A field that is unknown unless given; known values are from `low` to `high`."""
+    """Make a field that is None unless given; known values are from `low` to `high`."""
     return field(default=None, metadata=_range(low, high))
 
 
@@ -28,12 +28,12 @@ def _range(low: float, high: float = math.inf) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreClass:
-    """Usable cores that are alike; a big.LITTLE processor has two or three such classes."""
+    """Identical usable cores; a big.LITTLE processor has two or three such classes."""
 
     cores: int = field(metadata=_range(1))
     max_mhz: float | None = _within(0)
     capacity: float | None = _within(0)
-    """Relative speed as the kernel sees it; its fastest core has 1024."""
+    """Relative speed according to the kernel; its fastest core has 1024."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,19 +41,19 @@ class Cpu:
     """Processor time that this program can get."""
 
     cores: float | None = _within(0)
-    """Usable at once: online, allowed by affinity, cut to the tightest quota (0.3: a third)."""
+    """Cores usable at once: online, allowed by affinity, within the quota (0.3: a third)."""
     load: float | None = _within(0)
-    """Programs that run or wait to on the whole machine, mean of the last minute."""
+    """Programs running or waiting on the whole machine, mean of the last minute."""
     busy: float | None = _within(0, 1)
-    """Share of the machine's processor time in use since an earlier snapshot."""
+    """Share of the machine's processor time in use since the previous snapshot."""
     mhz: float | None = _within(0)
-    """Now, mean of the usable cores."""
+    """Current clock, mean of the usable cores."""
     max_mhz: float | None = _within(0)
-    """Of the fastest usable core."""
+    """Highest clock of the fastest usable core."""
     pressure: float | None = _within(0, 100)
     """Percent of the last 10 s in which some program waited for a core (PSI some avg10)."""
     classes: tuple[CoreClass, ...] | None = None
-    """Fastest first; one: all usable cores are alike."""
+    """Classes of cores, fastest first; one: all usable cores are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +61,9 @@ class MemoryState:
     """Memory that this program can get."""
 
     total_bytes: float | None = _within(0)
-    """Of the machine, or the tightest limit of a control group."""
+    """Memory of the machine, or the tightest limit of a control group."""
     available_bytes: float | None = _within(0)
-    """Without swapping and without being killed: the least that machine and groups have left."""
+    """Memory left without swapping or being killed: the least of machine and groups."""
     pressure: float | None = _within(0, 100)
     """Percent of the last 10 s in which some program waited for memory (PSI some avg10)."""
     unified: bool | None = None
@@ -72,22 +72,22 @@ class MemoryState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Battery:
-    """The battery that the device runs on; several count as one."""
+    """The device's battery; several count as one."""
 
     present: bool | None = None
     """False: known to have none, so it runs on mains."""
     percent: float | None = _within(0, 100)
     charging: bool | None = None
-    """True: fed from outside and not drained, be it charging, full or held at a limit."""
+    """True: externally powered and not drained, whether charging, full or held at a limit."""
     watts: float | None = _within(0, 1_000)
-    """Drawn from the battery now; None while it charges, when it says nothing about the device."""
+    """Power drawn from the battery now; None while it charges, as it then says nothing."""
     capacity_wh: float | None = _within(0, 100_000)
-    """When full."""
+    """Capacity when full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trip:
-    """A temperature at which the system acts; `kind` as the kernel calls it."""
+    """A temperature at which the system acts; `kind` is the kernel's word."""
 
     kind: str
     """active (fan), passive (slows down), hot, critical (shuts down)."""
@@ -96,7 +96,7 @@ class Trip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
-    """A place whose temperature is known."""
+    """A place with a known temperature."""
 
     name: str
     celsius: float = field(metadata=_range(-100, 250))
@@ -105,11 +105,11 @@ class Zone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heat:
-    """How hot the device is, and what that does to it."""
+    """The device's temperature, and its effect."""
 
     zones: tuple[Zone, ...] | None = None
     throttling: bool | None = None
-    """True: the processor is slowed down at this moment."""
+    """True: the processor is slowed down now."""
     status: int | None = _within(0, 6)
     """Android's thermal status: 0 none, 1 light, 2 moderate, 3 severe, 4 critical, 5 emergency,
     6 shutdown. A host app on iOS pushes 0, 1, 3, 4 for nominal, fair, serious, critical."""
@@ -117,16 +117,16 @@ class Heat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What the device draws, however it is fed."""
+    """The device's power draw, from any supply."""
 
     rails: Mapping[str, float] | None = None
-    """Watts by name of the sensor; a rail may contain others."""
+    """Watts by sensor name; a rail may include others."""
     total_watts: float | None = _within(0, 10_000)
-    """Of the module, without its carrier board."""
+    """Power of the module, without its carrier board."""
     undervoltage: bool | None = None
-    """True: the supply is too weak at this moment."""
+    """True: the supply is too weak now."""
     mode: str | None = None
-    """The power mode the owner chose, such as MAXN; times and watts hold for one mode."""
+    """Power mode set by the owner, such as MAXN; times and watts hold for one mode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,12 +139,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The link that leads out, by the default route."""
+    """The outgoing link, by the default route."""
 
     metered: bool | None = None
-    """True: somebody pays per byte, or the system guesses so."""
+    """True: the link is billed per byte, or the system guesses so."""
     up_bytes_per_s: float | None = _within(0)
-    """Sent by all programs since an earlier snapshot: what was used, not what the link can do."""
+    """Sent by all programs since the previous snapshot: the use of the link, not its capacity."""
     down_bytes_per_s: float | None = _within(0)
 
 
@@ -157,12 +157,12 @@ PARTS: dict[str, type[Any]] = {
     "gpu": Gpu,
     "network": Network,
 }
-"""Of a snapshot; a path is a part's name, a dot and a field's name."""
+"""Parts of a snapshot; a path is a part's name, a dot and a field's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All that is known of a device at one moment. `Snapshot()` knows nothing."""
+    """All that is known about a device at one moment. `Snapshot()` knows nothing."""
 
     cpu: Cpu = Cpu()
     memory: MemoryState = MemoryState()
@@ -175,7 +175,7 @@ class Snapshot:
     """Seconds since a value was read, by path, such as `battery.percent`."""
 
     def known(self) -> dict[str, Any]:
-        """Every known value by its path."""
+        """Return every known value by its path."""
         return {
             f"{part}.{each.name}": value
             for part in PARTS
@@ -184,17 +184,17 @@ class Snapshot:
         }
 
     def age_s(self, path: str) -> float | None:
-        """How old a value is, such as that of `battery.percent`; None: it is unknown."""
+        """Return the age of a value, such as `battery.percent`; None: it is unknown."""
         part, _, name = path.partition(".")
         if getattr(getattr(self, part), name) is None:
             return None
         return self.ages_s.get(path, 0.0)
 
     def filled_from(self, other: Snapshot) -> Snapshot:
-        """This snapshot, with what it does not know taken from `other`.
+        """Return this snapshot with unknown values taken from `other`.
 
-        Zones and rails add up: those of `other` whose names are not here yet are appended, and
-        together they are as old as the older ones.
+        Zones and rails add up: those of `other` with new names are appended, and together they are
+        as old as the older ones.
         """
         mine, theirs = self.known(), other.known()
         ages = dict(self.ages_s)
@@ -214,16 +214,16 @@ class Snapshot:
         return _assembled(mine, ages)
 
     def aged(self, seconds: float) -> Snapshot:
-        """This snapshot, so much later: every value is that much older."""
+        """Return this snapshot with every value this much older."""
         ages = {path: self.ages_s.get(path, 0.0) + seconds for path in self.known()}
         return replace(self, ages_s=ages)
 
     def no_older_than(self, max_age_s: float) -> Snapshot:
-        """This snapshot, with values that are too old unknown."""
+        """Return this snapshot without values that are too old."""
         return self._without({path for path, age in self.ages_s.items() if age > max_age_s})
 
     def credible(self) -> tuple[Snapshot, list[str]]:
-        """This snapshot with impossible values unknown, and a sentence for each of them."""
+        """Return this snapshot without impossible values, and a sentence for each of those."""
         wrong = {}
         for part in PARTS:
             for path, value, (low, high) in _ranged(getattr(self, part), part):
@@ -238,23 +238,23 @@ class Snapshot:
         return _assembled(kept, {p: age for p, age in self.ages_s.items() if p in kept})
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, for logs and JSON; what is unknown is left out."""
+        """Return nested plain values, for logs and JSON, without unknown ones."""
         return {name: value for name, value in to_plain(self).items() if value}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
-        """What `to_dict` gave, or what a host app says; left out or None is unknown.
+        """Read what `to_dict` returned or a host app sent; missing or None means unknown.
 
-        Raises `ProfileError` for keys that there are not, wrong types and impossible values.
+        Raises `ProfileError` for unknown keys, wrong types and impossible values.
         """
         snapshot = from_plain(cls, content, "")
         known = snapshot.known()
         for path, age in snapshot.ages_s.items():
             if path not in known or age < 0:
-                raise ProfileError(f"ages_s.{path} = {age}: give seconds, of a value that is there")
+                raise ProfileError(f"ages_s.{path} = {age}: give seconds, for a known value")
         _, wrong = snapshot.credible()
         if wrong:
-            raise ProfileError(f"{'; '.join(wrong)}; leave out what is not known")
+            raise ProfileError(f"{'; '.join(wrong)}; leave out unknown values")
         return snapshot
 
 
@@ -281,7 +281,7 @@ def _keep_older(ages: dict[str, float], others: Mapping[str, float], path: str) 
 
 
 def _ranged(value: Any, path: str) -> list[tuple[str, float, tuple[float, float]]]:
-    """Numbers with a range below a dataclass; those inside its tuples carry the tuple's path."""
+    """Return numbers with a range in a dataclass; those inside its tuples have the tuple's path."""
     found: list[tuple[str, float, tuple[float, float]]] = []
     for each in fields(value):
         content = getattr(value, each.name)

@@ -1,7 +1,7 @@
-"""Durable files: whole or not there, and on the disk when the call returns.
+"""Durable files: complete or absent, and on disk when the call returns.
 
 A file or folder that is replaced is written beside its place under a draft's name, synced and
-renamed; then its folder is synced. Whoever is killed in between leaves the old one or the new one,
+renamed; then its folder is synced. A process killed in between leaves the old one or the new one,
 and perhaps a draft, which the next start removes (`remove_leftovers`).
 
     .<name>.<8 hex digits>.draft    the only temporary name there is
@@ -33,11 +33,11 @@ _DRAFT = ".draft"
 def write_whole(
     path: Path, data: Data | Writer, *, mode: int | None = None, synced: bool = True
 ) -> None:
-    """Put a file in the place of what was there; after a crash it is the old or the new one.
+    """Replace a file; after a crash it is the old or the new one.
 
-    `mode`: its permissions, which stand before the content does; None: as the umask has them. Not
-    `synced`: it is whole for other processes, but a power cut may leave any bytes under this name.
-    Raises `OSError`, and what a writer raises; what was there before then still is.
+    `mode`: permissions, set before the content is written; None: by the umask. Not `synced`: it is
+    complete for other processes, but a power cut may leave any bytes under this name. Raises
+    `OSError`, and what a writer raises; the old file is then unchanged.
     """
     draft = _draft_of(path)
     permissions = 0o666 if mode is None else 0o600
@@ -66,10 +66,10 @@ def write_whole(
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill with `write_whole` and `make_folder`; it takes the name `path`, where
-    there is nothing or an empty folder, when all went well.
+    """Give a new folder to fill with `write_whole` and `make_folder`; on success it takes the name
+    `path`, where there must be nothing or an empty folder.
 
-    One process at a time makes a folder: drafts of the same name are removed.
+    Only one process at a time may make a folder: drafts of the same name are removed.
     """
     path = path.absolute()
     for leftover in _drafts(path.parent, path.name):
@@ -89,7 +89,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add a line, which ends with a newline, to a file; one that a crash cut short is ended."""
+    """Append a line, which ends with a newline; a line that a crash cut short is ended first."""
     is_new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
     try:
@@ -106,7 +106,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and those it is in, unless they are there."""
+    """Make a folder and its parents, unless they exist."""
     if path.is_dir():
         return
     if not path.parent.is_dir():
@@ -119,19 +119,19 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 
 
 def move(path: Path, to: Path) -> None:
-    """Give a file that is on the disk another name, in the place of what had it."""
+    """Rename a file that is on disk, replacing any file of that name."""
     os.replace(path, to)
     sync_folder(to.parent)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there. A power cut may bring it back, unless its folder is synced."""
+    """Remove a file, if it exists. A power cut may bring it back, unless its folder is synced."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file, if it is there."""
+    """Remove a folder with its contents, or a file, if it exists."""
     try:
         is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -147,8 +147,8 @@ def remove_folder(path: Path) -> None:
 def remove_leftovers(folder: Path, *, older_than_s: float = 0.0) -> None:
     """Remove the drafts of processes that were killed.
 
-    Called at start, by the only process that writes there; in a folder that several share,
-    `older_than_s` leaves alone what another may still be writing.
+    Called at start, by the only process that writes there; in a shared folder, `older_than_s`
+    spares drafts that another process may still be writing.
     """
     for draft in _drafts(folder):
         with suppress(FileNotFoundError):
@@ -157,7 +157,7 @@ def remove_leftovers(folder: Path, *, older_than_s: float = 0.0) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new and removed names of files last; Windows needs, and allows, no such thing."""
+    """Make new and removed file names durable; Windows neither needs nor allows this."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -168,7 +168,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_file(path: Path, *, mode: int = 0o644) -> int:
-    """Lock a file, made if need be, until the descriptor that is returned is closed.
+    """Lock a file, made if necessary, until the returned descriptor is closed.
 
     Raises `BlockingIOError` while another process has it locked.
     """
@@ -184,10 +184,10 @@ def lock_file(path: Path, *, mode: int = 0o644) -> int:
 
 
 class PlacedFile:
-    """A file that is written in place. Nothing that lasts may name it before `sync` returns."""
+    """A file written in place. Nothing durable may name it before `sync` returns."""
 
     def __init__(self, path: Path, *, new: bool = True, mode: int = 0o644) -> None:
-        """Opens a file, which must not be there yet if it is to be `new`."""
+        """Opens a file, which must not exist yet if it is `new`."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0)
         self._handle = os.open(path, flags, mode)
@@ -204,11 +204,11 @@ class PlacedFile:
             rest, position = rest[written:], position + written
 
     def read_at(self, size: int, position: int) -> bytes:
-        """So many bytes, fewer at the end of the file."""
+        """Read this many bytes, fewer at the end of the file."""
         return os.pread(self._handle, size, position)
 
     def reserve(self, size: int) -> None:
-        """Take room on the disk now, so that writing to a map of the file cannot fail."""
+        """Reserve room on disk now, so that writing to a map of the file cannot fail."""
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._handle, 0, size)
             return
@@ -220,11 +220,11 @@ class PlacedFile:
         os.ftruncate(self._handle, size)
 
     def sync(self) -> None:
-        """Return when all that was written is on the disk; the name may need `sync_folder`."""
+        """Return when everything written is on disk; the name may need `sync_folder`."""
         os.fsync(self._handle)
 
     def close(self) -> None:
-        """Give the descriptor up."""
+        """Close the descriptor."""
         os.close(self._handle)
 
 

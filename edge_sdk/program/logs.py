@@ -12,8 +12,8 @@ from typing import Any, Literal, TextIO
 class JsonLines(logging.Formatter):
     """One JSON object per record, on one line: time (UTC), level, logger, message.
 
-    Where there are some, also `exception`, and the facts logged with `extra={"facts": {…}}`; a
-    fact with one of these names is there as `fact_<name>`.
+    Also `exception`, if any, and the facts logged with `extra={"facts": {…}}`; a fact with one of
+    these names appears as `fact_<name>`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -33,14 +33,14 @@ class JsonLines(logging.Formatter):
 
 
 def fact(event: str, **facts: Any) -> dict[str, Any]:
-    """What a record says to machines: `log.info("…", extra=fact("receipt", round=3))`."""
+    """Facts of a record for machines: `log.info("…", extra=fact("receipt", round=3))`."""
     return {"facts": {"event": event, **facts}}
 
 
 def configure_logging(
     format: Literal["text", "json"], level: str, stream: TextIO | None = None
 ) -> None:
-    """Let everything that is logged go to `stream` (None: standard error), and nowhere else."""
+    """Send all log records to `stream` (None: standard error), and nowhere else."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if format == "json" else text)

@@ -1,9 +1,9 @@
 """Dataclasses as plain values, for logs, JSON and host apps: read by the types of their fields.
 
     TesseraError
-    └── ProfileError     a value, a key or a probe's name that cannot be; says which and what to do
+    └── ProfileError     an impossible value, key or probe name; says which and what to do
 
-None and what is left out are the same: the field's default. Fields are numbers, flags, texts, one
+None and a missing value are the same: the field's default. Fields are numbers, flags, texts, one
 of a few texts (`Literal`), dataclasses, tables and tuples of these, and any of these or None.
 """
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class ProfileError(TesseraError):
-    """A value, a key or a probe's name that cannot be; the text says which and what to do."""
+    """An impossible value, key or probe name; the text says which and what to do."""
 
 
 def to_plain(value: Any) -> Any:
-    """Tables, lists, numbers, flags and texts; fields that are None are left out."""
+    """Return tables, lists, numbers, flags and texts, without fields that are None."""
     if is_dataclass(value):
         items = ((each.name, getattr(value, each.name)) for each in fields(value))
         return {name: to_plain(content) for name, content in items if content is not None}
@@ -34,7 +34,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], content: Any, where: str) -> T:
-    """The dataclass that `content` stands for; `where` names it. Raises `ProfileError`."""
+    """Return the dataclass that `content` describes; `where` names it. Raises `ProfileError`."""
     try:
         return read_table(cls, content, where=where)
     except ConfigError as error:

@@ -4,10 +4,10 @@
         child = children.start("broker", [path, "-c", config], log)
     done = run_child([sys.executable, "-m", module])    one that is waited for
 
-On Linux a child ends even when we are killed (`orphans.py`); it must then be started by a thread
-that lives as long as it does. Ctrl-C cannot come between the start of a child and its being known.
+On Linux a child ends even when we are killed (`orphans.py`); the thread that starts it must then
+live as long as the child. Ctrl-C cannot come between the start of a child and its registration.
 Every child computes with one BLAS thread unless a variable says otherwise: many threads for small
-matrices cost more than they bring, and several programs would wait for each other.
+matrices cost more than they gain, and several programs would wait for each other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Read by numpy's and torch's linear algebra when it is loaded, and never again."""
+"""Read once by numpy's and torch's linear algebra, when it is loaded."""
 STOP_S = 10.0
-"""Time for a child to end when it is asked to; then it is killed."""
+"""Seconds a child may take to end when asked; then it is killed."""
 TAIL_LINES = 15
 
 
 def limit_threads(environment: MutableMapping[str, str], threads: int = 1) -> None:
-    """Set the threads of linear algebra, unless somebody has: OMP_NUM_THREADS is for all."""
+    """Set the threads of linear algebra, unless already set: OMP_NUM_THREADS is for all."""
     wanted = environment.get(THREAD_VARIABLES[0], str(threads))
     for name in THREAD_VARIABLES:
         environment.setdefault(name, wanted)
@@ -44,7 +44,7 @@ def limit_threads(environment: MutableMapping[str, str], threads: int = 1) -> No
 
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
-    """A program that was started as a group of its own, and the file that has what it says."""
+    """A program started in its own process group, and its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -52,33 +52,33 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process number."""
         return self.process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """True while it runs."""
         return self.process.poll() is None
 
     @property
     def failed(self) -> bool:
-        """Whether it ended, and not because all was done."""
+        """True if it ended before its work was done."""
         return self.process.poll() not in (None, 0)
 
     def last_words(self) -> str:
-        """How it ended, and the last lines it said."""
+        """Describe its end: exit code and last lines of output."""
         said = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n  ".join([f"{self.name} ended with code {self.process.returncode}:", *said])
 
     def signal(self, number: signal.Signals) -> None:
-        """Tell it and what it has started; nothing happens if it has ended."""
+        """Signal it and its children; nothing happens if it has ended."""
         if self.is_running:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
 
 class Children:
-    """Programs that have ended when the context is left, however that comes about."""
+    """Programs that have all ended when the context is left, in any way."""
 
     def __init__(self) -> None:
         self.started: list[ChildProcess] = []
@@ -96,9 +96,9 @@ class Children:
         log: Path,
         environment: Mapping[str, str] | None = None,
     ) -> ChildProcess:
-        """Start a program, an absolute path with arguments; what it says is added to the log.
+        """Start a program, an absolute path with arguments; its output is appended to the log.
 
-        `environment`: None is ours. Ctrl-C in a terminal is for us, who stop children in order.
+        `environment`: None is ours. Ctrl-C in a terminal is for us; we stop children in order.
         """
         with log.open("ab") as output, uninterrupted():
             process = subprocess.Popen(  # noqa: S603  what we are asked for, no shell
@@ -113,7 +113,7 @@ class Children:
         return self.started[-1]
 
     def stop(self, *children: ChildProcess) -> None:
-        """Let some end in order, all at once, or else kill them; they are reaped and forgotten."""
+        """Ask all to end, and kill those that do not; they are reaped and forgotten."""
         try:
             for child in children:
                 child.signal(signal.SIGTERM)
@@ -134,7 +134,7 @@ def run_child(
     *,
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """What a program says and its exit code, when it has ended; it shares our group.
+    """Run a program to its end and return its output and exit code; it shares our group.
 
     `environment`: None is ours. Raises `subprocess.TimeoutExpired`, and then it is killed.
     """
@@ -166,9 +166,9 @@ def start_piped(
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: a process in the middle of its start is nobody's.
+    """Delay Ctrl-C until the end of the block: a process being started belongs to nobody.
 
-    Then it is dealt with as it would have been.
+    Then it is handled as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # such a thread is not interrupted anyway

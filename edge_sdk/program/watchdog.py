@@ -1,11 +1,11 @@
-"""What systemd is told of a program: that it is ready, alive, about to stop.
+"""Tells systemd that a program is ready, alive, or about to stop.
 
     systemd ──NOTIFY_SOCKET, WATCHDOG_USEC──▶ Watchdog ◀──alive(now)── the program's loop
 
-Signs of life come from the loop itself, each time it comes round, never from a thread or a timer of
-their own: a loop that hangs falls silent, and systemd starts the program again (`WatchdogSec=` of
-its unit). Without systemd nothing is said to anybody. A systemd that does not listen costs the
-program nothing but a warning: nothing here blocks or raises.
+Signs of life come from the loop itself, in every iteration, never from a separate thread or timer:
+a loop that hangs falls silent, and systemd restarts the program (`WatchdogSec=` of its unit).
+Without systemd, nothing is sent. If systemd does not listen, the program only logs a warning:
+nothing here blocks or raises.
 
 It speaks for the whole process, so a program makes one, and a library none: see `sd_notify(3)`.
 """
@@ -21,18 +21,18 @@ from collections.abc import MutableMapping
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Until a sign of life that could not be given is tried again."""
+"""Seconds until a failed sign of life is tried again."""
 
 
 class Watchdog:
     """Speaks for one program; used by one thread, its loop.
 
-    `due_s` is when `alive` wants to be called, on the clock that the loop passes to it: a loop must
-    not wait longer. Infinite while nobody waits for signs of life.
+    `due_s` is the time of the next call to `alive`, on the clock that the loop passes to it: a loop
+    must not wait longer. Infinite while nobody waits for signs of life.
     """
 
     def __init__(self, address: str | None = None, timeout_s: float = math.inf) -> None:
-        """`address` None: say nothing. `timeout_s`: what systemd bears without a sign of life."""
+        """`address` None: say nothing. `timeout_s`: longest silence that systemd tolerates."""
         self._address = address
         self._period_s = timeout_s / 2
         self._warned = False
@@ -40,10 +40,10 @@ class Watchdog:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] | None = None) -> Watchdog:
-        """As systemd asked this process; silent if it did not. None: the process's environment.
+        """Make the watchdog that systemd asked for; silent if it did not.
 
-        What it finds there it takes out, or programs that we start would speak for us: Mosquitto
-        does.
+        None: the process's environment. The variables are removed, or programs that we start, such
+        as Mosquitto, would speak for us.
         """
         found = os.environ if environment is None else environment
         address = found.pop("NOTIFY_SOCKET", "")
@@ -52,39 +52,39 @@ class Watchdog:
         if not address:
             return cls()
         if address[0] not in "/@":
-            log.warning("NOTIFY_SOCKET = %r is no Unix socket: systemd is told nothing", address)
+            log.warning("NOTIFY_SOCKET = %r is not a Unix socket: not notifying systemd", address)
             return cls()
         if not ours:
-            return cls(address)  # the watchdog is for a parent of ours
+            return cls(address)  # the watchdog is for a parent process
         if not (microseconds.isascii() and microseconds.isdigit()):
-            log.warning("WATCHDOG_USEC = %r is no number: no signs of life", microseconds)
+            log.warning("WATCHDOG_USEC = %r is not a number: no signs of life", microseconds)
             return cls(address)
         return cls(address, int(microseconds) / 1e6 or math.inf)
 
     def ready(self, status: str) -> None:
-        """The program has started; from now on systemd counts."""
+        """Report that the program has started; from now on systemd counts."""
         self._say("READY=1", _status(status))
 
     def status(self, text: str) -> None:
-        """What the program is doing, for `systemctl status`."""
+        """Report what the program is doing, for `systemctl status`."""
         self._say(_status(text))
 
     def alive(self, now: float) -> None:
-        """The loop came round at `now`, in seconds; says so when that is due."""
+        """Note that the loop ran at `now`, in seconds; report it when due."""
         if now >= self.due_s:
             said = self._say("WATCHDOG=1")
             self.due_s = now + (self._period_s if said else min(RETRY_S, self._period_s))
 
     def stopping(self) -> None:
-        """The program is about to end."""
+        """Report that the program is about to end."""
         self._say("STOPPING=1")
 
     def _say(self, *lines: str) -> bool:
-        """Whether it could be said."""
+        """Send lines; True if that worked."""
         if self._address is None:
             return True
         name = self._address
-        target = "\0" + name[1:] if name[0] == "@" else name  # a name without a file
+        target = "\0" + name[1:] if name[0] == "@" else name  # an abstract name
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
                 out.setblocking(False)
@@ -92,7 +92,7 @@ class Watchdog:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                log.warning("systemd cannot be told %s at %s: %s", lines[0], name, error)
+                log.warning("cannot tell systemd %s at %s: %s", lines[0], name, error)
             return False
         return True
 

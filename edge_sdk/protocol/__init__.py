@@ -1,4 +1,4 @@
 """The contract between device and coordinator: plans, blocks, messages.
 
-Imports nothing else of ours.
+Imports no other package of this project.
 """

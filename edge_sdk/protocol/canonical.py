@@ -1,7 +1,7 @@
-"""Canonical msgpack, and reading foreign values one by one.
+"""Canonical msgpack, and readers that check foreign values one by one.
 
-What `packed` writes has one encoding: arrays, strings, numbers, booleans and bytes in msgpack's
-shortest forms. `unpacked` raises the caller's one error for bytes that are not msgpack. The
+`packed` gives every value a single encoding: arrays, strings, numbers, booleans and bytes in
+msgpack's shortest forms. `unpacked` raises the caller's error for bytes that are not msgpack. The
 readers raise `TypeError`, which a decoder turns into its own error.
 """
 
@@ -14,22 +14,22 @@ import msgpack
 from edge_sdk.protocol.errors import ProtocolError
 
 MAX_ARRAY = 2**16
-"""Entries of one array; costs and groups have the longest."""
+"""Most entries of one array; costs and groups have the longest."""
 MAX_ENTRIES = 2**18
-"""Of all arrays: a plan of ten thousand tensors has half as many. Bounds what comes out of bytes,
-as an empty array takes one byte in msgpack and sixty in memory."""
+"""Most entries of all arrays: a plan of ten thousand tensors has half as many. This bounds memory,
+because an empty array takes one byte in msgpack and sixty in memory."""
 
 
 def packed(value: Any) -> bytes:
-    """The value's only encoding."""
+    """Encode the value in its only form."""
     data: bytes = msgpack.packb(value, use_bin_type=True)
     return data
 
 
 def unpacked(data: bytes, error: type[ProtocolError], what: str) -> Any:
-    """The value in these bytes; raises `error` if they are not canonical msgpack at all.
+    """Decode the value in these bytes; raises `error` if they are not canonical msgpack at all.
 
-    What comes out takes at most some tens of MB beside the bytes.
+    The result takes at most some tens of MB besides the bytes.
     """
     entries = 0
 
@@ -49,26 +49,26 @@ def unpacked(data: bytes, error: type[ProtocolError], what: str) -> Any:
 
 
 def text(value: Any) -> str:
-    """A string."""
+    """Read a string."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a string")
     return value
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Read true or false."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is not true or false")
     return value
 
 
 def count(value: Any) -> int:
-    """A whole number, 0 or more."""
+    """Read a whole number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise TypeError(f"{value!r} is not a count")
     return value
 
 
 def counts(values: Any) -> tuple[int, ...]:
-    """Whole numbers, 0 or more."""
+    """Read whole numbers, 0 or more."""
     return tuple(count(value) for value in values)

@@ -1,9 +1,9 @@
-"""Bytes in chunks that are named by what is in them.
+"""Bytes in chunks that are named by their content.
 
-A *blob* is a byte string on its way: its size, and the hashes of its chunks in order. All chunks
-but the last are of one size. A chunk's hash is the first 16 bytes of its SHA-256, so a chunk that
-arrives is checked by its name alone, one that did not change keeps its name, and a mix of two
-versions cannot be put together.
+A *blob* describes a byte string in transit: its size, and the hashes of its chunks in order. All
+chunks except the last have the same size. A chunk's hash is the first 16 bytes of its SHA-256, so
+its name alone is enough to check it, an unchanged chunk keeps its name, and chunks of two versions
+cannot be mixed.
 
 Law: `join_blob(*split_blob(data, n)) == data` for every `n ≥ 1`.
 """
@@ -20,26 +20,26 @@ HASH_BYTES = 16
 MIN_CHUNK_BYTES = 2**10
 """Smaller chunks would be mostly overhead."""
 MAX_CHUNK_BYTES = 2**20
-"""Brokers refuse larger messages, and sending them takes time that grows with their square."""
+"""Brokers refuse larger messages, and their sending time grows with the square of their size."""
 MAX_BLOB_BYTES = 2**40
-"""What a blob may claim to be; whoever fetches one sets a limit of its own."""
+"""Largest size a blob may claim; a fetching program sets its own limit."""
 
 
 class Chunks(Protocol):
     """Chunks by hash: a dict, or a cache on disk."""
 
     def __getitem__(self, hash: bytes, /) -> bytes:
-        """The chunk with this hash. Raises `KeyError` if it is not here."""
+        """Return the chunk with this hash. Raises `KeyError` if it is not here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A byte string, named by its chunks. Raises `MessageError` for what cannot be one."""
+    """A byte string, named by its chunks. Raises `MessageError` for impossible values."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     chunks: tuple[bytes, ...]
-    """Their hashes, in order."""
+    """Hashes of the chunks, in order."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.size <= MAX_BLOB_BYTES:
@@ -51,17 +51,17 @@ class Blob:
 
 
 def chunk_hash(chunk: bytes | memoryview) -> bytes:
-    """A chunk's name: the first 16 bytes of its SHA-256."""
+    """Return a chunk's name: the first 16 bytes of its SHA-256."""
     return hashlib.sha256(chunk).digest()[:HASH_BYTES]
 
 
 def chunk_count(size: int, chunk_bytes: int) -> int:
-    """How many chunks so many bytes make."""
+    """Number of chunks for this many bytes."""
     return -(-size // chunk_bytes)
 
 
 def split_blob(data: bytes, chunk_bytes: int) -> tuple[Blob, dict[bytes, bytes]]:
-    """The blob that names these bytes, and its chunks by hash; equal chunks are there once."""
+    """Return the blob of these bytes, and its chunks by hash; equal chunks appear once."""
     if chunk_bytes < 1:
         raise MessageError(f"a chunk has at least one byte, not {chunk_bytes}")
     pieces = [data[start : start + chunk_bytes] for start in range(0, len(data), chunk_bytes)]
@@ -70,7 +70,7 @@ def split_blob(data: bytes, chunk_bytes: int) -> tuple[Blob, dict[bytes, bytes]]
 
 
 def join_blob(blob: Blob, chunks: Chunks) -> bytes:
-    """The bytes again. Raises `MessageError` if a chunk is missing, altered, or of a wrong size."""
+    """Join the bytes again. Raises `MessageError` for a missing, altered or wrongly sized chunk."""
     pieces, left = [], blob.size
     for name in blob.chunks:
         try:
@@ -81,7 +81,7 @@ def join_blob(blob: Blob, chunks: Chunks) -> bytes:
         if left < 0:
             break
         if chunk_hash(piece) != name:
-            raise MessageError(f"chunk {name.hex()} was altered: its bytes have another hash")
+            raise MessageError(f"chunk {name.hex()} was altered: its hash does not match")
         pieces.append(piece)
     if left != 0:
         raise MessageError(f"the chunks of a blob do not add up to its {blob.size} bytes")

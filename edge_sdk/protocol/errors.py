@@ -1,7 +1,7 @@
 """Every error of the contract, as one tree.
 
     TesseraError                 anything this project raises on purpose
-    ├── ProtocolError            the contract was not kept
+    ├── ProtocolError            the contract was broken
     │   ├── PlanError            a plan is malformed, not canonical, or not the one its hash names
     │   ├── TensorError          arrays do not fit the plan: unknown or missing name, shape, dtype
     │   ├── GroupError           a choice of groups does not fit the plan: axis, empty set, id
@@ -19,8 +19,8 @@
     │   BrokerError              `device.transfer.fetching`, `device.service.service`)
     └── CoordinatorError         the coordinator's own (`coordinator.errors`)
 
-A caller that checks input catches one of the `ProtocolError` children; whatever raises one has not
-changed anything.
+Code that checks input catches one of the `ProtocolError` children; whatever raises one has changed
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TesseraError(Exception):
 
 
 class ProtocolError(TesseraError):
-    """The contract between device and coordinator was not kept."""
+    """The contract between device and coordinator was broken."""
 
 
 class PlanError(ProtocolError):
@@ -67,7 +67,7 @@ class ConfigError(TesseraError):
 
 
 class StateError(TesseraError):
-    """An event that cannot happen in the present state. The state is unchanged."""
+    """An event that cannot happen in the current state. The state is unchanged."""
 
 
 class TrainingError(TesseraError):
@@ -75,11 +75,11 @@ class TrainingError(TesseraError):
 
 
 class NonFiniteError(TrainingError):
-    """A loss or a movement is not finite; nothing of the training is returned."""
+    """A loss or a movement is not finite; no result of the training is returned."""
 
 
 class TrainingStopped(TrainingError):
-    """`should_stop()` ended the training; nothing of it is returned."""
+    """`should_stop()` ended the training; no result of it is returned."""
 
     def __init__(self, steps_done: int) -> None:
         super().__init__(f"training was stopped after {steps_done} steps")

@@ -1,1 +1,1 @@
-"""Training a slice: backends and the local rules they share."""
+"""Trains a submodel: backends and the local rules they share."""

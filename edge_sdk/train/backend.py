@@ -1,4 +1,4 @@
-"""What every training backend is: submodel weights and batches in, a movement out."""
+"""The interface of every training backend: submodel weights and batches in, a movement out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What was seen while training."""
+    """Measurements of a training."""
 
     steps: int
     samples: int
@@ -61,7 +61,7 @@ class Backend(Protocol):
 
     @property
     def data(self) -> DataSpec | None:
-        """What data the task wants; None: nobody has said."""
+        """Format of the task's data; None: unknown."""
 
     def train(
         self,
@@ -72,21 +72,21 @@ class Backend(Protocol):
     ) -> Trained:
         """Take one step per batch and return the movement.
 
-        `should_stop` is polled before every step. Raises `TrainingStopped` when it says so,
+        `should_stop` is polled before every step. Raises `TrainingStopped` when it returns True,
         `NonFiniteError` when a loss or the movement is not finite, `TensorError` or `GroupError`
-        when the job does not fit the plan, `TrainingError` when there is no batch; nothing is
-        returned then.
+        when the job does not fit the plan, `TrainingError` when there is no batch; then nothing is
+        returned.
         """
 
 
 class Objective(Protocol):
-    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+    """Loss and gradients of the current batch, as `LocalSteps` asks for them."""
 
     def batch(self, batch: Batch) -> None:
-        """Turn to the next batch: the same data and dropout masks until the one after it."""
+        """Switch to the next batch; data and dropout masks stay the same until the next call."""
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
-        """(mean loss, gradients) at these weights."""
+        """Return (mean loss, gradients) at these weights."""
 
 
 def take_steps(
@@ -96,7 +96,7 @@ def take_steps(
     batches: Iterable[Batch],
     should_stop: Callable[[], bool],
 ) -> Metrics:
-    """One step per batch, in place; the loop of every backend. Raises as `Backend.train` says."""
+    """Take one step per batch, in place; the loop of every backend. Raises as `Backend.train`."""
     losses: list[float] = []
     samples = 0
     for batch in batches:
@@ -111,7 +111,7 @@ def take_steps(
 
 
 def draw_mask(stream: np.random.Generator, probability: float, shape: tuple[int, ...]) -> Array:
-    """A dropout mask: 0 with this probability, else 1 / (1 − probability)."""
+    """Draw a dropout mask: 0 with this probability, else 1 / (1 − probability)."""
     kept = stream.random(shape, dtype=np.float32) >= probability
     mask: Array = np.asarray(kept.astype(np.float32) / np.float32(1 - probability))
     return mask

@@ -1,4 +1,4 @@
-"""How good a model is on the device's own data."""
+"""Evaluates a model on the device's own data."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def evaluate(
 ) -> Scores:
     """Run the whole model on all of the data.
 
-    Raises `TrainingError` when there is no data, or when the loss is the task's own: no graph
-    gives it without training. Otherwise raises what `Predictor.predict` does.
+    Raises `TrainingError` when there is no data, or when the loss is a custom one: no graph
+    computes it without training. Otherwise raises what `Predictor.predict` does.
     """
     if loss not in LOSSES:
-        raise TrainingError(f"the loss {loss!r} is the task's own, and cannot be evaluated here")
+        raise TrainingError(f"the loss {loss!r} is a custom one and cannot be evaluated here")
     if not len(data):
         raise TrainingError("there is no data to evaluate on")
     total, right, classes = 0.0, 0.0, True

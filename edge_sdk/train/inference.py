@@ -1,7 +1,7 @@
-"""Running the model on the device's data, on onnxruntime and numpy alone.
+"""Runs the model on the device's data, with onnxruntime and numpy alone.
 
-`Predictor` runs the evaluate graph of a task with weights that are given; `ExportedModel` runs an
-ONNX file that has its weights inside.
+`Predictor` runs the evaluate graph of a task with given weights; `ExportedModel` runs an ONNX file
+with its weights inside.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Predictor:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers: those in use once a graph has run, those asked for before."""
+        """Execution providers: those in use once a graph has run, before that those requested."""
         return self._graphs.providers
 
     def predict(
@@ -55,7 +55,7 @@ class Predictor:
         groups: Groups | None = None,
         batch_size: int = 256,
     ) -> Array:
-        """The model's outputs for all samples, computed at most `batch_size` at a time.
+        """Compute the model's outputs for all samples, at most `batch_size` at a time.
 
         `groups` None: the whole model; else `weights` and `buffers` are the submodel's. Raises
         `TensorError` for arrays that do not fit, `GraphError` when no graph does.
@@ -73,7 +73,7 @@ class Predictor:
         rows = batch_size if limit is None else max(1, min(batch_size, limit))
         fixed = {f"w:{name}": array for name, array in weights.items()}
         fixed |= {f"b:{name}": array for name, array in buffers.items()}
-        # Rescaling belongs to local training; a graph that has scales is run without.
+        # Rescaling belongs to local training; a graph with scales is run without.
         fixed |= {f"s:{axis.name}": np.ones((), dtype=np.float32) for axis in plan.axes}
         parts = [
             self._part(fixed, [array[at : at + rows] for array in inputs], kept)
@@ -96,22 +96,22 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What a model said of some data: all outputs, and how long each batch took."""
+    """A model's outputs for some data, and the time of each batch."""
 
     outputs: Array
     batch_seconds: tuple[float, ...]
 
     @property
     def seconds_per_batch(self) -> float:
-        """The median: the first batch also pays for the start."""
+        """Median time per batch: the first batch includes the start."""
         return float(np.median(self.batch_seconds))
 
 
 class ExportedModel:
-    """An ONNX file with its weights inside, whoever made it: samples come first everywhere."""
+    """An ONNX file with its weights inside, from any source: samples come first everywhere."""
 
     def __init__(self, path: Path, *, providers: Sequence[str] = CPU) -> None:
-        """Raises `GraphError` when the file cannot be loaded or a provider is not here."""
+        """Raises `GraphError` when the file cannot be loaded or a provider is not available."""
         import onnxruntime
 
         available = onnxruntime.get_available_providers()
@@ -135,12 +135,12 @@ class ExportedModel:
         self._inputs = {node.name: node for node in self._session.get_inputs()}
         fixed = {n.shape[0] for n in self._inputs.values() if n.shape and _is_size(n.shape[0])}
         if not self._inputs or len(fixed) > 1 or not all(n.shape for n in self._inputs.values()):
-            raise GraphError(f"{path} takes {self._described()}: not samples along the first size")
+            raise GraphError(f"{path} takes {self._described()}: samples must come first")
         self._batch: int | None = fixed.pop() if fixed else None
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers in use, preferred first."""
+        """Execution providers in use, preferred first."""
         return tuple(self._session.get_providers())
 
     def predict(
@@ -150,10 +150,10 @@ class ExportedModel:
         batch_size: int = 256,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Inferred:
-        """The first output for all samples, at most `batch_size` at a time.
+        """Compute the first output for all samples, at most `batch_size` at a time.
 
-        `data` are arrays by the model's names of its inputs, or x0, x1 … in the model's order. A
-        model made for one batch size is given just that many, the last of them repeated if need be.
+        `data` are arrays by the model's input names, or x0, x1 … in the model's order. A model made
+        for one batch size gets exactly that many samples, with the last one repeated if necessary.
         Raises `TensorError` for data that the model does not take.
         """
         if batch_size < 1:
@@ -199,7 +199,7 @@ class ExportedModel:
 def accuracy(outputs: Array, labels: Array) -> float | None:
     """Share of labels that have the highest score; None when these are not classes and scores.
 
-    Scores have their classes along the second size, and the labels' shape without it. Raises
+    Scores have their classes along the second dimension, and otherwise the labels' shape. Raises
     `TensorError` for labels of other samples, or of classes that the outputs do not have.
     """
     if len(labels.shape) == 0 or len(labels) != len(outputs):
@@ -218,7 +218,7 @@ def accuracy(outputs: Array, labels: Array) -> float | None:
 
 
 def _check_fits(name: str, array: Array, node: Any) -> None:
-    """Raise `TensorError` unless type and shape are the model's, where it fixes them."""
+    """Raise `TensorError` unless type and shape fit the model, where it fixes them."""
     fits = array.dtype.name == numpy_dtype(node.type) and array.ndim == len(node.shape)
     sizes = zip(array.shape[1:], node.shape[1:], strict=False)
     if not fits or any(_is_size(wanted) and size != wanted for size, wanted in sizes):
@@ -229,18 +229,18 @@ def _check_fits(name: str, array: Array, node: Any) -> None:
 
 
 def _words(node: Any) -> str:
-    """An input as a person reads it; sizes that are open by their names, or `?`."""
+    """Describe an input for people; open sizes appear by their names, or as `?`."""
     sizes = ", ".join("?" if size is None else str(size) for size in node.shape)
     return f"{node.name!r}, {numpy_dtype(node.type)} of shape ({sizes})"
 
 
 def _is_size(size: object) -> bool:
-    """Whether a model fixes a size; onnxruntime gives a name or None for those it leaves open."""
+    """True if a model fixes a size; onnxruntime gives a name or None for open ones."""
     return isinstance(size, int)
 
 
 def _padded(array: Array, samples: int) -> Array:
-    """Repeats the last sample: unlike zeros, it is sure to be data that the model can take."""
+    """Repeat the last sample: unlike zeros, it is certainly valid data for the model."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if len(array) == samples:
         return np.ascontiguousarray(array)
@@ -249,7 +249,7 @@ def _padded(array: Array, samples: int) -> Array:
 
 
 def _without_padding(outputs: Array, padded: int, size: int, what: str) -> Array:
-    """The outputs of the first `size` of `padded` samples."""
+    """Return the outputs of the first `size` of `padded` samples."""
     if outputs.ndim == 0 or len(outputs) % padded:
         raise GraphError(f"{what}: outputs of shape {outputs.shape} are not one per sample")
     return outputs[: len(outputs) // padded * size]
@@ -258,5 +258,5 @@ def _without_padding(outputs: Array, padded: int, size: int, what: str) -> Array
 def _samples(inputs: Sequence[Array]) -> int:
     counts = {len(array) if array.ndim else 0 for array in inputs}
     if len(counts) != 1 or 0 in counts:
-        raise TensorError(f"every input needs the same samples, at least one; got {counts or 0}")
+        raise TensorError(f"all inputs need equally many samples, at least one; got {counts or 0}")
     return counts.pop()

@@ -1,7 +1,7 @@
-"""The local rules, once for all backends (`LocalRule` says what they compute).
+"""The local rules, shared by all backends (`LocalRule` defines them).
 
 Written with operators that numpy arrays and torch tensors share, so the onnx backend runs them on
-numpy, the torch backend on tensors wherever those live, and both take the same steps.
+numpy, the torch backend on tensors of any device, and both take the same steps.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ Arrays = dict[str, Any]
 """Arrays by tensor name; numpy's or torch's."""
 
 Gradient = Callable[[Arrays], tuple[float, Arrays]]
-"""(loss, gradients) of one batch at the weights given. Gradients may be overwritten."""
+"""Returns (loss, gradients) of one batch at given weights. Gradients may be overwritten."""
 
 
 def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, float]:
-    """The factor for the inputs that consume each axis: `(1 / level)^rescale`."""
+    """Return the factor for the inputs that consume each axis: `(1 / level)^rescale`."""
     return {name: (1 / level) ** rescale for name, level in plan.levels(groups).items()}
 
 
 class LocalSteps:
-    """Takes steps in place, keeping what lasts from one step to the next within a round."""
+    """Takes steps in place, and keeps the state that lasts from step to step within a round."""
 
     def __init__(self, rule: LocalRule, start: Mapping[str, Any]) -> None:
-        """`start`: the weights at the beginning of the round; not modified, not kept up to date."""
+        """`start`: the weights at the beginning of the round; neither modified nor updated."""
         self._rule = rule
         self._start = start
         self._velocity: Arrays | None = None
 
     def step(self, weights: Arrays, gradient: Gradient) -> float:
-        """One step on one batch; changes `weights` in place and returns the loss before it."""
+        """Take one step on one batch; changes `weights` in place and returns the loss before it."""
         rule = self._rule
         loss, grads = self._objective(weights, gradient)
         if rule.sam_radius > 0:
@@ -67,10 +67,10 @@ class LocalSteps:
         return loss, grads
 
     def _with_momentum(self, grads: Arrays) -> Arrays:
-        # The velocity is kept times the learning rate, which a round does not change: every
-        # operation is in place then, and none makes an array as large as a weight.
+        # The velocity is stored times the learning rate, which is constant in a round: then every
+        # operation is in place, and none makes an array as large as a weight.
         if self._velocity is None:
-            # Of its own: kept, a gradient would pin a place among the runtime's activations.
+            # A copy: keeping a gradient would pin a place among the runtime's activations.
             self._velocity = {name: grad * 1 for name, grad in grads.items()}
         else:
             for name in grads:

@@ -1,12 +1,12 @@
 """The onnx backend: trains shipped graphs with onnxruntime and numpy alone.
 
 The coordinator compiled the model and its gradient (`edge_sdk.protocol.task.graphs`); the steps are
-taken here, in numpy, by the rules that the torch backend uses. Nothing is run that was not checked:
-a file's hash, its opset, its inputs and outputs against the manifest, the manifest against the
-plan, and every array's type and shape against the graph.
+taken here, in numpy, by the rules that the torch backend uses. Everything is checked before it
+runs: a file's hash, its opset, its inputs and outputs against the manifest, the manifest against
+the plan, and every array's type and shape against the graph.
 
-onnxruntime lends memory in both directions, so whatever outlives a call is copied: the weights that
-are trained are ours from the start and become the movement.
+onnxruntime lends memory in both directions, so whatever outlives a call is copied: the trained
+weights are ours from the start and become the movement.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ RUNTIME_ERRORS: tuple[type[Exception], ...] = (
         if isinstance(error, type) and issubclass(error, Exception)
     ),
 )
-"""onnxruntime's errors have no common base of their own."""
+"""onnxruntime's errors, which have no common base class."""
 
 _TYPES = {"float": "float32", "double": "float64"}
-"""onnxruntime's names of types, where they are not numpy's."""
+"""onnxruntime's type names where they differ from numpy's."""
 
 
 class Graphs:
-    """A task's graphs, checked, ready to run."""
+    """A task's graphs, checked and ready to run."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Graphs:
         providers: Sequence[str] = CPU,
         threads: int = 1,
     ) -> None:
-        """`files`: ONNX files by SHA-256; one that is missing is missed when it is needed.
+        """`files`: ONNX files by SHA-256; a missing one is an error only when it is needed.
 
         Raises `GraphError` when plan, manifest, files and runtime do not belong together,
         `TrainingError` for a provider that this onnxruntime does not have.
@@ -93,23 +93,23 @@ class Graphs:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers: those in use once a graph has run, those asked for before."""
+        """Execution providers: those in use once a graph has run, before that those requested."""
         for session in self._sessions.values():
             return tuple(session.get_providers())
         return self._providers
 
     def open(self, entry: GraphEntry) -> None:
-        """Load a graph, so that whatever is wrong with it shows before it is needed."""
+        """Load a graph, so that any problem with it shows before it is needed."""
         self._session(entry)
 
     def run(
         self, entry: GraphEntry, feeds: Mapping[str, Array], kept: Sequence[int], batch: int
     ) -> dict[str, Array]:
-        """The graph's outputs by name. Raises `TensorError` for inputs it does not take."""
+        """Run the graph and return its outputs by name. Raises `TensorError` for wrong inputs."""
         shapes = self._shapes_of(entry, tuple(kept), batch)
         for port in entry.inputs:
             if port.name not in feeds:
-                raise TensorError(f"{entry} takes {port.name!r}, which was not given")
+                raise TensorError(f"{entry} needs {port.name!r}, which was not given")
             _check_array(port.name, feeds[port.name], port.dtype, shapes[port.name])
         session = self._session(entry)
         names = [port.name for port in entry.outputs]
@@ -132,7 +132,7 @@ class Graphs:
     def _shapes_of(
         self, entry: GraphEntry, kept: tuple[int, ...], batch: int
     ) -> dict[str, tuple[int, ...]]:
-        """Shapes of all inputs and outputs. They stay the same for a whole round."""
+        """Return shapes of all inputs and outputs. They stay the same for a whole round."""
         key = (entry.sha256, kept, batch)
         if self._shapes[0] != key:
             ports = (*entry.inputs, *entry.outputs)
@@ -154,8 +154,8 @@ class Graphs:
         options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.log_severity_level = 3
-        # A pattern is a second block for all activations, beside the one they first grew into: up
-        # to half as much memory again, and no time saved.
+        # A memory pattern is a second block for all activations, beside the one they first grew
+        # into: up to half as much memory again, and no time saved.
         options.enable_mem_pattern = False
         try:
             session = onnxruntime.InferenceSession(
@@ -223,12 +223,12 @@ class OnnxBackend:
 
     @property
     def data(self) -> DataSpec:
-        """What data the task wants."""
+        """Format of the task's data."""
         return self._graphs.manifest.data
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """The execution providers: those in use once a graph has run, those asked for before."""
+        """Execution providers: those in use once a graph has run, before that those requested."""
         return self._graphs.providers
 
     def train(
@@ -245,7 +245,7 @@ class OnnxBackend:
         start = _copies(job.weights)
         weights: Arrays = _copies(job.weights)
         objective = _Objective(self._graphs, job)
-        # A training that runs away is told by its loss; numpy need not warn on the way.
+        # A diverging training shows in its loss; numpy need not warn on the way.
         with np.errstate(over="ignore", invalid="ignore"):
             steps = LocalSteps(job.rule, start)
             metrics = take_steps(objective, steps, weights, batches, should_stop)
@@ -262,19 +262,19 @@ class OnnxBackend:
 
 
 class _Objective:
-    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+    """Loss and gradients of the current batch, as `LocalSteps` asks for them."""
 
     def __init__(self, graphs: Graphs, job: Job) -> None:
         plan = graphs.plan
         self.buffers = _copies(job.buffers)
-        """As of the last pass."""
+        """Buffers after the last pass."""
         self._graphs = graphs
         self._kept = plan.kept_atoms(plan.choose(job.groups))
         self._scales = _scale_feeds(plan, job.groups, job.rule.rescale)
         self._stream = job.mask_stream
 
     def batch(self, batch: Batch) -> None:
-        """Turn to the next batch: the same data and dropout masks until the one after it."""
+        """Switch to the next batch; data and dropout masks stay the same until the next call."""
         manifest = self._graphs.manifest
         manifest.data.check(batch)
         size = len(batch.targets)
@@ -296,7 +296,7 @@ class _Objective:
         }
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
-        """(mean loss, gradients) at these weights."""
+        """Return (mean loss, gradients) at these weights."""
         taken = self._entry.input_names
         feeds = dict(self._feeds)
         feeds |= {key: np.asarray(weights[n]) for n in weights if (key := f"w:{n}") in taken}
@@ -309,7 +309,7 @@ class _Objective:
 
 
 def _scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
-    """The scale of every axis, by the name of its input."""
+    """Return the scale of every axis, by the name of its input."""
     scales = axis_scales(plan, groups, rescale)
     return {f"s:{name}": np.array(scale, dtype=np.float32) for name, scale in scales.items()}
 
@@ -317,9 +317,9 @@ def _scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, A
 def fed(
     entry: GraphEntry, arrays: Mapping[str, Array], kept: Sequence[int], size: int
 ) -> dict[str, Array]:
-    """Those of a batch's arrays that the graph takes, checked, and padded to its batch size.
+    """Return the batch's arrays that the graph takes, checked, and padded to its batch size.
 
-    Padding repeats the last sample: unlike zeros, it is sure to be data that the model can take.
+    Padding repeats the last sample: unlike zeros, it is certainly valid data for the model.
     """
     feeds = {}
     for port in entry.inputs:
@@ -335,7 +335,7 @@ def fed(
 
 
 def _real_shape(entry: GraphEntry, port: Port, kept: Sequence[int], size: int) -> tuple[int, ...]:
-    """The shape before padding: the first dimension is the batch, or a multiple of it."""
+    """Return the shape before padding: the first dimension is the batch, or a multiple of it."""
     shape = port.shape(kept, size)
     if entry.batch in (None, size) or not shape or shape[0] % entry.batch:
         return shape
@@ -345,7 +345,7 @@ def _real_shape(entry: GraphEntry, port: Port, kept: Sequence[int], size: int) -
 def _check_array(name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> None:
     if not isinstance(array, np.ndarray):
         raise TensorError(f"{name!r} is {type(array).__name__}, not a numpy array")
-    if array.dtype != dtype and array.dtype.name != dtype:  # a name is slow to ask for
+    if array.dtype != dtype and array.dtype.name != dtype:  # asking for a name is slow
         raise TensorError(f"{name!r} is {array.dtype.name}; the graph takes {dtype}")
     if array.shape != shape:
         raise TensorError(f"{name!r} has shape {array.shape}; the graph takes {shape}")
@@ -363,12 +363,12 @@ def _check_runtime(manifest: Manifest, version: str) -> None:
 
 
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Arrays of our own, in C order: neither side's later changes reach the other."""
+    """Copy arrays in C order: neither side's later changes reach the other."""
     return {name: np.array(array, order="C") for name, array in arrays.items()}
 
 
 def numpy_dtype(ort_type: str) -> str:
-    """numpy's name for a type that onnxruntime calls `tensor(float)`."""
+    """Return numpy's name for a type that onnxruntime calls `tensor(float)`."""
     inner = ort_type.removeprefix("tensor(").removesuffix(")")
     return _TYPES.get(inner, inner)
 

@@ -1,7 +1,7 @@
 """The torch backend: trains the narrow model itself, on CPU or CUDA.
 
 It is the oracle in tests, and the choice for machines that have the task's Python code. It knows
-nothing about models: the task hands it a forward pass for each width (`coordinator.task.tracing`).
+nothing about models: the task gives it a forward pass for each width (`coordinator.task.tracing`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Forward(Protocol):
         scales: Sequence[float | torch.Tensor],
         masks: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """Outputs; buffers that are statistics are updated in place."""
+        """Return outputs; buffers that are statistics are updated in place."""
 
 
 class ModelProgram(Protocol):
@@ -44,11 +44,11 @@ class ModelProgram(Protocol):
 
     @property
     def at(self) -> Callable[[tuple[int, ...], int, bool], Forward]:
-        """(atoms kept per axis, batch size, whether scales are used) → forward pass."""
+        """(atoms kept per axis, batch size, use scales) → forward pass."""
 
 
 class TorchTask(Protocol):
-    """What the backend needs of a task."""
+    """The parts of a task that the backend needs."""
 
     @property
     def plan(self) -> ModelPlan:
@@ -64,14 +64,14 @@ class TorchTask(Protocol):
 
     @property
     def data(self) -> DataSpec:
-        """What data the task wants. May raise `TesseraError` where nobody has said."""
+        """Format of the task's data. May raise `TesseraError` if it is unknown."""
 
 
 class TorchBackend:
     """A `Backend` on torch."""
 
     def __init__(self, task: TorchTask, *, device: str = "cpu", threads: int = 1) -> None:
-        """`threads`: intra-op threads while training; torch's setting is put back afterwards."""
+        """`threads`: intra-op threads while training; torch's setting is restored afterwards."""
         if threads < 1:
             raise TrainingError(f"threads must be at least 1, not {threads}")
         self._task = task
@@ -85,7 +85,7 @@ class TorchBackend:
 
     @property
     def data(self) -> DataSpec | None:
-        """What data the task wants; None for a loss of the task's own without example targets."""
+        """Format of the task's data; None for a custom loss without example targets."""
         try:
             return self._task.data
         except TesseraError:
@@ -118,12 +118,12 @@ class TorchBackend:
         return Trained(movement, statistics, metrics)
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Copies on the device: neither side's later changes reach the other."""
+        """Copy arrays to the device: neither side's later changes reach the other."""
         return {name: torch.tensor(array, device=self._device) for name, array in arrays.items()}
 
 
 class _Objective:
-    """Loss and gradients of the present batch, as `LocalSteps` asks for them."""
+    """Loss and gradients of the current batch, as `LocalSteps` asks for them."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Objective:
         self._stream = job.mask_stream
 
     def batch(self, batch: Batch) -> None:
-        """Turn to the next batch: the same data and dropout masks until the one after it."""
+        """Switch to the next batch; data and dropout masks stay the same until the next call."""
         # Copies: data may be read-only, and a model may change its input in place.
         self._inputs = [torch.tensor(array, device=self._device) for array in batch.inputs]
         self._targets = torch.tensor(batch.targets, device=self._device)
@@ -152,7 +152,7 @@ class _Objective:
         self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
-        """(mean loss, gradients) at these weights."""
+        """Return (mean loss, gradients) at these weights."""
         leaves = [weights[name].detach().requires_grad_() for name in self._names]
         outputs = self._forward(leaves, self._buffers, self._inputs, self._scales, self._masks)
         loss = self._task.loss(outputs, self._targets).mean()
@@ -175,9 +175,9 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _own(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients that can be changed in place one by one.
+    """Return gradients that can be changed in place one by one.
 
-    Autograd hands out one tensor for two weights that are only added, and an expanded one for a
+    Autograd returns one tensor for two weights that are only added, and an expanded one for a
     weight that is only summed.
     """
     seen: set[int] = set()

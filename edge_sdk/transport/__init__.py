@@ -1,1 +1,1 @@
-"""How messages travel: links over MQTT, and a queue inside one process."""
+"""Links to a broker, uploads with receipts, and a probe that tries a broker out."""

@@ -1,4 +1,4 @@
-"""Topics and topic filters of MQTT: what is well formed, what fits what."""
+"""MQTT topics and topic filters: validation and matching."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ MAX_TOPIC_BYTES = 65_535
 
 
 def check_topic(topic: str) -> None:
-    """Raise LinkError unless a message can be published to it."""
+    """Raise LinkError unless messages can be published to the topic."""
     _check(topic)
     if "+" in topic or "#" in topic:
         raise LinkError(f"topic {topic!r}: + and # are for subscriptions only")
 
 
 def check_filter(topic_filter: str) -> None:
-    """Raise LinkError unless it can be subscribed to."""
+    """Raise LinkError unless the filter can be subscribed to."""
     _check(topic_filter)
     levels = topic_filter.split("/")
     for index, level in enumerate(levels):
@@ -23,12 +23,12 @@ def check_filter(topic_filter: str) -> None:
             "#" in level and (level != "#" or index != len(levels) - 1)
         ):
             raise LinkError(
-                f"filter {topic_filter!r}: + stands for one whole level, # for all that is left"
+                f"filter {topic_filter!r}: + stands for one whole level, # for all the rest"
             )
 
 
 def matches(topic: str, topic_filter: str) -> bool:
-    """Whether a subscription to the filter receives the topic. Both are well formed."""
+    """True if a subscription to the filter receives the topic. Both must be well formed."""
     if topic == topic_filter:
         return True
     wanted, given = topic_filter.split("/"), topic.split("/")

@@ -1,12 +1,12 @@
-"""The connection to a broker, as both sides see it.
+"""The interface of a connection to a broker.
 
-A link does not promise delivery. Whatever `publish` accepted reaches the broker at least once (so
-sometimes twice) and in order per topic and connection, if the link lives long enough; what the
-broker does with it is the broker's affair. Transfers therefore have receipts of their own.
+A link does not promise delivery. Whatever `publish` accepts reaches the broker at least once (so
+sometimes twice) and in order per topic and connection, if the link lives long enough. What the
+broker does with it is up to the broker, so transfers have their own receipts.
 
-Sessions are clean: a broker keeps nothing for us while we are away. What it would keep is capped
-and dropped without a word on the brokers we know, and old control messages help nobody; on
-`Connected` each side asks for, and says again, what counts now.
+Sessions are clean: a broker keeps nothing for us while we are away. The brokers we know cap such
+queues and drop messages silently, and old control messages help nobody. On `Connected`, each side
+asks for, and repeats, what is current.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Protocol, TypeAlias
 from edge_sdk.transport.settings import LinkError
 
 MAX_NAME = 100
-"""Characters of a link's name. Client ids are a little longer, and AWS IoT Core takes 128."""
+"""Most characters of a link's name. Client ids are slightly longer, and AWS IoT Core takes 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The link works: both connections are up, with every subscription known when they came up.
+    """The link works: both connections are up, with the subscriptions made before.
 
-    `first`: never before. Otherwise messages may have been missed since `Disconnected`. Messages
-    of subscriptions may arrive a little before this event.
+    `first`: for the first time. Otherwise messages may have been missed since `Disconnected`.
+    Messages of subscriptions may arrive shortly before this event.
     """
 
     first: bool
@@ -34,10 +34,11 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The link does not work, or does not yet, and why, for people; it goes on trying.
+    """The link does not work (yet), with the reason for people; it keeps trying.
 
-    Said once, and again only when the reason changes, or with every denial: `denials` is how often
-    in a row the broker refused our name, password or certificate, which time alone does not cure.
+    Delivered once, and again only when the reason changes or with every denial: `denials` counts
+    how often in a row the broker refused our name, password or certificate. Waiting does not cure
+    that.
     """
 
     reason: str
@@ -46,7 +47,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message. `retained`: the broker had kept it from before we subscribed."""
+    """A message. `retained`: the broker kept it from before we subscribed."""
 
     topic: str
     payload: bytes
@@ -55,14 +56,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Writable:
-    """`publish` returned False some time ago; there is room again."""
+    """There is room again after `publish` returned False."""
 
     bulk: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker did not take a subscription, or a message, which the link has now given up."""
+    """The broker rejected a subscription or a message, which the link has now given up."""
 
     topic: str
     reason: str
@@ -74,7 +75,7 @@ Deliver: TypeAlias = Callable[[LinkEvent], None]
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker says for us when we vanish without a goodbye."""
+    """Message the broker sends for us when we vanish without a goodbye."""
 
     topic: str
     payload: bytes
@@ -82,9 +83,9 @@ class Will:
 
 
 class Link(Protocol):
-    """Two connections to one broker: control, and bulk, so that chunks never hold up control.
+    """Two connections to one broker, control and bulk, so that chunks never delay control.
 
-    Every method may be called from any thread; none but `close` waits for the network.
+    Every method may be called from any thread; only `close` waits for the network.
     """
 
     def publish(
@@ -92,56 +93,56 @@ class Link(Protocol):
     ) -> bool:
         """Send a message, now or when the broker is back; an empty retained one clears the topic.
 
-        False, and nothing is queued, when too much is waiting (4 MiB of bulk, 8 MiB of control)
-        or the link was closed; after the former, `Writable` follows. Raises LinkError for a topic
-        with wildcards or none at all.
+        Returns False and queues nothing if too much is waiting (4 MiB of bulk, 8 MiB of control),
+        in which case `Writable` follows, or if the link is closed. Raises LinkError for an empty
+        topic or one with wildcards.
         """
 
     def subscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """Receive what fits, over that connection; repeated after every reconnect.
+        """Receive matching messages over that connection; repeated after every reconnect.
 
-        What is published afterwards over the same connection reaches the broker later, so an
-        answer to it is not missed. Subscribing again makes the broker send its retained messages
-        again. Raises LinkError for a malformed filter.
+        Messages published afterwards over the same connection reach the broker later, so no answer
+        to them is missed. Subscribing again makes the broker resend its retained messages. Raises
+        LinkError for a malformed filter.
         """
 
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """Receive it no more; what is still under way is dropped."""
+        """Stop receiving; messages still on their way are dropped."""
 
     def acknowledged(self, *, bulk: bool = False) -> bool:
-        """Whether the broker has everything that was published over that connection."""
+        """True if the broker has everything that was published over that connection."""
 
     def silence_s(self, *, bulk: bool = False) -> float:
-        """Seconds since any byte came over that connection, a part of a message too.
+        """Seconds since any byte, even of part of a message, arrived over that connection.
 
-        Infinite: none has. What is asked for may be on its way while bytes come.
+        Infinite: none has. While bytes arrive, an answer may be on its way.
         """
 
     def reconnect(self, will: Will | None = None) -> None:
-        """End both connections without a goodbye and connect anew, from now on with this will.
+        """End both connections without a goodbye and reconnect, from now on with this will.
 
-        For a link that says it works and does not. None: with the will it has. What was not
-        acknowledged is sent again.
+        For a link that claims to work but does not. None keeps the current will. Unacknowledged
+        messages are sent again.
         """
 
     def close(self) -> None:
-        """Send what is queued, for at most FLUSH_S, and say goodbye, so that no will is sent.
+        """Send queued messages, for at most FLUSH_S, and say goodbye, so that no will is sent.
 
-        No event is delivered once it has returned. Not to be called from `deliver`.
+        No event is delivered after it returns. Must not be called from `deliver`.
         """
 
     def kill(self) -> None:
-        """End at once as a crash would: nothing is sent, and the broker sends the will."""
+        """End at once, like a crash: nothing is sent, and the broker sends the will."""
 
 
 class OpenLink(Protocol):
-    """What opens links: `functools.partial(open_link, settings)`."""
+    """Opens links: `functools.partial(open_link, settings)`."""
 
     def __call__(self, *, name: str, deliver: Deliver, will: Will | None = None) -> Link:
-        """As `open_link`."""
+        """Open a link, as `open_link` does."""
 
 
 def check_name(name: str) -> None:
     """Raise LinkError for a name that cannot be a client id."""
     if not 0 < len(name) <= MAX_NAME or not all(c.isascii() and c.isprintable() for c in name):
-        raise LinkError(f"name {name!r}: 1 to {MAX_NAME} printable ASCII characters")
+        raise LinkError(f"name {name!r}: use 1 to {MAX_NAME} printable ASCII characters")

@@ -1,4 +1,4 @@
-"""Opening a link to a broker over MQTT."""
+"""Open a link to a broker over MQTT."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def open_link(
 ) -> Link:
     """Start a link over MQTT 3.1.1. Returns at once; `Connected` or `Disconnected` follow.
 
-    `name` is the client id of the control connection, `<name>-bulk` of the other. A broker that
-    sees a second connection with one id ends the first.
-    `deliver` is called from the link's own threads, from two at a time: it hands the event to a
-    queue and returns. It must not block, since the connection is not served meanwhile.
+    `name` is the client id of the control connection, `<name>-bulk` that of the other. A broker
+    that sees a second connection with the same id ends the first.
+    `deliver` is called from the link's own threads, possibly two at a time: it should put the event
+    in a queue and return. It must not block, because the connection is not served meanwhile.
     Raises LinkError for settings that cannot work.
     """
-    # paho is loaded where a link is opened, not where the SDK is imported.
+    # paho is loaded when a link is opened, not when the SDK is imported.
     from edge_sdk.transport.mqtt.link import MqttLink
 
     check_name(name)

@@ -1,13 +1,13 @@
-"""What a connection has yet to send, and what it has sent but nobody acknowledged.
+"""Messages a connection has yet to send, and sent ones that are not acknowledged.
 
-Laws: what is waiting and under way never exceeds the limit (a single message may); messages leave
+Laws: messages waiting and under way never exceed the limit (a single message may); messages leave
 in the order they were offered, and after a lost connection the unacknowledged ones leave again
 first, in the same order.
 
-A broker that dislikes a message (too large, not allowed) closes the connection, and sending it
-again would go on for ever. After a connection was closed on us without any acknowledgement,
-messages go out one at a time until those under way then are through; the one at which the
-connection ends `TRIES` times is given up.
+A broker that rejects a message (too large, not allowed) closes the connection, and resending it
+would go on for ever. After the broker closed a connection without any acknowledgement, messages go
+out one at a time until those then under way are through; a message at which the connection ends
+`TRIES` times is given up.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from threading import Lock
 
 CONTROL_BYTES = 8 << 20
 BULK_BYTES = 4 << 20
-"""What may wait, and be under way, on each connection of a link."""
+"""Most bytes that may wait and be under way, on each connection of a link."""
 
 WINDOW = 16
-"""Messages under way without an acknowledgement."""
+"""Most messages under way without an acknowledgement."""
 
 TRIES = 3
 """Connections a message may cost before it is given up."""
 
 OVERHEAD_BYTES = 256
-"""What a queued message takes besides its payload, so that empty ones are bounded too."""
+"""Size of a queued message besides its payload, so that empty ones are bounded too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Outbox:
             return True
 
     def next(self) -> Publication | None:
-        """The message to send now; None when there is none or enough are under way.
+        """Return the message to send now; None if there is none or enough are under way.
 
-        `sent` must follow before the next call.
+        `sent` must be called before the next call.
         """
         with self._lock:
             window = 1 if self._one_by_one else WINDOW
@@ -80,12 +80,12 @@ class Outbox:
             return self._waiting[0]
 
     def sent(self, id: int) -> None:
-        """What `next` returned is under way, under this id."""
+        """Note that the message from `next` is under way, under this id."""
         with self._lock:
             self._under_way[id] = self._waiting.popleft()
 
     def acknowledged(self, id: int) -> None:
-        """The broker has it."""
+        """Note that the broker has the message."""
         with self._lock:
             publication = self._under_way.pop(id, None)
             if publication is None:
@@ -96,7 +96,7 @@ class Outbox:
             self._one_by_one = max(0, self._one_by_one - 1)
 
     def lost(self, *, closed: bool) -> Publication | None:
-        """The connection is gone; everything under way waits again.
+        """Note that the connection is gone; everything under way waits again.
 
         `closed`: the broker ended it, rather than the network. Returns the message that is given
         up, if any.
@@ -118,7 +118,7 @@ class Outbox:
             return given_up
 
     def take_room(self) -> bool:
-        """True once after an offer was turned away, as soon as half the room is free again."""
+        """True once after an offer was rejected, as soon as half the room is free again."""
         with self._lock:
             if self._turned_away and self._bytes <= self._max_bytes // 2:
                 self._turned_away = False
@@ -127,12 +127,12 @@ class Outbox:
 
     @property
     def searching(self) -> bool:
-        """Whether messages go one at a time, to find the one that ends connections."""
+        """True while messages go one at a time, to find the one that ends connections."""
         with self._lock:
             return self._one_by_one > 0
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is waiting or under way."""
+        """True if nothing is waiting or under way."""
         with self._lock:
             return not self._bytes

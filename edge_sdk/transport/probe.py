@@ -1,9 +1,9 @@
-"""What a broker can really do, found by doing it.
+"""Test what a broker can really do.
 
 Brokers grant subscriptions that deliver nothing and acknowledge messages they drop, so nothing
-here trusts an acknowledgement: a message counts when it comes back. Everything is done under
-`tessera/v1/probe-…`, a task's name like any other, and cleared again. One link is open at a time:
-a broker that binds client ids to certificates would end the first for the second.
+here trusts an acknowledgement: a message counts when it comes back. Everything happens under
+`tessera/v1/probe-…`, a task name like any other, and is cleared afterwards. Only one link is open
+at a time: a broker that binds client ids to certificates would end the first for the second.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from edge_sdk.transport.settings import (
 )
 
 ROOM_BYTES = 1_024
-"""What a message may have besides its chunk."""
+"""Bytes a message may have besides its chunk."""
 
 CHUNKS = (196_608, 131_072, 98_304, 65_536, 32_768, 16_384, 4_096, MIN_CHUNK_BYTES)
-"""Sizes tried, beginning below the configured one, when that does not come through."""
+"""Sizes tried, starting below the configured one, if that one does not come through."""
 
 CONNECT_S = 15.0
 ANSWER_S = 3.0
 QUIET_S = 0.3
-"""How long to wait for a connection; for a message that should come; for one that should not."""
+"""Wait for a connection; for a message that should come; for one that should not."""
 
 Wait: TypeAlias = Callable[[Callable[[], bool], float], bool]
-"""Waits until something holds, for at most some seconds; whether it does."""
+"""Waits until a condition holds, for at most some seconds; returns True if it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fact and what it means: `good`, `advice` (it works, but), or `refused` (it cannot)."""
+    """One fact and its meaning: `good`, `advice` (it works, but), or `refused` (it cannot)."""
 
     name: str
     value: str
@@ -60,12 +60,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """What came back.
+    """Results of the probe.
 
-    `chunk_bytes`: the largest chunk that did, at most the configured one; 0 if nothing did.
-    `retained`: a small retained message is there for a later subscriber; `retained_chunk`: one of
-    `chunk_bytes` too; `wildcard_retained`: also by a filter with a wildcard. `clears_retained`: an
-    empty one removes it. `will`: sent when a connection breaks. `duplicates`: a message came twice.
+    `chunk_bytes`: the largest chunk that came back, at most the configured one; 0 if none did.
+    `retained`: a later subscriber gets a small retained message; `retained_chunk`: also one of
+    `chunk_bytes`; `wildcard_retained`: also through a filter with a wildcard. `clears_retained`: an
+    empty message removes it. `will`: sent when a connection breaks. `duplicates`: a message came
+    twice.
     """
 
     chunk_bytes: int
@@ -79,17 +80,17 @@ class BrokerFacts:
 
     @property
     def retained_chunks(self) -> bool:
-        """Whether devices can pull chunks from the broker; otherwise the coordinator sends them."""
+        """True if devices can pull chunks from the broker; otherwise the coordinator sends them."""
         return self.retained_chunk and self.clears_retained
 
     @property
     def refusal(self) -> str | None:
-        """Why a run cannot work over this broker; None if it can."""
+        """Reason why a run cannot work over this broker; None if it can."""
         texts = [finding.text for finding in self.findings() if finding.verdict == "refused"]
         return "; ".join(texts) or None
 
     def findings(self) -> tuple[Finding, ...]:
-        """Every fact, with what follows from it."""
+        """Return every fact with its consequence."""
         return (
             self._size(),
             _finding(
@@ -111,10 +112,10 @@ class BrokerFacts:
             _finding(
                 "retained messages by wildcard",
                 self.wildcard_retained,
-                "a coordinator that restarts finds who is present",
+                "a restarted coordinator finds out which devices are present",
                 "advice",
                 "wildcard subscriptions get no retained messages; after a restart the coordinator "
-                "learns of devices only as they speak",
+                "learns of devices only when they send something",
             ),
             _finding(
                 "clearing retained messages",
@@ -127,9 +128,9 @@ class BrokerFacts:
             _finding(
                 "last will",
                 self.will,
-                "devices that vanish are noticed",
+                "vanished devices are noticed",
                 "advice",
-                "no last will came; devices that vanish are noticed only by their silence, at "
+                "no last will came; vanished devices are noticed only by their silence, at "
                 "deadlines",
             ),
             _finding(
@@ -145,24 +146,24 @@ class BrokerFacts:
         value = f"{self.chunk_bytes} bytes"
         if not self.chunk_bytes:
             text = (
-                "nothing that was published came back; allow this user to publish and subscribe "
+                "no published message came back; allow this user to publish and subscribe "
                 "below tessera/v1/#"
             )
             return Finding("chunk size", "none", "refused", text)
         if self.chunk_bytes < self.configured_chunk_bytes:
             text = (
-                f"chunks of {self.configured_chunk_bytes} bytes do not come through; chunks of "
-                f"{self.chunk_bytes} are used. Raise the broker's limit on message size "
-                "(max_packet_size in Mosquitto), or set chunk_bytes to spare the search"
+                f"chunks of {self.configured_chunk_bytes} bytes do not come through; using "
+                f"{self.chunk_bytes} bytes. Raise the broker's limit on message size "
+                "(max_packet_size in Mosquitto), or set chunk_bytes to avoid this search"
             )
             return Finding("chunk size", value, "advice", text)
         return Finding("chunk size", value, "good", "as configured")
 
 
 def probe_broker(settings: BrokerSettings, *, name: str = "tessera-probe") -> BrokerFacts:
-    """Try a broker out; takes a second or two on a good one, up to a minute on a poor one.
+    """Test a broker; takes a second or two on a good one, up to a minute on a poor one.
 
-    Links named `<name>-1`, `<name>-2` … are opened. Raises LinkError when there is no connection,
+    Opens links named `<name>-1`, `<name>-2` … Raises LinkError when there is no connection, and
     DeniedError at once when the broker refuses us.
     """
     return probe_links(
@@ -171,7 +172,7 @@ def probe_broker(settings: BrokerSettings, *, name: str = "tessera-probe") -> Br
 
 
 def probe_links(open_link: OpenLink, wait: Wait, *, name: str, chunk_bytes: int) -> BrokerFacts:
-    """As `probe_broker`, over any kind of link."""
+    """Run `probe_broker` over any kind of link."""
     return _Probe(open_link, wait, name, chunk_bytes).run()
 
 
@@ -208,7 +209,7 @@ class _Probe:
             if not self._mark(ear):
                 return 0
         for size in (self._configured, *(s for s in CHUNKS if s < self._configured)):
-            # A broker may close the connection over it: each size gets a new one.
+            # The broker may close the connection because of it: each size gets a new one.
             with self._ear() as ear:
                 topic = f"{self._root}/size"
                 ear.link.subscribe(topic, bulk=True)
@@ -240,7 +241,7 @@ class _Probe:
             return (*found, found[0] and not late.kept(small))
 
     def _will(self) -> bool:
-        """Whether a will is there for who comes later, as those of participants are."""
+        """True if a later subscriber gets a will, as for participants."""
         topic = f"{self._root}/will"
         with self._ear(Will(topic, b"gone")) as victim:
             victim.link.kill()
@@ -252,7 +253,7 @@ class _Probe:
             return came
 
     def _mark(self, ear: _Ear) -> bool:
-        """Whether a message comes back; all bulk that was sent before it has then been handled."""
+        """True if a message comes back; all bulk sent before it has then been handled."""
         self._markers += 1
         topic = f"{self._root}/marker/{self._markers}"
         ear.link.subscribe(topic, bulk=True)
@@ -275,7 +276,7 @@ class _Probe:
 
 
 class _Ear:
-    """A link and everything it heard."""
+    """A link and everything it received."""
 
     def __init__(self, open_link: OpenLink, name: str, will: Will | None) -> None:
         self.events: list[LinkEvent] = []

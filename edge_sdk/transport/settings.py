@@ -1,11 +1,11 @@
-"""Where the broker is and how to reach it, checked once.
+"""Settings for reaching the broker, checked once.
 
     ConfigError
     └── LinkError        settings with which no link can ever work; names the setting and what to do
         └── DeniedError  the broker refuses our name, password or certificate
 
-A broker that is away, or that refuses us, is no error here: a link says so and tries again. Its
-user may have enough of that, and raise `DeniedError`.
+A broker that is away, or that refuses us, is not an error here: a link reports it and tries again.
+The link's user may give up and raise `DeniedError`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from edge_sdk.program.settings import Example, Within, check_fields
 from edge_sdk.protocol.errors import ConfigError
 
 MAX_CHUNK_BYTES = 262_144
-"""Larger messages cost more on the way out than they save (the sender copies what is left of a
-message every time the socket takes a part of it)."""
+"""Larger messages cost more to send than they save: the sender copies the rest of a message every
+time the socket takes part of it."""
 
 MIN_CHUNK_BYTES = 1_024
 
@@ -84,7 +84,7 @@ class BrokerSettings:
         if not self.host or "/" in self.host or any(c.isspace() for c in self.host):
             raise LinkError(
                 f"host = {self.host!r}: give a name or an address, such as broker.example.org, "
-                "without a scheme; the port is a setting of its own"
+                "without a scheme; the port is a separate setting"
             )
         try:
             check_fields(self)
@@ -96,7 +96,7 @@ class BrokerSettings:
         if self.password_file is not None:
             self._read_password(self.password_file)
         if self.password is not None and self.username is None:
-            raise LinkError("password is set but username is not; MQTT knows no password alone")
+            raise LinkError("password is set but username is not; MQTT needs both")
 
     def _read_password(self, path: Path) -> None:
         if self.password is not None:
@@ -116,19 +116,18 @@ class BrokerSettings:
             given = [name for name in pair if getattr(self, name) is not None]
             if len(given) == 1:
                 missing = pair[1 - pair.index(given[0])]
-                raise LinkError(f"{given[0]} is set but {missing} is not; both or neither")
+                raise LinkError(f"{given[0]} is set but {missing} is not; set both or neither")
         if self.bulk_certificate is not None and self.certificate is None:
-            raise LinkError("bulk_certificate is set but certificate is not; both or neither")
+            raise LinkError("bulk_certificate is set but certificate is not; set both or neither")
         if not self.tls and not self.allow_plaintext and not is_loopback(self.host):
             raise LinkError(
-                f"host = {self.host!r} is another machine and tls is off: everybody on the way "
-                "could read the password, the model and what devices learn, and change them. Set "
-                "tls = true, or allow_plaintext = true to take that risk on a network that is "
-                "trusted"
+                f"host = {self.host!r} is another machine and tls is off: anybody on the network "
+                "could read and change the password, the model and what devices learn. Set "
+                "tls = true, or allow_plaintext = true to accept that risk on a trusted network"
             )
 
     def for_bulk(self) -> BrokerSettings:
-        """The settings of the connection for chunks: with its own certificate, if it has one."""
+        """Return the settings of the connection for chunks, with its own certificate if set."""
         if self.bulk_certificate is None:
             return self
         return replace(self, certificate=self.bulk_certificate, key=self.bulk_key)
@@ -140,7 +139,7 @@ class BrokerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its text alone; no name is looked up."""
+    """True if a host is this machine, by its text alone; no name is looked up."""
     if host == "localhost":
         return True
     try:
@@ -150,7 +149,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
-    """What TLS needs; None for plaintext. Raises LinkError for files that cannot be used."""
+    """Make the TLS context; None for plaintext. Raises LinkError for unusable files."""
     if not settings.tls:
         return None
     try:
@@ -167,7 +166,7 @@ def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
         except OSError as error:
             raise LinkError(
                 f"certificate {settings.certificate} and key {settings.key}: {_words(error)}; "
-                "both are PEM files, and the key belongs to the certificate"
+                "both must be PEM files, and the key must belong to the certificate"
             ) from error
     return context
 
@@ -175,8 +174,8 @@ def tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
 class _TidySocket(ssl.SSLSocket):
     """Closes itself when the handshake fails; paho, which made it, would leave it open.
 
-    Hears the broker out: under TLS 1.3 it judges our certificate after the handshake, says what
-    is wrong and closes, while we are about to send.
+    Reads the broker's last words: under TLS 1.3 the broker judges our certificate after the
+    handshake, says what is wrong and closes, while we are about to send.
     """
 
     def do_handshake(self, block: bool = False) -> None:
@@ -206,7 +205,7 @@ class _TidySocket(ssl.SSLSocket):
 
 def _no_passphrase() -> str:
     # Without this, OpenSSL would ask on the terminal and a service would hang.
-    raise LinkError("key: it is encrypted; give a key without a passphrase, readable by us alone")
+    raise LinkError("key: it is encrypted; give a key without a passphrase, readable only by us")
 
 
 def _words(error: OSError) -> str:

@@ -2,7 +2,7 @@
 
     device              coordinator
     Offer          ──▶                          at the start, after a reconnect, and after silence
-                   ◀──  Credit                  what is missing, and how much of it to send
+                   ◀──  Credit                  the missing chunks, and how many to send
     chunk, chunk … ──▶
                    ◀──  Credit                  for every four chunks
     chunk, chunk … ──▶  (the SHA-256 is right)
@@ -10,16 +10,16 @@
 
 Rules:
 - A credit allows the first `window` of the missing chunks, and replaces the credit before it.
-- What was sent is not sent again while it may be on its way, however slow the link: only when a
-  chunk sent behind it has arrived, when the connection or the coordinator was lost, or when no
-  chunk has arrived for a minute.
-- Nothing relies on the link: an offer is repeated until a credit answers, later and later. Every
-  message may be lost, doubled or late, and each side may start anew at any time. So complete is
+- A sent chunk is not sent again while it may be on its way, however slow the link. It is resent
+  only when a chunk sent after it has arrived, when the connection or the coordinator was lost, or
+  when no chunk has arrived for a minute.
+- Nothing relies on the link: an offer is repeated until a credit answers, at growing intervals.
+  Every message may be lost, doubled or late, and each side may restart at any time. So complete is
   not the end: only the receipt is, and until it comes the upload is offered now and then.
 - An upload's id follows from its bytes and their purpose: offering them again is harmless.
-- A device has few uploads at a time, and all together have a limit on their bytes; further ones
-  are told to wait. What is too large is refused, and what is complete with a wrong SHA-256 is
-  asked for once more, then refused.
+- A device has few uploads at a time, and all uploads together have a limit on their bytes; further
+  ones are told to wait. One that is too large is refused. One that is complete with a wrong SHA-256
+  is requested once more, then refused.
 
 No I/O here: both ends are told what arrived, and answer with what to send.
 """
@@ -40,31 +40,31 @@ from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.transfer import MAX_RANGES, UPLOAD_BYTES, Credit, Offer
 
 WINDOW = 8
-"""Chunks that may be on their way: 2 MiB of chunks of 256 KiB."""
+"""Most chunks on their way: 2 MiB of chunks of 256 KiB."""
 CREDIT_EVERY = 4
 RETRY_S = 5.0
 MAX_RETRY_S = 60.0
 PATIENCE_S = 60.0
-"""Without any chunk arriving, until missing ones are sent again; then twice as long. A chunk of
+"""Seconds without any arriving chunk until missing ones are resent; doubles each time. A chunk of
 256 KiB takes a minute at 4 KB/s."""
 MAX_PATIENCE_S = 600.0
 REMEMBERED = 16
-"""Complete or refused uploads of a device whose outcome is known when they are offered again."""
+"""Complete or refused uploads of a device whose result is remembered for repeated offers."""
 
 Space = bytearray | mmap
-"""Where an upload is put together: memory, or a file's."""
+"""Memory in which an upload is assembled: plain, or a mapped file."""
 
 
 # -- chunks of an upload -------------------------------------------------------------------------
 
 
 def pack_chunk(upload: bytes, index: int, data: bytes | memoryview) -> bytes:
-    """A chunk as it travels: the upload's id, its number as uint32 (little-endian), its bytes."""
+    """Pack a chunk: the upload's id, its number as uint32 (little-endian), its bytes."""
     return b"".join([upload, index.to_bytes(4, "little"), data])
 
 
 def parse_chunk(payload: bytes) -> tuple[bytes, int, memoryview]:
-    """The upload's id, the chunk's number and its bytes. Raises `MessageError`."""
+    """Return the upload's id, the chunk's number and its bytes. Raises `MessageError`."""
     head = UPLOAD_BYTES + 4
     if not head < len(payload) <= head + MAX_CHUNK_BYTES:
         raise MessageError(f"{len(payload)} bytes are not a chunk of an upload")
@@ -76,7 +76,7 @@ def parse_chunk(payload: bytes) -> tuple[bytes, int, memoryview]:
 
 
 class Outgoing:
-    """One upload of a device, to be dropped when its receipt comes. `data` must not change."""
+    """One upload of a device, dropped when its receipt comes. `data` must not change."""
 
     def __init__(
         self,
@@ -102,9 +102,9 @@ class Outgoing:
             sha256=digest,
         )
         self.complete = False
-        """All was there when the coordinator last said something."""
+        """True if everything had arrived when the coordinator last answered."""
         self.refused: str | None = None
-        """Why the coordinator does not want it; None: it does."""
+        """Reason why the coordinator does not want it; None: it does."""
         self._data = memoryview(data)
         self._sent: dict[int, _Sent] = {}
         self._count = 0
@@ -116,12 +116,12 @@ class Outgoing:
 
     @property
     def due_s(self) -> float:
-        """When to send the next offer, if nothing is heard until then; infinite: never."""
+        """Time of the next offer, if nothing is heard until then; infinite: never."""
         return math.inf if self.refused is not None else self._due_s
 
     def make_offer(self, now: float, *, lost: bool = False) -> Offer:
-        """The offer to send: at the start, when `due_s` has come, and with `lost` when the link is
-        up again or the coordinator has started anew: what was sent may not have arrived.
+        """Return the offer to send: at the start, at `due_s`, and with `lost` when the link is up
+        again or the coordinator has restarted: sent chunks may not have arrived.
         """
         if lost:
             self._sent.clear()
@@ -131,7 +131,7 @@ class Outgoing:
         return self.offer
 
     def credited(self, credit: Credit, now: float) -> list[bytes]:
-        """The chunks to send, packed. Raises `MessageError` for a credit that is not for this."""
+        """Return the chunks to send, packed. Raises `MessageError` for another upload's credit."""
         if credit.upload != self.offer.upload or credit.device != self.offer.device:
             raise MessageError("a credit for another upload")
         if credit.missing and credit.missing[-1][1] > self.offer.chunk_count:
@@ -151,7 +151,7 @@ class Outgoing:
         return [self._chunk(number, now) for number in self._unsent(credit, now)]
 
     def _unsent(self, credit: Credit, now: float) -> list[int]:
-        """Those chunks of a credit that were never sent, or are not on their way any more."""
+        """Return the chunks of a credit that were never sent, or are no longer on their way."""
         wanted, arrived = allowed(credit), self._newest_arrived(credit)
         if arrived > self._arrived:
             self._arrived, self._moved_s = arrived, now
@@ -172,35 +172,35 @@ class Outgoing:
         ]
 
     def _newest_arrived(self, credit: Credit) -> int:
-        """The order of the chunk sent last of those that have arrived; 0: none is known to."""
+        """Order of the chunk sent last of those that have arrived; 0: none is known to."""
         ends = [behind for _, behind in credit.missing]
         for number, sent in reversed(self._sent.items()):
             at = bisect_right(ends, number)
             if at < len(ends):
                 if number < credit.missing[at][0]:
                     return sent.order
-            elif len(ends) < MAX_RANGES:  # behind the 64th range nothing is known
+            elif len(ends) < MAX_RANGES:  # nothing is known after the 64th range
                 return sent.order
         return 0
 
     def _chunk(self, number: int, now: float) -> bytes:
         self._count += 1
         self._sent.pop(number, None)
-        self._sent[number] = _Sent(self._count, now)  # last: they are in the order of sending
+        self._sent[number] = _Sent(self._count, now)  # last: the dict keeps the order of sending
         start = number * self.offer.chunk_bytes
         piece = self._data[start : start + self.offer.chunk_bytes]
         return pack_chunk(self.offer.upload, number, piece)
 
 
 class _Sent(NamedTuple):
-    """When a chunk was last sent: its place among all that were, and the time."""
+    """Last sending of a chunk: its place in the order of all, and the time."""
 
     order: int
     at_s: float
 
 
 def allowed(credit: Credit) -> list[int]:
-    """The chunks that a credit asks for."""
+    """Return the chunks that a credit asks for."""
     numbers: list[int] = []
     for first, behind in credit.missing:
         room = credit.window - len(numbers)
@@ -213,25 +213,25 @@ def allowed(credit: Credit) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadLimits:
-    """What devices may send at a time."""
+    """Limits on what devices may send at a time."""
 
     max_bytes: int = 2**30
-    """Of one upload; a larger one is refused."""
+    """Most bytes of one upload; a larger one is refused."""
     max_uploads: int = 2
-    """Of one device at a time; further ones wait."""
+    """Most uploads of one device at a time; further ones wait."""
     max_open_bytes: int = 2**32
-    """Of all uploads that are not complete; further ones wait. A single one always fits."""
+    """Most bytes of all incomplete uploads; further ones wait. A single one always fits."""
     idle_s: float = 600.0
-    """An upload of which no new chunk came for so long is dropped; it may be offered again."""
+    """Seconds without a new chunk after which an upload is dropped; it may be offered again."""
     window: int = WINDOW
-    """Chunks of one upload that may be on their way."""
+    """Most chunks of one upload on their way."""
     max_flight_bytes: int = 2**26
-    """Of all uploads, what may be on its way: with many of them, windows are narrower."""
+    """Most bytes of all uploads on their way: with many uploads, windows are narrower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Upload:
-    """An upload that is complete and right."""
+    """A complete and correct upload."""
 
     offer: Offer
     data: Space
@@ -239,33 +239,33 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What follows from a chunk: a credit to send, and an upload to deal with; None: nothing."""
+    """The consequence of a chunk: a credit to send, and an upload to process; None: nothing."""
 
     credit: Credit | None = None
     upload: Upload | None = None
     new: bool = True
-    """False: nobody waits for what arrived."""
+    """False: nobody waits for the arrived chunk."""
 
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
-    """An upload on its way. `there` has a byte for every chunk: 1 if it has arrived."""
+    """An upload in progress. `there` has a byte for every chunk: 1 if it has arrived."""
 
     offer: Offer
     space: Space
     there: bytearray
     heard_s: float
-    """When it was first offered, or a new chunk came: offers alone hold no room."""
+    """Time of its first offer or newest chunk: offers alone hold no room."""
     arrived: int = 0
     lowest: int = 0
-    """No chunk below is missing."""
+    """No chunk below this number is missing."""
     since_credit: int = 0
     window: int = 1
-    """Of the last credit."""
+    """Window of the last credit."""
     failures: int = 0
 
     def put(self, index: int, data: memoryview) -> bool:
-        """Whether the chunk is new. Raises `MessageError` for one that is not of this upload."""
+        """Store a chunk; True if it is new. Raises `MessageError` for one of another upload."""
         if index >= len(self.there):
             raise MessageError(f"chunk {index} of an upload of {len(self.there)} chunks")
         start = index * self.offer.chunk_bytes
@@ -280,11 +280,11 @@ class _Incoming:
         return True
 
     def restart(self) -> None:
-        """Nothing has arrived."""
+        """Forget all arrived chunks."""
         self.there, self.arrived, self.lowest = bytearray(len(self.there)), 0, 0
 
     def missing(self) -> tuple[tuple[int, int], ...]:
-        """The first ranges of chunks that have not arrived."""
+        """Return the first ranges of chunks that have not arrived."""
         ranges: list[tuple[int, int]] = []
         first = self.lowest = self.there.find(0, self.lowest)
         while first >= 0 and len(ranges) < MAX_RANGES:
@@ -296,14 +296,14 @@ class _Incoming:
 
 @dataclass(slots=True, eq=False)
 class _Sender:
-    """What one device uploads, and how its last uploads ended: None, or why they were refused."""
+    """Uploads of one device, and the end of its last ones: None, or why they were refused."""
 
     open: dict[bytes, _Incoming] = field(default_factory=dict)
     ended: OrderedDict[bytes, str | None] = field(default_factory=OrderedDict)
 
 
 class Uploads:
-    """All uploads on their way to the coordinator."""
+    """All uploads in progress to the coordinator."""
 
     def __init__(
         self,
@@ -311,14 +311,14 @@ class Uploads:
         *,
         allocate: Callable[[int], Space] = bytearray,
     ) -> None:
-        """`allocate` makes room for so many bytes: in memory, or a mapped file."""
+        """`allocate` makes room for this many bytes: in memory, or a mapped file."""
         self._limits = limits or UploadLimits()
         self._allocate = allocate
         self._senders: dict[str, _Sender] = {}
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of all uploads that are not complete."""
+        """Bytes of all incomplete uploads."""
         return sum(
             incoming.offer.size
             for sender in self._senders.values()
@@ -326,10 +326,10 @@ class Uploads:
         )
 
     def offered(self, device: str, offer: Offer, now: float) -> Credit:
-        """The answer to an offer that came on this device's topic.
+        """Answer an offer that came on this device's topic.
 
         Raises `MessageError` if the offer names another device. An offer for the same purpose with
-        other bytes replaces the one before it.
+        different bytes replaces the previous one.
         """
         if offer.device != device:
             raise MessageError(f"an offer of {offer.device!r} on the topic of {device!r}")
@@ -338,7 +338,7 @@ class Uploads:
             return _ended(offer, sender.ended[offer.upload])
         incoming = sender.open.get(offer.upload)
         if incoming is not None and incoming.offer != offer:
-            raise MessageError("two different offers with one upload id")
+            raise MessageError("two different offers have the same upload id")
         if incoming is None:
             if offer.size > self._limits.max_bytes:
                 return self._end(
@@ -362,10 +362,10 @@ class Uploads:
         return self._credit(incoming)
 
     def received(self, device: str, payload: bytes, now: float) -> Progress:
-        """What follows from a chunk that came on this device's topic.
+        """Process a chunk that came on this device's topic.
 
         A chunk of an unknown upload is ignored: its device offers again when it hears nothing.
-        Raises `MessageError` for bytes that are no chunk of the upload they name.
+        Raises `MessageError` for bytes that are not a chunk of the upload they name.
         """
         upload, index, data = parse_chunk(payload)
         sender = self._senders.get(device)
@@ -382,17 +382,17 @@ class Uploads:
         return self._finish(sender, incoming)
 
     def knows(self, offer: Offer) -> bool:
-        """Whether an upload is on its way, or its end is known."""
+        """True if an upload is in progress, or its end is known."""
         sender = self._senders.get(offer.device)
         return sender is not None and (offer.upload in sender.open or offer.upload in sender.ended)
 
     def forget(self, device: str, upload: bytes) -> None:
-        """Let a complete or refused upload be uploaded again when it is offered."""
+        """Allow a complete or refused upload to be uploaded again when offered."""
         if (sender := self._senders.get(device)) is not None:
             sender.ended.pop(upload, None)
 
     def drop_idle(self, now: float) -> list[Offer]:
-        """Drop uploads of which no new chunk came for long; they are returned."""
+        """Drop and return the uploads without a new chunk for too long."""
         idle = [
             incoming.offer
             for sender in self._senders.values()
@@ -402,10 +402,6 @@ class Uploads:
         for offer in idle:
             del self._senders[offer.device].open[offer.upload]
         return idle
-
-    def drop_device(self, device: str) -> None:
-        """Drop everything of a device that will not come back."""
-        self._senders.pop(device, None)
 
     def _credit(self, incoming: _Incoming) -> Credit:
         incoming.since_credit = 0
@@ -425,7 +421,7 @@ class Uploads:
             return Progress(self._end(sender, offer, None), Upload(offer, incoming.space))
         incoming.failures += 1
         if incoming.failures > 1:
-            return Progress(self._end(sender, offer, "the bytes have another SHA-256 than offered"))
+            return Progress(self._end(sender, offer, "the bytes do not match the offered SHA-256"))
         incoming.restart()
         return Progress(self._credit(incoming))
 
@@ -437,12 +433,12 @@ class Uploads:
         return _ended(offer, refused)
 
     def _full(self, sender: _Sender, offer: Offer) -> str:
-        """Why there is no room for one more upload; empty if there is."""
+        """Explain why there is no room for one more upload; empty if there is."""
         if len(sender.open) >= self._limits.max_uploads:
             return f"at most {self._limits.max_uploads} uploads at a time"
         taken = self.open_bytes
         if taken and taken + offer.size > self._limits.max_open_bytes:
-            return "the coordinator receives as much as it can hold"
+            return "the coordinator cannot hold any more at the moment"
         return ""
 
 

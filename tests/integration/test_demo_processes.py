@@ -219,7 +219,7 @@ def test_demo_of_programs_says_why_the_coordinator_ended(tmp_path: Path) -> None
         assert demo.process.returncode == 1, demo.text
         assert demo.left() == []
     assert "coordinator ended with code 2" in demo.text
-    assert "was not compiled: the process ended with code -9" in demo.text
+    assert "did not compile: the process ended with code -9" in demo.text
 
 
 def test_demo_of_programs_does_not_wait_for_a_device_that_died(tmp_path: Path) -> None:

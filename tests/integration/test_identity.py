@@ -230,9 +230,16 @@ def test_device_reads_only_what_is_its_own(site: Site, own: BrokerSettings) -> N
         robot.listen("tessera/v1/#", "#", TOPICS.down_control("other"), TOPICS.presences)
         robot.listen(TOPICS.up_controls, TOPICS.down_control("robot"), TOPICS.down_chunks("robot"))
         robot.link.subscribe(TOPICS.presence("robot"))
-        # They are in place when what comes behind them does.
         robot.link.publish(TOPICS.presence("robot"), b"here", retain=True)
         until(lambda: TOPICS.presence("robot") in robot.topics)
+        mine = [TOPICS.down_control("robot"), TOPICS.down_chunk("robot", HASH), TOPICS.task]
+
+        def reached() -> bool:
+            for topic in mine:
+                boss.link.publish(topic, b"for robot")
+            return set(mine) <= set(robot.topics)
+
+        until(reached)  # over both connections, so all that it asked for is in place
         for topic in (
             TOPICS.down_control("other"),
             TOPICS.down_chunk("other", HASH),
@@ -240,11 +247,11 @@ def test_device_reads_only_what_is_its_own(site: Site, own: BrokerSettings) -> N
             TOPICS.presence("other"),
         ):
             boss.link.publish(topic, b"not for robot")
-        mine = [TOPICS.down_control("robot"), TOPICS.down_chunk("robot", HASH), TOPICS.task]
         for topic in mine:
-            boss.link.publish(topic, b"for robot")
-        until(lambda: set(mine) <= set(robot.topics))
-        assert robot.payloads == {b"here", b"for robot"}
+            boss.link.publish(topic, b"behind it")
+        last = {Received(topic, b"behind it", False) for topic in mine}
+        until(lambda: last <= {each for each in robot.events if isinstance(each, Received)})
+        assert robot.payloads == {b"here", b"for robot", b"behind it"}
         robot.link.publish(TOPICS.presence("robot"), b"", retain=True)
         until(lambda: any(isinstance(e, Received) and not e.payload for e in robot.events))
 

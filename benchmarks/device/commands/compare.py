@@ -1,4 +1,4 @@
-"""`tessera-bench compare`: what the same cases cost on several boards."""
+"""`tessera-bench compare`: costs of the same cases on several boards."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "compare",
-        help="results of several boards, side by side",
+        help="compare the results of several boards",
         description=(
-            "What the same cases cost on several boards: seconds, joules and memory from files "
-            "that `tessera-bench device` wrote, and their ratios to the first. Nothing is run."
+            "Compares the costs of the same cases on several boards: seconds, joules and memory "
+            "from files written by `tessera-bench device`, and their ratios to the first. Runs "
+            "nothing."
         ),
         epilog="example: tessera-bench compare pi4/results.json pi5/results.json --out boards.md",
     )
-    add_common(parser, "as every command has it; nothing is left out here")
+    add_common(parser, "has no effect here")
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="two results.json or more"
+        "files", nargs="+", type=Path, metavar="FILE", help="two or more results.json"
     )
     parser.add_argument(
         "--threads",
         type=int,
         metavar="N",
-        help="only cases with so many threads (default: each board's fastest number)",
+        help="only cases with this many threads (default: each board's fastest number)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the tables as Markdown")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw time and energy: .png, .svg or .pdf"
+        "--plot", type=Path, metavar="FILE", help="plot time and energy: .png, .svg or .pdf"
     )
     parser.set_defaults(run=_run)
 

@@ -29,13 +29,13 @@ def add_parser(commands: Any) -> None:
         commands,
         "costs",
         _measure,
-        help="predicted against measured seconds and memory of a round, at every level",
+        help="compare predicted with measured seconds and memory of a round, at every level",
         description=(
-            "What the SDK predicts for a round at 100, 75, 50 and 25 % of every width, from a "
-            "calibration of a few seconds, against what is measured then: CPU seconds of training "
-            "in the same process, and the most memory that a fresh process grows by in a whole "
-            "round, with several rules and encodings. Linux only. Takes a few minutes; --quick, "
-            "with four small models, under one."
+            "Compares the SDK's prediction for a round at 100, 75, 50 and 25 % of every width, "
+            "from a calibration of a few seconds, with measurements: CPU seconds of training in "
+            "the same process, and the peak growth of a fresh process in a whole round, with "
+            "several rules and encodings. Linux only. Takes a few minutes; --quick, with four "
+            "small models, under one."
         ),
         example="costs --families cnn,vit-small --json costs.json",
         quick="four small models, fewer memory cases",
@@ -45,8 +45,7 @@ def add_parser(commands: Any) -> None:
         type=names,
         metavar="A,B",
         help=(
-            f"which models, by name (default {','.join(COSTS_FAMILIES)}; "
-            f"quick {','.join(QUICK_FAMILIES)})"
+            f"models by name (default {','.join(COSTS_FAMILIES)}; quick {','.join(QUICK_FAMILIES)})"
         ),
     )
 
@@ -61,7 +60,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     families = arguments.families or (QUICK_FAMILIES if arguments.quick else COSTS_FAMILIES)
     check_families(families)
     if not MEASURABLE:
-        raise UsageError("peaks of memory cannot be measured here: this command needs Linux")
+        raise UsageError("peak memory cannot be measured here: this command needs Linux")
     config = CostsConfig(reps=3, burst_s=0.1, variants=False) if arguments.quick else CostsConfig()
 
     with progress("costs", len(families) * config.ticks) as part:

@@ -1,4 +1,4 @@
-"""`tessera-bench device`: what each level costs on this machine, or would on a board."""
+"""`tessera-bench device`: costs of each level on this machine, or modelled for a board."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ SAME = (
     *("model", "system", "cores", "power_mode", "versions"),
     *("board", "cooling", "fed_by"),
 )
-"""Of a machine; results of two that differ in these do not belong together."""
+"""Facts of a machine; results that differ in one of these do not belong together."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "device",
-        help="what each level costs on this machine: seconds, joules, megabytes, bytes",
+        help="measure the costs of each level on this machine: seconds, joules, megabytes, bytes",
         description=(
             "Trains each model family at each level, on each backend and number of threads, in a "
-            "fresh process: seconds of a step and of a round, peak memory, joules (from rails or "
-            "battery where they can be read, net of idle; else from a board's profile, and "
-            "labelled so), bytes in every encoding, temperature and throttling, beside what the "
-            "SDK predicted. Leaves a folder with results.json, report.md and plots. Close other "
-            "programs first, and let the device rest and cool. Takes some minutes; --quick under "
-            "two. Ctrl-C keeps what is done, --resume goes on."
+            "fresh process. Measures seconds of a step and of a round, peak memory, joules (net of "
+            "idle, from rails or battery if readable; otherwise from a board's profile, and "
+            "labelled so), bytes in every encoding, temperature and throttling, beside the SDK's "
+            "predictions. Writes a folder with results.json, report.md and plots. First close "
+            "other programs, and let the device rest and cool. Takes some minutes; --quick under "
+            "two. Ctrl-C keeps finished cases, --resume continues."
         ),
         epilog=(
             "examples: tessera-bench device --quick | tessera-bench device --kit kit --board "
@@ -79,7 +79,7 @@ def add_parser(commands: Any) -> None:
     where.add_argument(
         "--resume",
         action="store_true",
-        help=f"go on with the run in --out, or with the newest in {RUNS}/ that is not complete",
+        help=f"continue the run in --out, or the newest incomplete one in {RUNS}/",
     )
     what = parser.add_argument_group("what is measured")
     what.add_argument(
@@ -104,10 +104,10 @@ def add_parser(commands: Any) -> None:
         help="onnx, torch (default: both where torch is installed; quick onnx)",
     )
     what.add_argument(
-        "--threads", type=_threads, metavar="N,M", help="default: one, and as many as cores"
+        "--threads", type=_threads, metavar="N,M", help="default: one, and the number of cores"
     )
-    what.add_argument("--batch", type=count, metavar="N", help="samples a step (default 32)")
-    what.add_argument("--steps", type=count, metavar="N", help="of a round (default 20; quick 10)")
+    what.add_argument("--batch", type=count, metavar="N", help="samples per step (default 32)")
+    what.add_argument("--steps", type=count, metavar="N", help="per round (default 20; quick 10)")
     what.add_argument(
         "--kit", type=Path, metavar="DIR", help="made by `tessera-bench kit`: no torch needed here"
     )
@@ -124,9 +124,9 @@ def add_parser(commands: Any) -> None:
     device.add_argument(
         "--board",
         metavar="NAME|FILE",
-        help="profile whose watts count where no sensor tells (default: recognised, if it is one)",
+        help="profile whose watts count if no sensor tells (default: recognised, if possible)",
     )
-    device.add_argument("--title", metavar="TEXT", help="what to call it in the report")
+    device.add_argument("--title", metavar="TEXT", help="its name in the report")
     device.add_argument(
         "--cooling", metavar="TEXT", help="such as 'fan on' (default: what the kernel says)"
     )
@@ -141,8 +141,8 @@ def add_parser(commands: Any) -> None:
         "--emulate",
         metavar="NAME|FILE|all",
         help=(
-            "model a profile's report, or those of all that ship with the project; only the "
-            "accuracies are of trainings, which run here"
+            "model the report of a profile, or of all that ship with the project; only the "
+            "accuracies come from real training, which runs here"
         ),
     )
     device.add_argument(
@@ -180,11 +180,11 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
 
     started = time.monotonic()
     if "torch" in (arguments.backends or ()) and find_spec("torch") is None:
-        raise UsageError("--backends torch: there is no torch here; leave it out")
+        raise UsageError("--backends torch: torch is not installed here; leave it out")
     folder, before = begun(arguments.out, arguments.resume)
     board = None if arguments.board is None else named_board(arguments.board)
     if not (arguments.root / "proc").is_dir() and not (arguments.root / "sys").is_dir():
-        raise UsageError(f"--root {arguments.root}: there is no proc and no sys below it")
+        raise UsageError(f"--root {arguments.root}: it has no proc and no sys")
     own_data = None if arguments.data is None else load_data(arguments.data)
     seen = look(arguments.root, board=board, cooling=arguments.cooling)
     if before is not None:
@@ -203,8 +203,8 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
             results, config = before, before.config
             if data.samples != (config.samples or data.samples):
                 raise UsageError(
-                    f"the run was begun with {config.samples:,} samples of {config.data!r}, and "
-                    f"here are {data.samples:,}: give the same --data"
+                    f"the run was started with {config.samples:,} samples of {config.data!r}, but "
+                    f"there are {data.samples:,} here: give the same --data"
                 )
             check_kit(kit, read_kit(kit), config.families, config.levels, config.batch)
         else:
@@ -223,9 +223,9 @@ def _measure(arguments: argparse.Namespace, console: Console) -> int:
                     results = newer
                     keep(folder, results)
         except KeyboardInterrupt:
-            # First: whoever presses twice does not wait for the report.
+            # First: a second Ctrl-C does not wait for the report.
             print(
-                f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Go on with:\n"
+                f"tessera-bench: interrupted; {len(results.cases)} cases are kept. Continue with:\n"
                 f"  {_again(arguments, folder)}",
                 file=sys.stderr,
             )
@@ -242,7 +242,7 @@ def _rest(arguments: argparse.Namespace, seen: Seen) -> Seen:
 
 
 def _again(arguments: argparse.Namespace, folder: Path) -> str:
-    """The command that goes on with a run."""
+    """Return the command that continues a run."""
     words = ["tessera-bench", "device", "--resume", "--out", str(folder)]
     for name in ("kit", "data", "board", "cooling"):
         if (value := getattr(arguments, name)) is not None:
@@ -254,7 +254,7 @@ def _again(arguments: argparse.Namespace, folder: Path) -> str:
 
 @contextmanager
 def open_kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[Path]:
-    """The kit that was given, or one that is made and gone afterwards."""
+    """Give the named kit, or a temporary one."""
     from tempfile import TemporaryDirectory
 
     from benchmarks.device.kit import BATCH, read_kit, write_kit
@@ -281,7 +281,7 @@ def open_kit(arguments: argparse.Namespace, before: Results | None) -> Iterator[
 def make_config(
     arguments: argparse.Namespace, folder: Path, data: Dataset, threads: Sequence[int]
 ) -> Config:
-    """What is measured or modelled; what is not asked for is as the kit has it."""
+    """Return the parameters; those not given are as in the kit."""
     from benchmarks.device.kit import check_kit, read_kit
     from benchmarks.device.results import Config
     from benchmarks.device.trial.learning import learners
@@ -321,7 +321,7 @@ def _levels(quick: bool) -> tuple[float, ...]:
 def _backend_names(text: str) -> tuple[str, ...]:
     found = names(text)
     if unknown := [name for name in found if name not in ("onnx", "torch")]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: known are onnx and torch")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: choose onnx or torch")
     return found
 
 
@@ -342,7 +342,7 @@ def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: flo
 
     title = arguments.title or seen.machine.model or "this machine"
     if arguments.board is None and seen.board is not None:
-        title = arguments.title or seen.board.title  # as it calls itself
+        title = arguments.title or seen.board.title  # its own name
     return Results(
         title=title,
         provenance="measured",
@@ -357,17 +357,17 @@ def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: flo
 def _resumed(
     arguments: argparse.Namespace, before: Results, seen: Seen, data: Dataset | None
 ) -> Results:
-    """What was begun, if it can be continued here; what failed is tried again.
+    """Return the earlier run, if it can be continued here; failed cases are tried again.
 
-    Raises `UsageError` for another machine, and for options other than those it was begun with.
+    Raises `UsageError` for another machine, and for options that differ from the earlier ones.
     """
     config = before.config
     if before.provenance == "modelled":
-        raise UsageError("these results are modelled: there is nothing to resume, start anew")
+        raise UsageError("these results are modelled: nothing to resume, start again")
     for name in SAME:
         then, now = getattr(before.machine, name), getattr(seen.machine, name)
         if then != now:
-            raise UsageError(f"the run was begun where {name} was {then}; here it is {now}")
+            raise UsageError(f"the run was started where {name} was {then}; here it is {now}")
     for name in ("families", "levels", "backends", "threads", "batch", "steps"):
         then, now = getattr(config, name), getattr(arguments, name)
         if now is not None and now != then:
@@ -376,14 +376,14 @@ def _resumed(
                 for each in (then, now)
             ]
             raise UsageError(
-                f"the run was begun with --{name} {words[0]}, not {words[1]}: resume it with the "
+                f"the run was started with --{name} {words[0]}, not {words[1]}: resume it with the "
                 "same options, or with none"
             )
     if arguments.quick and not config.quick:
-        raise UsageError("the run was begun without --quick: resume it without")
+        raise UsageError("the run was started without --quick: resume it without")
     name = "digits" if data is None else data.name
     if name != config.data:
-        raise UsageError(f"the run was begun with the data {config.data!r}: give its --data")
+        raise UsageError(f"the run was started with the data {config.data!r}: give its --data")
     curves = tuple(curve for curve in before.curves if curve.failed is None)
     return replace(before, complete=False, left_out=(), curves=curves)
 
@@ -398,7 +398,7 @@ def _finish(
 
 
 def show(arguments: argparse.Namespace, folder: Path, results: Results, console: Console) -> None:
-    """Print the tables and what missed its aim; write `--json`."""
+    """Print the tables and missed targets; write `--json`."""
     from benchmarks.device.measure import device_figures
     from benchmarks.device.report.lines import print_results
     from benchmarks.device.report.report import FILE

@@ -1,4 +1,4 @@
-"""`tessera-bench device --emulate`: reports of what profiles say, and the table of all of them."""
+"""`tessera-bench device --emulate`: reports modelled from profiles, and the table of them all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def emulate(arguments: argparse.Namespace, console: Console) -> int:
-    """Reports of what profiles say; the accuracies alone are those of trainings here."""
+    """Model reports from profiles; only the accuracies come from training here."""
 
     every = arguments.emulate == ALL
     if arguments.update is not None and not every:
@@ -40,13 +40,13 @@ def emulate(arguments: argparse.Namespace, console: Console) -> int:
     if every and arguments.title:
         raise UsageError("--title is for one device, not for all")
     if arguments.board is not None:
-        raise UsageError("--board is for measuring: --emulate names the profile already")
+        raise UsageError("--board is for measuring: --emulate already names the profile")
     if "torch" in (arguments.backends or ()):
         raise UsageError("--backends torch: only onnx is modelled")
     if every and arguments.families is not None:
-        raise UsageError("--families is for one device: the table of all has models of its own")
+        raise UsageError("--families is for one device: the table of all has its own models")
     if arguments.resume:
-        raise UsageError("--resume is for measuring: start anew what is modelled")
+        raise UsageError("--resume is for measuring: modelled results start from scratch")
     if arguments.root != Path("/"):
         raise UsageError("--root is for measuring: no sensor is read for --emulate")
     if arguments.update is not None:
@@ -61,7 +61,7 @@ def emulate(arguments: argparse.Namespace, console: Console) -> int:
         config = make_config(arguments, kit, data, (1,))
         if every and not set(CONFIG.families) <= set(config.families):
             raise UsageError(
-                f"the table of all wants {' and '.join(CONFIG.families)}: make a kit that has them"
+                f"the table of all needs {' and '.join(CONFIG.families)}: make a kit with them"
             )
         tasks = {family: read_task(kit, family) for family in config.families}
         accuracies = _learn(kit, data, config)
@@ -103,7 +103,7 @@ def _write_all(path: Path, boards: Sequence[Board], all_results: Sequence[Result
 
 
 def _learn(kit: Path, data: Dataset, config: Config) -> dict[tuple[str, float], list[float]]:
-    """How each level learns, by a real training on this machine."""
+    """Measure the learning of each level, by real training on this machine."""
     pairs = list(product(config.learners, config.levels))
     found = {}
     with progress("learn", len(pairs)) as part:

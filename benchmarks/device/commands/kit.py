@@ -1,4 +1,4 @@
-"""`tessera-bench kit`: what boards without torch need to be measured."""
+"""`tessera-bench kit`: the files needed to measure boards without torch."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def add_parser(commands: Any) -> None:
         "kit",
         help="compile models here, for `device --kit` on boards without torch",
         description=(
-            "Compiles model families with torch into a folder. Copy it to a board that has "
-            "tessera-fl[measure] alone (onnxruntime, no torch), and run `tessera-bench device "
-            "--kit DIR` there. Takes half a minute."
+            "Compiles model families with torch into a folder. Copy it to a board with only "
+            "tessera-fl[measure] (onnxruntime, no torch), and run `tessera-bench device --kit DIR` "
+            "there. Takes half a minute."
         ),
         epilog="example: tessera-bench kit --out kit && scp -r kit pi@board:",
     )
     add_common(parser, f"only {', '.join(QUICK_FAMILIES)}")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="made; a kit there is replaced"
+        "--out", type=Path, required=True, metavar="DIR", help="folder; replaces a kit there"
     )
     parser.add_argument(
         "--families",
         type=names,
         metavar="A,B",
-        help=f"which models, by name (default {','.join(KIT_FAMILIES)})",
+        help=f"models by name (default {','.join(KIT_FAMILIES)})",
     )
     parser.add_argument(
         "--levels",
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         help=f"shares of every width (default {level_words(LEVELS)})",
     )
     parser.add_argument(
-        "--batch", type=count, default=32, help="samples a step (default %(default)s)"
+        "--batch", type=count, default=32, help="samples per step (default %(default)s)"
     )
     parser.set_defaults(run=_run)
 

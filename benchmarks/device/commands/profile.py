@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_sdk.machine.snapshot import Snapshot
 
 FAMILIES = ("mlp", "cnn", "sensor-cnn", "vit-small")
-"""Models whose time is arithmetic for the most part; a bag of words has next to none."""
+"""Models whose time is mostly arithmetic; a bag of words has almost none."""
 
 
 def add_parser(commands: Any) -> None:
@@ -36,32 +36,32 @@ def add_parser(commands: Any) -> None:
         "profile",
         help="measure this machine, and write a profile for the emulator and the cost model",
         description=(
-            "Measures how fast this machine trains with one thread and with all cores, what it "
-            "draws where a rail or the battery tells, and what heat does to it, and writes that "
-            "as a profile, every number with how it was found. Let nothing else run. Takes about "
-            "six minutes; --quick, without heat, under one. On a device without torch give it a "
-            "kit, which `tessera-bench kit` makes elsewhere."
+            "Measures how fast this machine trains with one thread and with all cores, its power "
+            "if a rail or the battery tells, and the effect of heat, and writes a profile that "
+            "gives the source of every number. Close all other programs. Takes about six minutes; "
+            "--quick, without heat, under one. On a device without torch, give it a kit made "
+            "elsewhere by `tessera-bench kit`."
         ),
         epilog="example: tessera-bench profile --write my_board.toml --cooling 'with fan'",
     )
-    add_common(parser, "three small models once, and not what heat does")
+    add_common(parser, "three small models once, without the effect of heat")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", required=True, help="the profile, a .toml file"
     )
-    parser.add_argument("--force", action="store_true", help="replace a profile that is there")
-    parser.add_argument("--kit", type=Path, metavar="DIR", help="models that were compiled before")
+    parser.add_argument("--force", action="store_true", help="replace an existing profile")
+    parser.add_argument("--kit", type=Path, metavar="DIR", help="models compiled before")
     parser.add_argument("--name", help="lower-case letters, digits, _ (default: that of the file)")
-    parser.add_argument("--title", help="for people (default: what the machine calls itself)")
+    parser.add_argument("--title", help="name for people (default: the machine's own)")
     parser.add_argument(
-        "--kind", choices=("board", "phone", "computer"), help="what it is (default: found out)"
+        "--kind", choices=("board", "phone", "computer"), help="kind (default: detected)"
     )
-    parser.add_argument("--cooling", metavar="TEXT", help="how it is cooled, such as 'with fan'")
+    parser.add_argument("--cooling", metavar="TEXT", help="its cooling, such as 'with fan'")
     parser.add_argument(
         "--root",
         type=Path,
         default=Path("/"),
         metavar="DIR",
-        help="where /proc and /sys are looked for (default /)",
+        help="folder of /proc and /sys (default /)",
     )
     parser.set_defaults(run=_run)
 
@@ -107,12 +107,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Made:
-    """What came of a run."""
+    """Results of a run."""
 
     machine: Machine
     board: Board
     lacking: list[str]
-    """A sentence for each number that could not be had."""
+    """A sentence for each number that could not be measured."""
     paces: list[Pace]
     endurance: Endurance | None
     warnings: list[str]
@@ -127,7 +127,7 @@ class _Made:
 def _measure(
     arguments: argparse.Namespace, name: str, config: ProfilingConfig, new_kit: Path
 ) -> _Made:
-    """Measure with the kit that is given, or with a new one that is made there."""
+    """Measure with the given kit, or with a new one made in `new_kit`."""
     from benchmarks.device.kit import read_kit, write_kit
     from benchmarks.device.own_profile.profile import identify, make_profile
     from benchmarks.device.own_profile.profiling import measure_endurance, measure_paces
@@ -181,7 +181,7 @@ def _measure(
     )
 
 
-# -- what is refused, before the minutes are spent -----------------------------------------------
+# -- checks, before minutes are spent ------------------------------------------------------------
 
 
 def _checked_name(arguments: argparse.Namespace) -> str:
@@ -190,16 +190,16 @@ def _checked_name(arguments: argparse.Namespace) -> str:
     check_writable(arguments.json)
     name: str = arguments.name or path.stem
     if path.suffix != ".toml":
-        raise UsageError(f"--write {path}: a profile is a file that ends with .toml")
+        raise UsageError(f"--write {path}: a profile's file must end in .toml")
     if not re.fullmatch(r"[a-z0-9_]+", name):
-        raise UsageError(f"{name!r} is no profile's name: use lower-case letters, digits and '_'")
+        raise UsageError(f"{name!r} cannot name a profile: use lower-case letters, digits and '_'")
     if path.exists() and not arguments.force:
-        raise UsageError(f"{path} is there already: give another file, or --force to replace it")
+        raise UsageError(f"{path} already exists: name another file, or replace it with --force")
     return name
 
 
 def _families(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Those to train: of a kit that is given, those that it has."""
+    """Return the families to train: those of a given kit, if any."""
     from benchmarks.device.kit import read_kit
 
     wanted = QUICK_FAMILIES if arguments.quick else FAMILIES
@@ -227,7 +227,7 @@ def _check_enough(identity: Identity, snapshot: Snapshot) -> None:
         )
 
 
-# -- what is said --------------------------------------------------------------------------------
+# -- output --------------------------------------------------------------------------------------
 
 
 def _table(paces: Sequence[Pace]) -> Table:

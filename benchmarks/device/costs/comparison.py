@@ -1,6 +1,6 @@
-"""Costs that are predicted, against what is then measured, in fresh processes.
+"""Compares predicted costs with measured ones, in fresh processes.
 
-How each is measured is said in `METHOD`, which is written with the data.
+`METHOD`, which is written with the data, describes how each is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ METHOD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsConfig:
-    """`reps` trainings of each level, each for about `burst_s`; `variants`: the further rounds."""
+    """Parameters: `reps` trainings of each level, each for about `burst_s`; further `variants`."""
 
     batch: int = 32
     reps: int = 5
@@ -60,7 +60,7 @@ class CostsConfig:
 
     @property
     def ticks(self) -> int:
-        """For each family."""
+        """Ticks for each family."""
         return 2 + len(self.cases())
 
 
@@ -74,11 +74,11 @@ class TimeRow:
     predicted_s: float
     measured_s: float
     calibration_s: float
-    """Of the wall clock; the same for all levels."""
+    """Wall-clock seconds; the same for all levels."""
 
     @property
     def error(self) -> float:
-        """0.1: a tenth too much or too little."""
+        """Relative error; 0.1: a tenth too much or too little."""
         return abs(self.predicted_s / self.measured_s - 1)
 
 
@@ -96,12 +96,12 @@ class PredictionRow:
 
     @property
     def under(self) -> bool:
-        """Whether the truth is above what was predicted."""
+        """True if the measured value is above the predicted one."""
         return self.predicted_bytes < self.grown_bytes
 
     @property
     def over(self) -> float:
-        """Predicted over measured; of next to nothing, over a megabyte."""
+        """Predicted over measured; at least a megabyte is assumed."""
         return self.predicted_bytes / max(self.grown_bytes, 1e6)
 
 
@@ -160,7 +160,7 @@ def _child(function: str, folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def cost_figures(times: Sequence[TimeRow], memory: Sequence[PredictionRow]) -> list[Figure]:
-    """The figures of `compare_costs`."""
+    """Return the figures of `compare_costs`."""
     figures = [
         Figure(
             name="costs.time_error",

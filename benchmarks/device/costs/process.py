@@ -1,6 +1,6 @@
-"""What runs in the fresh processes of `benchmarks.device.costs.comparison`.
+"""Code that runs in the fresh processes of `benchmarks.device.costs.comparison`.
 
-Nothing but what a device needs is imported.
+It imports only what a device needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COSTS = "costs.json"
 
 
 def kept_model(device: Trainee) -> CostModel:
-    """As an earlier process calibrated it. Raises `LookupError` if none did."""
+    """Return the model an earlier process calibrated. Raises `LookupError` if none did."""
     kept = load(device.folder / COSTS)
     if kept is None:
         raise LookupError(f"{device.folder} has no calibration")
@@ -28,7 +28,7 @@ def kept_model(device: Trainee) -> CostModel:
 
 
 def time_levels(directory: str, levels: str, batch: str, reps: str, burst_s: str) -> None:
-    """Calibrate and keep that; then train at every level in turn, and print both as JSON."""
+    """Calibrate and keep the result; then train at every level in turn, and print both as JSON."""
     device = Trainee(Path(directory))
     offered = [float(level) for level in levels.split(",")]
     started = time.perf_counter()
@@ -66,9 +66,9 @@ def time_levels(directory: str, levels: str, batch: str, reps: str, burst_s: str
 def peak_of_round(
     directory: str, level: str, batch: str, rule: str, encoding: str, before: str
 ) -> None:
-    """Take part in one round; print by how much the process grew, and what was predicted.
+    """Take part in one round; print the growth of the process and its prediction.
 
-    `before`: a level that is trained first, whose memory is held then; empty: none.
+    `before`: a level trained first, whose memory is still held; empty: none.
     """
     device = Trainee(Path(directory))
     rules = {"momentum": RULE, "sam": LocalRule(learning_rate=1e-4, momentum=0.9, sam_radius=0.01)}

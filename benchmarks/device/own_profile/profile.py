@@ -1,10 +1,9 @@
-"""A profile of this machine, from what was measured: what the emulator and the cost model read.
+"""Makes a profile of this machine from measurements, for the emulator and the cost model.
 
 Speed is counted in multiply-accumulates of training per second, as the emulator counts them, over
-those of a reference core: the median over families and levels. That is another yardstick than that
-of the profiles that ship, which have Geekbench's; a profile that is made here gives the seconds
-that this SDK takes on this machine. One number cannot be right for every model: `profile_errors`
-says how far it is off.
+those of a reference core: the median over families and levels. The shipped profiles use a different
+measure, Geekbench's; a profile made here gives the seconds that this SDK takes on this machine. One
+number cannot be right for every model: `profile_errors` tells its error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from edge_sdk.machine.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a machine is called, and what all its numbers hold for."""
+    """Names of a machine, and the conditions of its numbers."""
 
     name: str
     title: str
@@ -49,7 +48,7 @@ class Identity:
     soc: str
     core: str
     circumstances: str
-    """Date, system, versions, power mode, cooling: they stand behind every number."""
+    """Date, system, versions, power mode, cooling: appended to the source of every number."""
 
 
 def identify(
@@ -62,7 +61,7 @@ def identify(
     title: str | None = None,
     kind: Kind | None = None,
 ) -> Identity:
-    """What the machine calls itself, but for what the owner says (None: nothing)."""
+    """Identify the machine; values given by the owner take precedence (None: not given)."""
     core = _core(files)
     compatible = (files.text("proc/device-tree/compatible") or "").split("\0")[-1]
     return Identity(
@@ -121,11 +120,11 @@ def make_profile(
     idle_w: float | None,
     heat: bool,
 ) -> tuple[Board, list[str]]:
-    """A profile, and a sentence for each number that it lacks.
+    """Return a profile, and a sentence for each number that it lacks.
 
-    `snapshot`: from before the machine had work, as is `idle_w` (None: no sensor tells). `heat`:
-    whether the long training was long enough to tell what heat does. Raises `ConfigError` for what
-    cannot be, such as a phone without a battery.
+    `snapshot` and `idle_w` (None: no sensor) are from before the machine had work. `heat`: the long
+    training was long enough to show the effect of heat. Raises `ConfigError` for impossible values,
+    such as a phone without a battery.
     """
     lacking: list[str] = []
     if (beside := others(snapshot)) is not None:
@@ -155,7 +154,7 @@ def make_profile(
 
 def profile_errors(board: Board, paces: Sequence[Pace]) -> list[float]:
     """|emulated ÷ measured − 1| of the seconds per step of each pace."""
-    # Without the battery, whose watts may not be known: seconds do not depend on them.
+    # Without the battery, whose watts may be unknown: seconds do not depend on them.
     fed = replace(board, kind="board", battery=None)
     most, errors = max(pace.threads for pace in paces), []
     for pace in paces:
@@ -167,7 +166,7 @@ def profile_errors(board: Board, paces: Sequence[Pace]) -> list[float]:
 
 
 def profile_figures(board: Board, paces: Sequence[Pace]) -> list[Figure]:
-    """The figures of a run."""
+    """Return the figures of a run."""
     errors = profile_errors(board, paces)
     figures = [
         Figure(name="profile.error", value=median(errors), unit="×"),
@@ -191,7 +190,7 @@ def _cores(identity: Identity, snapshot: Snapshot, lacking: list[str]) -> tuple[
     whole = usable_threads(snapshot)
     classes = snapshot.cpu.classes or ()
     if sum(each.cores for each in classes) != whole:
-        # A quota leaves fewer cores than there are, of no class in particular.
+        # A quota leaves fewer cores than exist, of no particular class.
         classes = ()
     made = [
         CoreSpec(
@@ -318,7 +317,7 @@ def _power(
 def _why_no_watts(
     snapshot: Snapshot, idle_w: float | None, endurance: Endurance | None
 ) -> str | None:
-    """Why watts are not known; None: they are."""
+    """Explain why watts are unknown; None: they are known."""
     if endurance is None or endurance.train_w is None or idle_w is None:
         if snapshot.battery.charging:
             return "the battery charges, and so does not tell what is drawn: unplug it"
@@ -372,7 +371,7 @@ def _heat(
 
 
 def _within(key: str, value: float | None, identity: Identity, how: str) -> Quantity | None:
-    """A measured number; None: there is none, or none that a profile may have."""
+    """Return a measured number; None: there is none, or none allowed in a profile."""
     if value is None or not LIMITS[key].holds(value):
         return None
     return _measured(identity, value, how)
@@ -387,5 +386,5 @@ def _measured(identity: Identity, value: float, how: str) -> Quantity:
 
 
 def _short(number: float) -> str:
-    """Four digits that count, as in 5.12e9."""
+    """Format with four significant digits, as in 5.12e9."""
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{number:.4g}")

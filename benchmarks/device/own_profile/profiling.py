@@ -1,4 +1,4 @@
-"""Measuring how fast this machine trains, and what it draws, for a profile (`own_profile.py`).
+"""Measures the speed and power of training on this machine, for a profile (`profile.py`).
 
 Every training runs in a fresh process on the onnx backend (`pace.py`).
 """
@@ -18,51 +18,51 @@ from benchmarks.report.progress import Begin, silent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingConfig:
-    """What is trained, and for how long."""
+    """Models to train, and for how long."""
 
     families: tuple[str, ...]
     reps: int = 3
     """Fresh processes for each family and number of threads."""
     burst_s: float = 1.5
-    """Timed in each, at each of two levels."""
+    """Seconds timed in each, at each of two levels."""
     rest_s: float = 10.0
-    """Metered before anything is trained."""
+    """Seconds metered before anything is trained."""
     endure_s: float = 180.0
-    """Of training with all cores, metered."""
+    """Seconds of training with all cores, metered."""
     heat: bool = True
-    """Whether that is long enough to tell what heat does; if not, only watts are of interest."""
+    """True if that is long enough to show the effect of heat; if not, only watts matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """One level of one family, with so many threads."""
+    """One level of one family, with a number of threads."""
 
     family: str
     level: float
     threads: int
     macs: float
-    """Of a step of a whole batch, as the emulator counts them."""
+    """Multiply-accumulates of a step of a whole batch, as the emulator counts them."""
     step_s: float
-    """Median."""
+    """Median time of a step."""
 
     @property
     def macs_per_s(self) -> float:
-        """Multiply-accumulates of training in a second."""
+        """Multiply-accumulates of training per second."""
         return self.macs / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endurance:
-    """A long training with all cores. None: no sensor tells."""
+    """A long training with all cores. None: no sensor."""
 
     seconds: float
     first_per_s: float
-    """Steps in a second, in the first third."""
+    """Steps per second, in the first third."""
     last_per_s: float
     train_w: float | None = None
-    """Mean of what was drawn."""
+    """Mean power."""
     sensor_hz: float | None = None
-    """How often the sensor was read."""
+    """Sensor readings per second."""
 
 
 # -- measuring -----------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ def measure_paces(
 def measure_endurance(
     folder: Path, kit: Kit, config: ProfilingConfig, threads: int, root: Path
 ) -> Endurance:
-    """Train the largest level of the family that has the most work, with all cores, and look on.
+    """Train the largest level of the family with the most work, with all cores, and measure it.
 
-    `root`: where sensors are looked for. Raises `FigureError`.
+    `root`: folder of the sensors' files. Raises `FigureError`.
     """
     level = max(kit.levels)
     macs = {family: read_task(folder, family)[0].cost_at(level).macs for family in config.families}

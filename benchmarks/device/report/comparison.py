@@ -1,13 +1,14 @@
-"""Boards side by side: what the same case costs on each, as ratios to the first.
+"""Boards side by side: costs of the same case on each, as ratios to the first.
 
 Rules:
 - A case is a family, a level and a backend. Without a number of threads, each board is taken with
-  the number that makes it fastest there, since that is how it would be used.
-- Seconds and joules are of a round where all rounds are equal work. With other steps, they are of
-  a step; with other batches, of a sample; the memory of other batches has no ratio.
-- Seconds of a round are those of its training where all results tell them, since a modelled round
-  is nothing else; a measured one has files to read and to write as well.
-- What only one of the results has is left out and counted. A ratio of something modelled is one.
+  the number that makes it fastest, since that is how it would be used.
+- Seconds and joules are per round if all rounds are equal work. If steps differ, they are per step;
+  if batches differ, per sample, and memory then has no ratio.
+- Seconds of a round are those of its training if all results have them, since a modelled round
+  is nothing else; a measured one also reads and writes files.
+- What only one of the results has is left out and counted. A ratio with a modelled number counts as
+  modelled.
 """
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ from benchmarks.report.sheet import (
 )
 
 WorkUnit = Literal["training", "round", "step", "sample"]
-"""What seconds are counted for, and joules; those of a round's training are of the round."""
+"""Unit of work for seconds and joules; joules of a round's training are those of the round."""
 UNITS: dict[WorkUnit, tuple[str, str]] = {
     "training": ("s of training", "J/round"),
     "round": ("s/round", "J/round"),
     "step": ("ms/step", "mJ/step"),
     "sample": ("ms/sample", "mJ/sample"),
 }
-"""Of seconds and joules, as they are shown."""
+"""Units of seconds and joules, as shown."""
 Name = tuple[str, float, BackendName]
 """Family, level, backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardCost:
-    """A number of one board, and what it is of the first board's; None: that is not there."""
+    """A number of one board, and its ratio to the first board's; None: that is missing."""
 
     value: float
     modelled: bool
     ratio: float | None = None
     ratio_modelled: bool = False
-    """Whether one of the two is."""
+    """True if one of the two is modelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What one case costs on one board, which is counted from 1. None: not known."""
+    """Costs of one case on one board, counted from 1. None: unknown."""
 
     family: str
     level: float
@@ -68,7 +69,7 @@ class Line:
     threads: int
     seconds: BoardCost
     joules: BoardCost | None
-    """Gross."""
+    """Gross joules."""
     peak_bytes: BoardCost
 
 
@@ -78,20 +79,20 @@ class BoardComparison:
 
     boards: tuple[Results, ...]
     names: tuple[str, ...]
-    """Of the boards, no two alike: `1 Laptop`."""
+    """Names of the boards, all different: `1 Laptop`."""
     work: WorkUnit
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
-    """What keeps the numbers from meaning the same."""
+    """Reasons why the numbers are not fully comparable."""
 
 
 def compare(boards: Sequence[Results], threads: int | None = None) -> BoardComparison:
-    """Line up two or more; `threads` None: each board's fastest number for each case.
+    """Compare two or more; `threads` None: each board's fastest number for each case.
 
-    Raises `UsageError` if there are not two different ones, or no case that two of them have.
+    Raises `UsageError` if there are not two different ones, or no case that two of them share.
     """
     if len(boards) < 2:
-        raise UsageError("give two results or more; one alone has nothing to be compared with")
+        raise UsageError("give two or more results; one alone cannot be compared")
     for index, results in enumerate(boards):
         if results in boards[:index]:
             first = boards.index(results) + 1
@@ -115,7 +116,7 @@ def compare(boards: Sequence[Results], threads: int | None = None) -> BoardCompa
 
 
 def _names(boards: Sequence[Results]) -> Iterator[str]:
-    """Runs of the same board are told apart by when they began."""
+    """Name the boards; runs of the same board are told apart by their start."""
     times = Counter(results.title for results in boards)
     for board, results in enumerate(boards, start=1):
         began = f", {results.started[:19]}" if times[results.title] > 1 else ""
@@ -132,7 +133,7 @@ def _work(boards: Sequence[Results]) -> WorkUnit:
 
 
 def _choose(results: Results, threads: int | None, work: WorkUnit) -> dict[Name, Case]:
-    """The case that stands for each name: families in their order, large levels first."""
+    """Choose the case for each name: families in their order, large levels first."""
     order = list(dict.fromkeys(case.family for case in results.cases))
     cases = sorted(
         (case for case in results.cases if threads in (None, case.threads)),
@@ -165,7 +166,7 @@ def _lines(
             threads=case.threads,
             seconds=_over(seconds, first[0]),
             joules=None if joules is None else _over(joules, first[1]),
-            # Memory grows with the batch, and nobody knows by how much.
+            # Memory grows with the batch, by an unknown amount.
             peak_bytes=peak if work == "sample" else _over(peak, first[2]),
         )
 
@@ -202,7 +203,7 @@ def _over(cost: BoardCost, first: BoardCost | None) -> BoardCost:
     )
 
 
-# -- what keeps the numbers from meaning the same -------------------------------------------------
+# -- limits of comparability ----------------------------------------------------------------------
 
 
 def _nothing_shared(boards: Sequence[Results], threads: int | None) -> str:
@@ -266,7 +267,7 @@ def _notes(
 
 
 def _said_of(holds: Sequence[bool], one: str, several: str) -> Iterator[str]:
-    """`1 and 3 are …` of the boards that it holds for; nothing where it holds for none."""
+    """Yield `1 and 3 are …` for the boards to which it applies; nothing if to none."""
     found = [str(board) for board, so in enumerate(holds, start=1) if so]
     if found:
         yield f"{listed(found)} {one if len(found) == 1 else several}"
@@ -290,7 +291,7 @@ def _other_versions(boards: Sequence[Results]) -> Iterator[str]:
 
 
 def boards_sheet(comparison: BoardComparison) -> Sheet:
-    """Who is compared, and what their numbers hold for."""
+    """Return the compared boards and the conditions of their numbers."""
     rows = []
     for name, results in zip(comparison.names, comparison.boards, strict=True):
         sources = dict.fromkeys(case.joules.source for case in results.cases if case.joules)
@@ -351,7 +352,7 @@ def _cells(cost: BoardCost | None, scale: float) -> tuple[str, str]:
 
 
 def means_sheet(comparison: BoardComparison) -> Sheet:
-    """For each board, how it compares over all cases that it shares with the first."""
+    """Compare each board with the first, over all cases they share."""
     rows = [
         (
             comparison.names[board - 1],
@@ -369,7 +370,7 @@ def means_sheet(comparison: BoardComparison) -> Sheet:
 
 
 def comparison_markdown(comparison: BoardComparison) -> str:
-    """All of it as one page; equal for equal comparisons."""
+    """Return everything as one page; equal for equal comparisons."""
     first = escaped(comparison.boards[0].title)
     parts = [
         f"# What a level costs, beside {first}",

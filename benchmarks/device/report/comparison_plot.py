@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FAR = 30
-"""Where the numbers of a panel are this many times apart, all panels have a logarithmic axis."""
+"""Ratio between numbers of a panel from which all panels have a logarithmic axis."""
 BoardCosts = dict[float, dict[str, BoardCost]]
-"""By level and board."""
+"""Costs by level and board."""
 
 
 def write_comparison_plot(comparison: BoardComparison, path: Path) -> None:
-    """A row for each family and backend: seconds and, where known, joules. Raises `OSError`."""
+    """Draw a row for each family and backend: seconds and, if known, joules. Raises `OSError`."""
     names = [
         name + (" (modelled)" * (results.provenance == "modelled"))
         for name, results in zip(comparison.names, comparison.boards, strict=True)
@@ -68,7 +68,7 @@ def _far_apart(costs: BoardCosts) -> bool:
 def _draw(
     axis: Axes, costs: BoardCosts, names: list[str], colours: dict[str, str], far: bool
 ) -> None:
-    """Points where numbers are `far` apart, or else bars from 0."""
+    """Draw points if numbers are `far` apart, otherwise bars from 0."""
 
     def bar(cost: BoardCost, x: float, width: float, colour: str) -> None:
         axis.bar(

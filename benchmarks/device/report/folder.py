@@ -1,4 +1,4 @@
-"""The folder of a run: where it is, what it has so far, and what is written there."""
+"""The folder of a run: its place, its results so far, and its files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.report.options import RUNS, UsageError
 
 
 def now() -> str:
-    """ISO 8601, UTC."""
+    """Return the current time: ISO 8601, UTC."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def begun(out: Path | None, resume: bool) -> tuple[Path, Results | None]:
-    """The folder of the run, and what it has so far; None: it is new.
+    """Return the folder of the run and its results so far; None: it is new.
 
-    `out` None: a new one, or to resume, the newest that is not complete. Raises `UsageError` and
+    `out` None: a new folder or, to resume, the newest incomplete one. Raises `UsageError` and
     `ResultsError`.
     """
     if resume:
@@ -30,11 +30,11 @@ def begun(out: Path | None, resume: bool) -> tuple[Path, Results | None]:
     folder = RUNS / now().replace(":", "").removesuffix("Z") if out is None else out
     if (folder / FILE).exists():
         raise UsageError(
-            f"{folder} has results already: add --resume to go on with them, or name another folder"
+            f"{folder} already has results: add --resume to continue, or name another folder"
         )
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UsageError(f"--out {folder}: nothing can be written in {there}; name another folder")
+        raise UsageError(f"--out {folder}: cannot write to {there}; name another folder")
     return folder, None
 
 
@@ -42,7 +42,7 @@ def _newest() -> Path:
     for file in sorted(RUNS.glob(f"*/{FILE}"), reverse=True):
         if not read_results(file).complete:
             return file.parent
-    raise UsageError(f"there is no run to resume in {RUNS}/: name its folder with --out")
+    raise UsageError(f"no run to resume in {RUNS}/: name its folder with --out")
 
 
 def keep(folder: Path, results: Results) -> None:

@@ -1,4 +1,4 @@
-"""Results as tables and sentences: what is printed, and what the report repeats."""
+"""Results as tables and sentences: printed, and repeated in the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN = "fp32"
-"""The encoding that all others are compared with."""
+"""Encoding with which all others are compared."""
 NOT_RUN = (
     "No such device was run: every number is modelled from a profile, or counted; accuracies are "
     "those of trainings on another machine."
@@ -39,7 +39,7 @@ NOT_RUN = (
 
 
 def print_results(results: Results, console: Console) -> None:
-    """The tables, what was left out and why, the machine, and what stands behind the numbers."""
+    """Print the tables, omitted cases with reasons, the machine, and the sources of numbers."""
 
     def say(text: str) -> None:
         console.print(printable(text), markup=False, highlight=False)
@@ -60,7 +60,7 @@ def print_results(results: Results, console: Console) -> None:
 
 
 def headline(results: Results) -> list[str]:
-    """What this is, and what a reader must know before any number."""
+    """Return the title, and warnings to read before any number."""
     lines = [f"{results.title}: {results.provenance}, {results.started}"]
     if results.provenance == "modelled":
         lines.append(NOT_RUN)
@@ -70,7 +70,7 @@ def headline(results: Results) -> list[str]:
 
 
 def legend(results: Results) -> str:
-    """What the columns of the tables mean, of those that there are."""
+    """Explain the columns of the tables."""
     parts = [f"{MODELLED} modelled from a profile, not measured; {DASH} not known."]
     if results.provenance == "modelled":
         parts.append("A step is of a whole batch; a modelled round is its training alone.")
@@ -95,7 +95,7 @@ def legend(results: Results) -> str:
 
 
 def families(results: Results) -> dict[str, list[Case]]:
-    """The cases of each family, in the order that was asked for; large levels first."""
+    """Return the cases of each family, in the requested order; large levels first."""
     found: dict[str, list[Case]] = {name: [] for name in results.config.families}
     for case in sorted(results.cases, key=lambda case: (-case.level, case.backend, case.threads)):
         found.setdefault(case.family, []).append(case)
@@ -103,7 +103,7 @@ def families(results: Results) -> dict[str, list[Case]]:
 
 
 def case_sheets(results: Results) -> list[Sheet]:
-    """For each family a row for each case, all in the same columns: those that tell anything."""
+    """Return a sheet per family with a row for each case, without columns that are empty in all."""
     config = results.config
     mark = ", modelled" if results.provenance == "modelled" else ""
     sheets = [
@@ -142,7 +142,7 @@ def _case_row(case: Case) -> tuple[str, ...]:
 
 
 def _median_and_p90(spread: TimeSpread | None, scale: float = 1.0) -> tuple[str, str]:
-    """A dash for the p90 of what was not measured again and again."""
+    """Format median and p90; a dash for a p90 without repeated measurements."""
     if spread is None:
         return DASH, DASH
     modelled = is_modelled(spread)
@@ -151,24 +151,24 @@ def _median_and_p90(spread: TimeSpread | None, scale: float = 1.0) -> tuple[str,
 
 
 def how(case: Case) -> str:
-    """Backend and threads, as `onnx × 4`."""
+    """Return backend and threads, as `onnx × 4`."""
     return f"{case.backend} × {case.threads}"
 
 
 def foretold(results: Results) -> list[Case]:
-    """The cases whose round was predicted, and measured then."""
+    """Return the cases whose round was both predicted and measured."""
     return [case for case in results.cases if time_ratio(case) is not None]
 
 
 def time_ratio(case: Case) -> float | None:
-    """Predicted ÷ measured seconds of training; None: one of the two is not there."""
+    """Predicted ÷ measured seconds of training; None: one of the two is missing."""
     if case.predicted is None or case.train_s is None or is_modelled(case.train_s):
         return None
     return case.predicted.seconds / case.train_s.median
 
 
 def memory_ratio(case: Case) -> float | None:
-    """Predicted ÷ measured growth; None: one of the two is not there, or nothing grew."""
+    """Predicted ÷ measured growth; None: one of the two is missing, or nothing grew."""
     grown = case.grown_bytes
     if case.predicted is None or is_modelled(grown) or not grown.value:
         return None
@@ -205,7 +205,7 @@ def bytes_sheet(results: Results) -> Sheet:
 
 
 def kilobytes(of: RoundBytes | None, size_bytes: int | None) -> str:
-    """One of the sizes in `of`; a dash for None."""
+    """Format one of the sizes in `of`; a dash for None."""
     size = None if size_bytes is None else size_bytes / 1e3
     return number(size, modelled=is_modelled(of))
 
@@ -221,7 +221,7 @@ def one_per_level(results: Results) -> Iterator[Case]:
 
 
 def left_out_lines(results: Results) -> list[str]:
-    """For each reason, the cases that were not measured."""
+    """List, for each reason, the cases that were not measured."""
     reasons: dict[str, list[str]] = {}
     for each in results.left_out:
         case = f"{each.family} {percent(each.level)} {each.backend} × {each.threads}"
@@ -230,7 +230,7 @@ def left_out_lines(results: Results) -> list[str]:
 
 
 def machine_facts(machine: Machine) -> list[tuple[str, str]]:
-    """(what, value) of all that the numbers hold for; a dash for what is not known."""
+    """Return (name, value) of all conditions of the numbers; a dash for unknown ones."""
     sensor = machine.power_sensor
     if sensor is not None and machine.sensor_hz is not None:
         sensor += f", read at {machine.sensor_hz:.0f} Hz"
@@ -264,7 +264,7 @@ def machine_facts(machine: Machine) -> list[tuple[str, str]]:
 
 
 def machine_line(machine: Machine) -> str:
-    """What a number depends on most, in one line."""
+    """Describe the most important conditions in one line."""
     facts = dict(machine_facts(machine))
     named = ("power mode", "clocks", "cooling", "fed by", "power sensor", "idle")
     model = machine.model or (f"profile {machine.board}" if machine.board else "model not known")
@@ -272,7 +272,7 @@ def machine_line(machine: Machine) -> str:
 
 
 def provenance_lines(results: Results) -> list[str]:
-    """Which numbers are measured, modelled and counted, and where joules come from."""
+    """List which numbers are measured, modelled and counted, and the source of joules."""
     said: dict[Provenance, dict[str, None]] = {"measured": {}, "modelled": {}, "counted": {}}
     for case in results.cases:
         said[case.round_s.provenance]["seconds"] = None
@@ -290,7 +290,7 @@ def provenance_lines(results: Results) -> list[str]:
 
 
 def no_joules(results: Results) -> str:
-    """Why a case has no joules."""
+    """Explain why a case has no joules."""
     counts = "count only with as many threads as the board has cores"
     if results.provenance == "modelled":
         return f"a profile's watts {counts}"
@@ -298,7 +298,7 @@ def no_joules(results: Results) -> str:
 
 
 def accuracy_sheet(results: Results) -> Sheet:
-    """How good each level became that was trained alone, and what that cost in all."""
+    """Return each level's accuracy when trained alone, and its total cost."""
     rows = []
     for curve in results.curves:
         if curve.points:
@@ -324,7 +324,7 @@ def accuracy_sheet(results: Results) -> Sheet:
 
 
 def accuracy_lines(results: Results) -> list[str]:
-    """Why there is no accuracy, or not of all families; nothing where there is no gap."""
+    """Explain missing accuracies; nothing if there is no gap."""
     config = results.config
     learned = {curve.family for curve in results.curves if curve.points}
     lines = []
@@ -344,7 +344,7 @@ def accuracy_lines(results: Results) -> list[str]:
 
 
 def no_accuracy(results: Results) -> str:
-    """Why nothing learned, of results without a curve that has points."""
+    """Explain why nothing learned, for results without a curve that has points."""
     config = results.config
     if any(curve.failed for curve in results.curves):
         return "every training failed"
@@ -354,5 +354,5 @@ def no_accuracy(results: Results) -> str:
 
 
 def is_modelled(what: TimeSpread | Amount | Joules | RoundBytes | None) -> bool:
-    """Whether it comes from a profile; what is not known does not."""
+    """True if it comes from a profile; unknown values do not."""
     return what is not None and what.provenance == "modelled"

@@ -1,4 +1,4 @@
-"""The table of all profiles that stands in docs/devices.md, and how it gets there."""
+"""The table of all profiles in docs/devices.md, and its insertion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = Config(
     burst_s=0.0,
     data="",
 )
-"""What the table is of; with all of each board's cores."""
+"""Parameters of the table; with all of each board's cores."""
 
 SECONDS, JOULES, PEAKS = (1.0, 0.5, 0.25), (1.0, 0.5, 0.25), (1.0, 0.25)
 """The levels of the columns."""
@@ -33,14 +33,14 @@ NO_ROOM = "no room"
 
 
 class PageError(TesseraError):
-    """A page that has no place for the table; says which, and what to do."""
+    """A page without a place for the table; names it and says what to do."""
 
 
 def profiles_table(boards: Sequence[Board], tasks: Tasks, config: Config = CONFIG) -> str:
-    """Markdown: for each family a table with a row for each board, of all its cores.
+    """Return Markdown: for each family, a table with a row for each board, with all its cores.
 
-    The same on every machine. A number nobody knows is a dash; a level that may not fit into the
-    board's memory says so. Raises as `model_results`.
+    The same on every machine. Unknown numbers are dashes; a level that may not fit into the board's
+    memory says so. Raises as `model_results`.
     """
     parts = []
     for family in config.families:
@@ -64,7 +64,7 @@ def update_page(path: Path, table: str) -> None:
 
 
 def read_page(path: Path) -> tuple[str, str]:
-    """What stands before the table and behind it, markers included. Raises `PageError`."""
+    """Return the text before and after the table, including markers. Raises `PageError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -118,7 +118,7 @@ def _charge(case: Case | None, battery_wh: float) -> str:
 
 
 def _about(value: float | None) -> str:
-    """Two digits that count: a profile is not better than that."""
+    """Round to two significant digits: a profile is not more exact than that."""
     if value is None:
         return "–"
     places = 1 - floor(log10(value))

@@ -1,7 +1,7 @@
 """Results as pictures: time, energy, memory and bytes by level, predictions, accuracy.
 
-A picture for which nothing is known is not drawn, and `why_not` says why. Blue is onnx, orange is
-torch, the darker the more threads; nothing is told by colour alone that the tables do not tell.
+A plot without data is not drawn, and `why_not` says why. Blue is onnx, orange is torch, darker
+means more threads; everything shown by colour is also in the tables.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BAND = 0.2
-"""Predictions within this share of the measured count as good."""
+"""Predictions within this share of the measurement count as good."""
 _RAMPS = {"onnx": ("#b3d1ea", "#0b3c6f"), "torch": ("#fbcf9d", "#a63a00")}
 
 
 def write_plots(results: Results, folder: Path) -> dict[str, Path]:
-    """Draw what there is data for; gives the PNG files by name. Raises `OSError`."""
+    """Draw the plots that have data; returns the PNG files by name. Raises `OSError`."""
     paths = {}
     for name, (draw, _) in PLOTS.items():
         if why_not(results, name) is None:
@@ -55,7 +55,7 @@ def write_plots(results: Results, folder: Path) -> dict[str, Path]:
 
 
 def why_not(results: Results, name: str) -> str | None:
-    """Why there is nothing to draw; None: there is."""
+    """Explain why there is nothing to draw; None: there is."""
     return PLOTS[name][1](results)
 
 
@@ -280,7 +280,7 @@ def _by_level(cases: Sequence[Case]) -> dict[float, dict[str, Case]]:
 
 
 def _keys(results: Results) -> list[str]:
-    """Backends and threads, in one order for all panels."""
+    """Return backends and threads, in one order for all panels."""
     cases = sorted(results.cases, key=lambda case: (case.backend, case.threads))
     return list(dict.fromkeys(how(case) for case in cases))
 
@@ -328,4 +328,4 @@ PLOTS: dict[str, tuple[Callable[[Results, Path], None], Callable[[Results], str 
     "predicted": (_draw_predicted, _no_predictions),
     "accuracy": (_draw_accuracy, _no_curves),
 }
-"""How each picture is drawn, and why it is not."""
+"""For each plot, the function that draws it, and one that says why it is missing."""

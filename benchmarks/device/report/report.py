@@ -1,6 +1,6 @@
-"""One Markdown file with all of a run: what, when, on what, the tables, the pictures, the gaps.
+"""One Markdown file about a run: parameters, time, machine, tables, plots, gaps.
 
-The text is the same for the same results and the same pictures beside it.
+Equal results with equal plots beside it give equal text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edge_sdk.machine.board import shipped_boards
 
 FILE = "report.md"
 DIGITS = "digits"
-"""The data set that needs no folder."""
+"""Name of the data set that needs no folder."""
 _CAPTIONS = {
     "time": "Seconds of a round by level",
     "energy": "Joules of a round by level",
@@ -45,14 +45,14 @@ _CAPTIONS = {
 
 
 def write_report(results: Results, folder: Path) -> Path:
-    """Write `report.md` beside the pictures of `write_plots`; gives its path. Raises `OSError`."""
+    """Write `report.md` beside the plots of `write_plots`; returns its path. Raises `OSError`."""
     path = folder / FILE
     path.write_text(report(results, folder), encoding="utf-8")
     return path
 
 
 def report(results: Results, folder: Path) -> str:
-    """The text; it shows the pictures that are in `folder` and belong to these results."""
+    """Return the text; it shows the plots in `folder` that belong to these results."""
 
     def picture(name: str) -> Iterator[str]:
         if reason := why_not(results, name):
@@ -119,7 +119,7 @@ def _what_was_run(results: Results) -> str:
 
 
 def _bytes(results: Results) -> Iterator[str]:
-    """All encodings, up and, where the model travels in it, down."""
+    """List all encodings, up and, if the model travels in it, down."""
     cases = list(one_per_level(results))
     encodings = list(dict.fromkeys(each.encoding for case in cases for each in case.bytes))
     if not cases:
@@ -140,7 +140,7 @@ def _bytes(results: Results) -> Iterator[str]:
 
 
 def _predictions(results: Results) -> Iterator[str]:
-    """How far the SDK's cost model was off; nothing where nothing was predicted."""
+    """Report the errors of the SDK's cost model; nothing if nothing was predicted."""
     for what, ratio in (("Seconds of a round", time_ratio), ("Memory a round adds", memory_ratio)):
         known = [(case, found) for case in foretold(results) if (found := ratio(case)) is not None]
         if known:
@@ -173,7 +173,7 @@ def _accuracy(results: Results) -> Iterator[str]:
 
 
 def command(results: Results) -> str:
-    """What runs the same again."""
+    """Return the command that repeats the run."""
     config, board = results.config, results.machine.board
     if board is not None and board not in shipped_boards():
         board += ".toml"

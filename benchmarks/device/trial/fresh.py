@@ -1,4 +1,4 @@
-"""Fresh processes: each calls one function, which prints what came of it as JSON."""
+"""Fresh processes: each calls one function, which prints its result as JSON."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _CODE = "import sys; from {module} import {function} as f; f(*sys.argv[1:])"
 
 
 class ProcessFailed(Exception):
-    """A process did not do what it was asked; the text says why."""
+    """A process failed; the text says why."""
 
 
 def run_fresh(function: str, ask: Asked) -> Any:
-    """What a function of `benchmarks.device.trial.process` says. Raises `ProcessFailed`."""
+    """Run a function of `benchmarks.device.trial.process`. Raises `ProcessFailed`."""
     return call_fresh("benchmarks.device.trial.process", function, ask.text())
 
 
 def call_fresh(module: str, function: str, *arguments: str) -> Any:
-    """What a fresh interpreter says that calls the function. Raises `ProcessFailed`."""
+    """Call the function in a fresh interpreter and return its result. Raises `ProcessFailed`."""
     code = _CODE.format(module=module, function=function)
     done = run_child([sys.executable, "-c", code, *arguments], child_environment(None))
     if done.returncode < 0:
@@ -34,4 +34,4 @@ def call_fresh(module: str, function: str, *arguments: str) -> Any:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         raise ProcessFailed(lines[-1])
-    return json.loads(done.stdout.splitlines()[-1])  # libraries print, too
+    return json.loads(done.stdout.splitlines()[-1])  # libraries print too

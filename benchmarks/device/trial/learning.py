@@ -1,7 +1,7 @@
-"""How a submodel learns that a device trains alone, against what its rounds cost.
+"""Learning of a submodel that a device trains alone, against the cost of its rounds.
 
-The accuracies are those of real trainings; seconds, joules and bytes are those of one round, as it
-was measured or modelled, times the rounds.
+The accuracies come from real training; seconds, joules and bytes are those of one measured or
+modelled round, times the rounds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import DataSpec
 
 TEST_SAMPLES = 2000
-"""At most."""
+"""Most test samples."""
 
 
 def learners(data: Dataset, kit: Path, families: Sequence[str]) -> tuple[str, ...]:
-    """The families that can learn from this data."""
+    """Return the families that can learn from this data."""
     return tuple(family for family in families if _fits(data, read_task(kit, family)[1].data))
 
 
@@ -41,7 +41,7 @@ def _fits(data: Dataset, spec: DataSpec) -> bool:
 
 
 def fit_data(data: Dataset, spec: DataSpec) -> Dataset:
-    """The data in the shape that a task wants. Raises `DatasetError`."""
+    """Return the data in the task's shape. Raises `DatasetError`."""
     inputs, highest = spec.inputs[0], spec.targets.highest
     if np.dtype(inputs.dtype).kind != "f":
         raise DatasetError(f"{data.name} has measurements, the model takes {inputs.dtype}")
@@ -51,9 +51,9 @@ def fit_data(data: Dataset, spec: DataSpec) -> Dataset:
 
 
 def learn(kit: Path, family: str, data: Dataset, ask: Asked) -> list[float]:
-    """The accuracy after each of `ask.rounds` rounds, in a fresh process; `ask` has one level.
+    """Return the accuracy after each of `ask.rounds` rounds, in a fresh process, at one level.
 
-    As many samples as are trained on are drawn from the data. Raises `ProcessFailed`.
+    Draws as many samples from the data as are trained on. Raises `ProcessFailed`.
     """
     few = _few(data, ask.rounds * ask.steps * ask.batch)
     used = fit_data(few, read_task(kit, family)[1].data)
@@ -74,7 +74,7 @@ def learn(kit: Path, family: str, data: Dataset, ask: Asked) -> list[float]:
 
 
 def make_curve(case: Case, data: str, accuracies: Sequence[float]) -> Curve:
-    """A curve whose rounds cost what those of the case did."""
+    """Make a curve whose rounds cost as much as the case's."""
     joules = None if case.joules is None else case.joules.gross
     fp32 = next((each for each in case.bytes if each.encoding == "fp32"), None)
     size = 0 if fp32 is None else fp32.up + (fp32.down or 0)

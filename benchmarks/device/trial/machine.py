@@ -1,4 +1,4 @@
-"""What measured numbers hold for: the machine, its clocks, cooling and power, and the versions."""
+"""Conditions of measured numbers: the machine, its clocks, cooling and power, and versions."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from edge_sdk.machine.snapshot import Snapshot
 PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
 CPU = "sys/devices/system/cpu/cpufreq"
 LEAST_RISE = 0.05
-"""Of watts: a sensor that shows less in addition while cores train does not follow them."""
+"""Smallest rise in watts during training; a sensor that shows less does not follow it."""
 MOST_LOAD = 0.25
-"""Of each core, by other programs before the measurement; above it they slow down what is timed."""
+"""Load per core from other programs above which they slow down what is timed."""
 OTHER_MEMORY = 0.3
-"""By which share of its profile's memory a board may differ: systems keep some for themselves."""
+"""Share by which a board's memory may differ from its profile: systems reserve some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A machine, and the probe that looks at it."""
+    """A machine, and the probe that observes it."""
 
     machine: Machine
     board: Board | None
-    """The profile whose watts count where no sensor tells."""
+    """Profile whose watts count if no sensor tells."""
     probe: LocalProbe
 
 
 def look(root: Path = Path("/"), *, board: Board | None = None, cooling: str | None = None) -> Seen:
-    """Look at the machine below a root.
+    """Describe the machine below a root.
 
-    `board` None: the shipped profile whose title the machine calls itself by, if any. `cooling`:
-    the owner's word on it; None: what the kernel says of fans.
+    `board` None: the shipped profile whose title is in the machine's own name, if any. `cooling`:
+    the owner's description; None: the fans the kernel knows.
     """
     files = Files(root)
     probe = choose_probe(root)
@@ -71,7 +71,7 @@ def look(root: Path = Path("/"), *, board: Board | None = None, cooling: str | N
 
 
 def rest(seen: Seen, seconds: float) -> Seen:
-    """The same, with what the machine draws at rest; where no sensor tells, at once."""
+    """Return the same with the power at rest; returns at once if there is no sensor."""
     watts = probed_watts(seen.probe)
     if watts() is None:
         return seen
@@ -90,15 +90,15 @@ def rest(seen: Seen, seconds: float) -> Seen:
 
 
 def named_board(text: str) -> Board:
-    """A profile by its name or its file. Raises `ConfigError`."""
+    """Find a profile by its name or its file. Raises `ConfigError`."""
     return load_board(Path(text)) if text.endswith(".toml") else find_board(text)
 
 
 def recognised(model: str | None, memory_bytes: float | None = None) -> Board | None:
-    """The shipped profile whose title is in what a machine calls itself; None: there is none.
+    """Return the shipped profile whose title is in a machine's name; None: there is none.
 
-    Of several the longest title counts: an Orin Nano is no Nano. One with another size of memory is
-    another board.
+    The longest title counts: an Orin Nano is not a Nano. A different amount of memory means a
+    different board.
     """
     if model is None:
         return None
@@ -116,24 +116,24 @@ def recognised(model: str | None, memory_bytes: float | None = None) -> Board | 
 
 
 def _calls(called: str, title: str) -> bool:
-    """Whether a machine calls itself so; one of NVIDIA's says at least one of the maker's words."""
+    """True if the machine's name has this title; NVIDIA's also need one of the maker's words."""
     if title.startswith("NVIDIA ") and not re.search("NVIDIA|Jetson", called):
         return False
     return re.search(rf"\b{re.escape(_plain(title))}(?!\w)", called) is not None
 
 
 def _plain(title: str) -> str:
-    """Without the variant in brackets and the makers' words that only some systems say."""
+    """Remove the variant in brackets and the makers' words that only some systems use."""
     return re.sub(r" \(.*\)", "", title).removeprefix("NVIDIA ").removeprefix("Jetson ")
 
 
 def usable_threads(snapshot: Snapshot) -> int:
-    """As many as there are whole cores to be used at once; 1 if nobody knows."""
+    """Number of whole cores usable at once; 1 if unknown."""
     return max(1, int(snapshot.cpu.cores or 1))
 
 
 def others(snapshot: Snapshot) -> str | None:
-    """What other programs did to the numbers, in words; None: too little to matter, or unknown."""
+    """Describe the load of other programs; None: too little to matter, or unknown."""
     load = snapshot.cpu.load
     if load is None or load <= MOST_LOAD * usable_threads(snapshot):
         return None
@@ -141,7 +141,7 @@ def others(snapshot: Snapshot) -> str | None:
 
 
 def power_sensor(snapshot: Snapshot) -> str | None:
-    """What tells the watts of the whole device now, in words; None: nothing does."""
+    """Name the sensor of the whole device's watts; None: there is none."""
     snapshot = snapshot.no_older_than(MAX_AGE_S)
     if snapshot.power.total_watts is not None:
         rails = ", ".join(snapshot.power.rails or ())
@@ -160,7 +160,7 @@ def _model(files: Files) -> str | None:
 
 
 def _clocks(files: Files, snapshot: Snapshot) -> tuple[CoreClock, ...]:
-    """Of every class of cores; without cpufreq, what the probe found."""
+    """Return the clocks of every class of cores; without cpufreq, what the probe found."""
     found = []
     for policy in files.names(CPU, "policy*") or ():
         folder = f"{CPU}/{policy}"
@@ -184,7 +184,7 @@ def _clocks(files: Files, snapshot: Snapshot) -> tuple[CoreClock, ...]:
 
 
 def _fans(files: Files) -> str | None:
-    """Fans that the kernel knows and how fast they are set; None: it knows none."""
+    """List the kernel's fans and their speed settings; None: it knows none."""
     fans = []
     folder = "sys/class/thermal"
     for name in files.names(folder, "cooling_device*") or ():

@@ -1,6 +1,6 @@
 """Timed and metered trainings, run in the fresh processes of `own_profile.profiling`.
 
-Nothing but what a device needs is imported, and nothing else goes on beside it.
+It imports only what a device needs, and nothing else runs beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_sdk.machine.probe import choose_probe
 
 MOST_STEPS = 200
 SETTLE_S = 5.0
-"""For sensors that are programs to say their first word."""
+"""Seconds until sensors that are programs have answered."""
 
 
 def pace(folder: str, levels: str, threads: str, batch: str, burst_s: str) -> None:
@@ -42,7 +42,7 @@ def pace(folder: str, levels: str, threads: str, batch: str, burst_s: str) -> No
 
 
 def endure(folder: str, level: str, threads: str, batch: str, seconds: str, root: str) -> None:
-    """Train for so long; print the watts drawn, and steps per second, as JSON.
+    """Train for this long; print the watts drawn, and steps per second, as JSON.
 
     `first_per_s` and `last_per_s` are of the first and the last third of the time.
     """
@@ -85,12 +85,12 @@ def _trainee(folder: str, threads: str) -> Trainee:
 
 
 def _steps(trainee: Trainee, level: float, batch: int, seconds: float) -> int:
-    """As many as fit into so many seconds, at least three; the graph is open then."""
+    """Return as many batches as fit into this many seconds, at least three; the graph is open."""
     first = trainee.round(trainee.opened(3, batch, RULE, "fp32"), level).times
     return max(3, min(MOST_STEPS, int(seconds / min(first.step_s))))
 
 
 def _macs(trainee: Trainee, level: float, batch: int) -> int:
-    """Of a step, as the emulator counts them: what it makes of a profile must be the same."""
+    """Count a step's multiply-accumulates as the emulator does, so that profiles match."""
     plan = trainee.plan
     return PASSES * batch * plan.submodel_macs(largest_groups(plan, level))

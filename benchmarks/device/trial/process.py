@@ -1,10 +1,10 @@
-"""What runs in the fresh processes of `benchmarks.device.measure`; each prints JSON.
+"""Code that runs in the fresh processes of `benchmarks.device.measure`; each prints JSON.
 
-    predict    calibrate a family, and what the SDK's cost model says of every level
+    predict    calibrate a family, and predict every level with the SDK's cost model
     case       train rounds at one level; time, memory, energy, heat
-    learn      train one level on real data, and the accuracy after every round
+    learn      train one level on real data; the accuracy after every round
 
-Nothing but what a device needs is imported; torch, only where it is the backend.
+It imports only what a device needs, and torch only if it is the backend.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from edge_sdk.protocol.streams import stream
 
 ENCODINGS = ("fp32", "fp16", "int8", "int8+zstd", "top-k:0.1")
 SENSOR_PERIOD_S = 0.06
-"""Between readings of watts: with the time that a reading takes, more than 10 a second."""
+"""Seconds between readings of watts: including the reading itself, more than 10 per second."""
 HEAT_PERIOD_S = 0.25
 PROCESSOR = re.compile(r"cpu|soc|tj|pkg|core", re.IGNORECASE)
-"""In the names of zones that tell how warm the processor is."""
+"""Pattern in names of zones that give the processor's temperature."""
 SETTLE_S = 5.0
-"""For commands such as nvpmodel."""
+"""Time for commands such as nvpmodel."""
 LEARNING_RULE = LocalRule(learning_rate=0.1, momentum=0.5, rescale=0)
-"""The submodel stands for itself, so nothing is scaled to what the whole model would give."""
+"""The submodel stands alone, so nothing is scaled to the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a process is asked; one JSON object on its command line."""
+    """Request to a process; one JSON object on its command line."""
 
     folder: str
-    """The family's, in a kit."""
+    """Folder of the family, in a kit."""
     backend: str
     threads: int
     levels: tuple[float, ...]
@@ -65,27 +65,27 @@ class Asked:
     burst_s: float = 0.0
     calibrate_s: float = LIMIT_S
     disk: str | None = None
-    """A folder where movements are kept; None: where temporary files are."""
+    """Folder for movements; None: that of temporary files."""
     root: str = "/"
-    """Below which sensors are read."""
+    """Root of the sensors' files."""
     idle_w: float | None = None
     sized: bool = False
-    """Whether the bytes of every encoding are wanted too."""
+    """True if the bytes of every encoding are wanted too."""
     data: str | None = None
     """A file of arrays x, y, test_x, test_y, to learn from."""
 
     def text(self) -> str:
-        """For `asked`."""
+        """Return the text for `asked`."""
         return json.dumps(asdict(self))
 
     def trainee(self) -> Trainee:
-        """With the backend."""
+        """Make the trainee with its backend."""
         make = torch_backend if self.backend == "torch" else onnx_backend
         disk = None if self.disk is None else Path(self.disk)
         return Trainee(Path(self.folder), lambda trainee: make(trainee, self.threads), disk)
 
     def probe(self) -> LocalProbe:
-        """Of the machine below the root; sensors that are programs have answered."""
+        """Make a probe below the root; sensors that are programs have answered."""
         probe = choose_probe(Path(self.root))
         probe.snapshot()
         probe.settle(SETTLE_S)
@@ -93,14 +93,14 @@ class Asked:
 
 
 def asked(text: str) -> Asked:
-    """What a command line says."""
+    """Parse a request from a command line."""
     content = json.loads(text)
     content["levels"] = tuple(content["levels"])
     return Asked(**{each.name: content[each.name] for each in fields(Asked)})
 
 
 def predict(text: str) -> None:
-    """Calibrate; print the cost model's word on every level."""
+    """Calibrate; print the cost model's prediction for every level."""
     ask = asked(text)
     trainee, probe = ask.trainee(), ask.probe()
     available = probe.snapshot().memory.available_bytes
@@ -130,20 +130,20 @@ def predict(text: str) -> None:
 
 
 def case(text: str) -> None:
-    """Train rounds at one level, for so many rounds and seconds; print what they took."""
+    """Train at one level, for a number of rounds and seconds; print the costs."""
     ask = asked(text)
     [level] = ask.levels
     trainee, probe = ask.trainee(), ask.probe()
     opened = trainee.opened(ask.steps, ask.batch, RULE, "fp32")
     before = resident_bytes()
-    trainee.round(opened, level)  # opens the graph and fills the caches; not like the others
+    trainee.round(opened, level)  # opens the graph and fills the caches; unlike the others
     times: list[Times] = []
     heat = _HeatWatch(probe)
     meter = EnergyMeter(probed_watts(probe), idle_w=ask.idle_w, period_s=SENSOR_PERIOD_S)
     with heat, meter:
         until = time.perf_counter() + ask.burst_s
         while len(times) < ask.rounds or time.perf_counter() < until:
-            # Of a round only its times are kept: a device has no two movements either.
+            # Keep only the times of a round: a device does not have two movements either.
             times.append((last := trainee.round(opened, level)).times)
     peak = peak_resident_bytes()
     steps = [each for one in times for each in one.step_s[1:] or one.step_s]
@@ -209,7 +209,7 @@ def learn(text: str) -> None:
 
 
 class _HeatWatch:
-    """How warm the processor is, read now and then in a thread while its block runs."""
+    """Reads the processor's temperature now and then in a thread while its block runs."""
 
     def __init__(self, probe: LocalProbe) -> None:
         self._probe = probe.only("heat")
@@ -228,7 +228,7 @@ class _HeatWatch:
         self._read()
 
     def seen(self) -> dict[str, Any]:
-        """As `results.Heat`."""
+        """Return the readings, as in `results.TrialHeat`."""
         celsius, throttling = self._celsius, self._throttling
         return {
             "start_c": celsius[0] if celsius else None,
@@ -243,7 +243,7 @@ class _HeatWatch:
     def _read(self) -> None:
         heat = self._probe.snapshot().heat
         if heat.zones:
-            # A Jetson's PMIC says 100 °C whatever happens, so the processor's own zones go first.
+            # A Jetson's PMIC always says 100 °C, so the processor's own zones go first.
             own = [zone for zone in heat.zones if PROCESSOR.search(zone.name)]
             self._celsius.append(max(zone.celsius for zone in own or heat.zones))
         if heat.throttling is not None:
@@ -251,7 +251,7 @@ class _HeatWatch:
 
 
 def _sizes(trainee: Trainee, level: float, took: Took) -> list[dict[str, Any]]:
-    """What the last movement and the model take in every encoding that this machine has."""
+    """Measure the last movement and the model in every encoding available here."""
     plan, groups = trainee.plan, largest_groups(trainee.plan, level)
     whole, buffers = trainee.model(plan.all_groups())
     packs = find_packs(plan)
@@ -274,7 +274,7 @@ def _sizes(trainee: Trainee, level: float, took: Took) -> list[dict[str, Any]]:
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, Any]:
-    # With a single value, which quantiles() refuses, it is all that is known.
+    # A single value, which quantiles() rejects, is all that is known.
     p90 = quantiles(seconds, n=10, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
     middle = median(seconds)
     return {"median": middle, "p90": max(middle, p90), "samples": len(seconds)}

@@ -1,7 +1,7 @@
 """A device with the files of one family of a kit: it takes part in rounds, without a link.
 
-Nothing but what a device needs is imported. A round is what a device does with one, from the
-chunks of the model to the movement on its disk.
+It imports only what a device needs. A round covers what a device does, from the model's chunks to
+the movement on its disk.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ RULE = LocalRule(learning_rate=1e-4, momentum=0.9)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What one round took, in seconds of the clock that was given."""
+    """Times of one round, in seconds of the given clock."""
 
     seconds: float
-    """From the model's chunks to the movement on disk."""
+    """Time from the model's chunks to the movement on disk."""
     train_s: float
     step_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Took:
-    """One round: its times and what came of it."""
+    """One round: its times and its result."""
 
     times: Times
     moved: Blocks
@@ -70,7 +70,7 @@ class Trainee:
         disk: Path | None = None,
     ) -> None:
         """`folder`: the family's, in a kit. `make_backend` None: onnx with one thread. `disk`: a
-        folder to keep movements in; None: where temporary files are, which may be no disk.
+        folder for movements; None: that of temporary files, which may not be a disk.
         """
         self.folder = folder
         self._disk = disk
@@ -83,15 +83,15 @@ class Trainee:
 
     @property
     def machine(self) -> MachineKey:
-        """What a calibration holds for; sensors play no part here."""
+        """Return the key of a calibration; sensors play no part here."""
         return this_machine(self.plan, Snapshot())
 
     def model(self, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
-        """A submodel's blocks and buffers, from the chunks on disk."""
+        """Load a submodel's blocks and buffers from the chunks on disk."""
         return unpack_model(self.plan, self.index, groups, _Files(self.folder / "chunks"))
 
     def opened(self, steps: int, batch: int, rule: LocalRule, encoding: str) -> RoundOpen:
-        """A round that asks for this."""
+        """Make a round with these parameters."""
         return RoundOpen(
             round=1,
             plan_hash=self.plan.hash,
@@ -158,7 +158,7 @@ def onnx_backend(trainee: Trainee, threads: int = 1) -> Backend:
 
 
 def torch_backend(trainee: Trainee, threads: int = 1) -> Backend:
-    """Trains the family's torch module, which is traced anew."""
+    """Trains the family's torch module, which is traced again."""
     from benchmarks.device.kit import GROUPS
     from benchmarks.models import FAMILIES
     from coordinator.task.task import make_task
@@ -170,7 +170,7 @@ def torch_backend(trainee: Trainee, threads: int = 1) -> Backend:
 
 
 class _Files(Chunks):
-    """Chunks in a folder, as a device's cache has them."""
+    """Chunks in a folder, as in a device's cache."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""`tessera-bench load`: how many devices one coordinator and one broker hold."""
+"""`tessera-bench load`: the number of devices one coordinator and one broker can hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         quick="fewer devices, fewer rounds",
     )
     parser.add_argument(
-        "--devices", type=int, metavar="N", help="that take part (500; with --quick, 60)"
+        "--devices", type=int, metavar="N", help="number of devices (500; with --quick, 60)"
     )
 
 

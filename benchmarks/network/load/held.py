@@ -1,4 +1,4 @@
-"""What many devices cost while they stay and rounds finish: CPU and memory of who holds them."""
+"""Cost of many connected devices while rounds finish: CPU and memory of coordinator and broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldConfig:
-    """`rounds` are measured, after one that is not; `together` devices share a process."""
+    """Parameters: `rounds` are measured after a first one; `together` devices share a process."""
 
     devices: int = 500
     rounds: int = 20
@@ -48,7 +48,7 @@ class HeldConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a program takes: CPU seconds of a round, MB of 10⁶ bytes, kB for each device."""
+    """Use of a program: CPU seconds of a round, MB of 10⁶ bytes, kB for each device."""
 
     cpu_s: float
     rss_mb: float
@@ -57,23 +57,23 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRow:
-    """Seconds of rounds are medians, CPU seconds of a round means."""
+    """Results; seconds of rounds are medians, CPU seconds of a round means."""
 
     devices: int
-    """That were started."""
+    """Devices that were started."""
     held: int
     participants: int
     rounds: int
     joined_s: float
-    """From the start of the devices' processes until all were there."""
+    """Time from the start of the devices' processes until all were present."""
     round_s: float
     longest_round_s: float
     coordinator: Taken
     broker: Taken
     devices_cpu_s: float
-    """Of all devices together."""
+    """CPU seconds of all devices together."""
     devices_mb: float
-    """Likewise, the most resident."""
+    """Peak resident memory of all devices together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class MemoryUse:
 def measure_held(
     task: PreparedTask, config: HeldConfig, bytecode: Path, begin: Begin = silent
 ) -> HeldRow:
-    """Let devices take part for so many rounds; `begin`'s result is called `rounds + 2` times."""
+    """Let devices take part for some rounds; `begin`'s result is called `rounds + 2` times."""
     tick = begin(f"{config.devices} devices")
     with open_site(task, config.devices, config.together, bytecode) as site:
         pids = (site.coordinator.pid, site.broker.pid)
@@ -129,10 +129,10 @@ def held_row(
     broker: MemoryUse,
     devices_bytes: int,
 ) -> HeldRow:
-    """What was seen comes to; the first of the `closed` rounds is not measured.
+    """Summarise the observations; the first of the `closed` rounds is not measured.
 
     `spent` is that at the end of the first round and of the last. Raises `FigureError` if the
-    devices were never all there.
+    devices were never all present.
     """
     measured = closed[1:]
     walls = [entry.at_s - before.at_s for before, entry in pairwise(closed)]
@@ -142,7 +142,7 @@ def held_row(
     joined_s = reached_at(counts, devices)
     if joined_s is None:
         raise FigureError(f"{devices} devices were never there at the same time")
-    # Whoever counts may hear of the last device when its first round is over already.
+    # The last device may be noticed only when its first round is already over.
     since_s = max(joined_s, closed[0].at_s)
 
     def taken(cpu_s: float, memory: MemoryUse) -> Taken:
@@ -168,7 +168,7 @@ def held_row(
 
 
 def held_figures(row: HeldRow) -> list[Figure]:
-    """The figures of `measure_held`. Fewer devices than the target are none to hold against it."""
+    """Return the figures of `measure_held`. Fewer devices have no target."""
     target = TARGET if row.devices >= TARGET else None
     stem = f"load.{row.devices}"
     figures = [

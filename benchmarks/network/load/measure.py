@@ -19,12 +19,12 @@ from benchmarks.report.progress import Begin, silent
 METHOD = {"held": held.METHOD, "recovery": recovery.METHOD}
 
 MAX_PROCESSES = 8
-"""That devices share, however many are asked for: each takes 90 MB before it has any."""
+"""Most processes that devices share: each takes 90 MB before it has any device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """Both parts, with a perceptron of `widths`, inputs and outputs included."""
+    """Both parts, with a perceptron of `widths`, including inputs and outputs."""
 
     widths: tuple[int, ...] = (64, 64, 10)
     held: HeldConfig = field(default_factory=HeldConfig)
@@ -32,11 +32,11 @@ class LoadConfig:
 
     @property
     def ticks(self) -> int:
-        """Of all parts together."""
+        """Ticks of all parts together."""
         return 1 + (self.held.rounds + 2) + 3
 
     def with_devices(self, number: int) -> LoadConfig:
-        """So many devices; no more than these see the broker restarted."""
+        """Return the parameters for this many devices, also an upper limit for the restart."""
         fewer = min(number, self.recovery.devices)
         together = max(self.held.together, math.ceil(number / MAX_PROCESSES))
         return replace(
@@ -55,14 +55,14 @@ QUICK = LoadConfig(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRows:
-    """What was measured."""
+    """Results of all parts."""
 
     held: HeldRow
     recovery: RecoveryRow
 
 
 def measure_load(config: LoadConfig, begin: Begin = silent) -> LoadRows:
-    """Everything; the results of `begin` are called `config.ticks` times in all."""
+    """Measure everything; the results of `begin` are called `config.ticks` times in all."""
     with TemporaryDirectory(prefix="tessera-bench-") as temporary:
         bytecode = Path(temporary)
         tick = begin("task and programs")
@@ -76,6 +76,6 @@ def measure_load(config: LoadConfig, begin: Begin = silent) -> LoadRows:
 
 
 def load_figures(rows: LoadRows) -> Iterator[Figure]:
-    """The figures of both parts."""
+    """Return the figures of both parts."""
     yield from held.held_figures(rows.held)
     yield from recovery.recovery_figures(rows.recovery)

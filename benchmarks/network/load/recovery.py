@@ -1,4 +1,4 @@
-"""How soon devices are back, and a round finished, after the broker was away."""
+"""Time until devices are back, and a round finished, after the broker was away."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """The broker goes after `settle_s` of rounds, and is away for `away_s`."""
+    """Parameters: the broker stops after `settle_s` of rounds, and is away for `away_s`."""
 
     devices: int = 100
     together: int = 50
@@ -42,16 +42,16 @@ class RecoveryRow:
     devices: int
     away_s: float
     round_s: float
-    """Until a round was over."""
+    """Seconds until a round was over."""
     half_s: float
-    """Until half of the devices were there; `all_s`: all."""
+    """Seconds until half of the devices were present; `all_s`: all."""
     all_s: float
 
 
 def measure_recovery(
     task: PreparedTask, config: RecoveryConfig, bytecode: Path, begin: Begin = silent
 ) -> RecoveryRow:
-    """Let the broker go and come back. `begin`'s result is called three times."""
+    """Stop and restart the broker. `begin`'s result is called three times."""
     tick = begin(f"{config.devices} devices, and the broker restarted")
     with open_site(task, config.devices, config.together, bytecode) as site:
         site.start_devices()
@@ -78,7 +78,7 @@ def recovery_row(
     closed: Sequence[ClosedRound],
     counts: Sequence[Count],
 ) -> RecoveryRow:
-    """What was seen comes to. Raises `FigureError` if it was not seen to the end."""
+    """Summarise the observations. Raises `FigureError` if they are incomplete."""
     half = reached_at(counts, (config.devices + 1) // 2)
     everybody = reached_at(counts, config.devices)
     over = next((entry.at_s for entry in closed if entry.at_s > started_s), None)
@@ -94,7 +94,7 @@ def recovery_row(
 
 
 def recovery_figures(row: RecoveryRow) -> list[Figure]:
-    """The figures of `measure_recovery`."""
+    """Return the figures of `measure_recovery`."""
     stem = f"load.recovery.{row.devices}"
     return [
         Figure(name=f"{stem}.first_round", value=row.round_s, unit="s"),

@@ -1,4 +1,4 @@
-"""What the programs of a run are told, in one folder, as a user would write it.
+"""Settings of the programs of a run, in one folder, as a user would write them.
 
 run.toml, run/        the coordinator's settings, and its run, already compiled
 data/own.npz          the devices' data, the same for all
@@ -23,9 +23,9 @@ from edge_sdk.transport.settings import BrokerSettings
 
 TASK = "bench"
 SOURCE = "task.py:make_task"
-"""Named in the run, never loaded: it is compiled already."""
+"""Named in the run, never loaded: the task is already compiled."""
 WAIT_S = 600.0
-"""For bids and movements. Long: on a busy machine nobody is to be late."""
+"""Deadline of bids and movements. Long: nobody should be late on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,25 @@ class RunSettings:
     rounds: int
     steps: int = 1
     up: str = "fp32"
-    """How movements travel; `down` likewise for the model."""
+    """Encoding of movements; `down` is that of the model."""
     down: str = "fp32"
     rule: str = "ram-fed"
 
 
 def device_names(number: int) -> list[str]:
-    """Names of so many devices."""
+    """Return the names of this many devices."""
     return [f"device-{each:02}" for each in range(number)]
 
 
 def run_folder(folder: Path) -> Path:
-    """Where the coordinator keeps its run."""
+    """Return the folder of the coordinator's run."""
     return folder / "run"
 
 
 def write_run(
     folder: Path, task: PreparedTask, settings: RunSettings, broker: BrokerSettings
 ) -> Path:
-    """The coordinator's folder and settings; the path of the latter."""
+    """Write the coordinator's folder and settings; returns the settings' path."""
     about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
     create_run(run_folder(folder), about, task.model)
     (folder / "data").mkdir()
@@ -76,7 +76,7 @@ def write_run(
     }
     path = folder / "run.toml"
     text = "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())
-    # The broker is our own, and known: to probe it would be traffic that belongs to no round.
+    # The broker is our own, and known: probing it would cause traffic outside any round.
     path.write_text(f"{text}\n{broker_table(broker)}probe = false\n")
     return path
 
@@ -84,7 +84,7 @@ def write_run(
 def write_device(
     folder: Path, name: str, broker: BrokerSettings, *, level: float = 1.0, stay: bool = False
 ) -> Path:
-    """A device's settings; `stay`: it does not end with the run."""
+    """Write a device's settings; `stay`: it does not end with the run."""
     own = folder / name
     own.mkdir()
     values = {
@@ -94,7 +94,7 @@ def write_device(
         "state_dir": "state",
         "level": level,
         "stay": stay,
-        "weigh": False,  # the level is what is measured
+        "weigh": False,  # the level itself is measured
     }
     path = own / "device.toml"
     path.write_text(_lines(values) + broker_table(broker))
@@ -102,5 +102,5 @@ def write_device(
 
 
 def _lines(values: Mapping[str, Any]) -> str:
-    """Keys and values as TOML, which spells these as JSON does."""
+    """Write keys and values as TOML, whose syntax here equals JSON's."""
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

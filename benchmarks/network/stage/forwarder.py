@@ -1,10 +1,10 @@
-"""Counts what programs and a broker say to each other: a TCP forwarder between them.
+"""Counts the traffic between programs and a broker: a TCP forwarder between them.
 
     program ──▶ 127.0.0.1:<port of its name> ──▶ broker
 
-Every name has a port of its own, so that a program's connections are known to be its own. Bytes
-are passed on as they come; the packets in them are noted. A thread for each direction of each
-connection: there are few, and nothing but the kernel decides who waits for whom.
+Every name has its own port, which identifies a program's connections. Bytes are passed on as they
+come; the packets in them are recorded. There is a thread for each direction of each connection:
+there are few, and only the kernel decides who waits for whom.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLOSE_S = 10.0
 
 
 class Forwarder:
-    """Forwards for the time of the context; leaving it raises `FigureError` for what is no MQTT."""
+    """Forwards while the context lasts; its end raises `FigureError` for non-MQTT bytes."""
 
     def __init__(self, broker: BrokerSettings, names: Sequence[str]) -> None:
         self._broker = broker
@@ -69,11 +69,11 @@ class Forwarder:
             raise self._failure
 
     def settings(self, name: str) -> BrokerSettings:
-        """How the program of this name reaches the broker."""
+        """Return the settings with which the program of this name reaches the broker."""
         return replace(self._broker, host=HOST, port=self._ports[name])
 
     def packets(self, name: str) -> list[Packet]:
-        """What has passed for this name until now; in order, each way of each connection."""
+        """Return what has passed for this name so far, in order per direction and connection."""
         return list(self._packets[name])
 
     def _accept(self) -> None:
@@ -110,7 +110,7 @@ class Forwarder:
     ) -> None:
         with suppress(OSError):  # either side is gone: the other is told below
             while data := source.recv(READ_BYTES):
-                # Noted before it is passed on: what it causes is noted later.
+                # Recorded before it is passed on: its effects are recorded later.
                 try:
                     passed.extend(reader.feed(data, time.monotonic()))
                 except FigureError as error:

@@ -1,6 +1,6 @@
-"""A run whose coordinator and devices are threads of this process: where only bytes count.
+"""A run whose coordinator and devices are threads of this process, where only bytes count.
 
-What a process adds, its start and its memory, is not on the wire.
+The start and the memory of a process are not on the wire.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from edge_sdk.device.config import load_config
 from edge_sdk.device.service.service import DeviceService
 
 RUN_S = 600.0
-"""A run that takes longer has failed."""
+"""Time after which a run has failed."""
 STOP_S = 20.0
 POLL_S = 0.05
 
 
 def run_in_threads(coordinator: Path, devices: Sequence[Path]) -> None:
-    """Run to the end what these settings say. Raises `FigureError` when something failed."""
+    """Run these settings to the end. Raises `FigureError` when something failed."""
     stop = threading.Event()
     services = [DeviceService(load_config(path, environment={})) for path in devices]
     works: list[Callable[[], object]] = [
@@ -41,7 +41,7 @@ def run_in_threads(coordinator: Path, devices: Sequence[Path]) -> None:
             thread.start()
         by = time.monotonic() + RUN_S
         while True:
-            running = any(thread.is_alive() for thread in threads)  # asked first: none is missed
+            running = any(thread.is_alive() for thread in threads)  # checked first: none is missed
             failed = next((thread.failure for thread in threads if thread.failure), None)
             if failed is not None:
                 raise FigureError(f"a run over the broker failed: {failed}") from failed
@@ -53,7 +53,7 @@ def run_in_threads(coordinator: Path, devices: Sequence[Path]) -> None:
 
 
 class _Work(threading.Thread):
-    """Does its work; `failure` is what it raised, None: nothing."""
+    """Does its work; `failure` is the exception it raised, or None."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(daemon=True)

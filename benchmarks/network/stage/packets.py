@@ -1,4 +1,4 @@
-"""MQTT packets in a byte stream, as far as counting them needs.
+"""MQTT packets in a byte stream, as far as needed to count them.
 
     packet = type and flags (1 byte) ‖ length of the rest (1 to 4 bytes, 7 bits each) ‖ rest
 
@@ -19,17 +19,17 @@ _MAX_LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """One packet: when it had passed, and which way. Sizes in bytes."""
+    """One packet, the time it had passed, and its direction. Sizes in bytes."""
 
     at_s: float
     up: bool
-    """Towards the broker."""
+    """True towards the broker."""
     size: int
-    """All of it."""
+    """Size of the whole packet."""
     topic: str | None = None
-    """Of a PUBLISH; None: any other packet."""
+    """Topic of a PUBLISH; None: any other packet."""
     payload_size: int = 0
-    """Of a PUBLISH."""
+    """Payload of a PUBLISH."""
 
 
 class PacketReader:
@@ -40,7 +40,7 @@ class PacketReader:
         self._held = bytearray()
 
     def feed(self, data: bytes, at_s: float) -> Iterator[Packet]:
-        """The packets that these bytes complete. Raises `FigureError` for what is not MQTT."""
+        """Return the packets that these bytes complete. Raises `FigureError` for non-MQTT bytes."""
         self._held += data
         while (size := _packet_size(self._held)) is not None and size <= len(self._held):
             yield self._packet(bytes(self._held[:size]), at_s)

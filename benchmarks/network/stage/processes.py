@@ -1,4 +1,4 @@
-"""What Linux says of a process: CPU seconds and memory, from /proc."""
+"""CPU seconds and memory of a process, from Linux' /proc."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from pathlib import Path
 from benchmarks.report.figures import FigureError
 
 MEASURABLE = Path("/proc/self/stat").exists()
-"""There is a /proc to read."""
+"""True if there is a /proc to read."""
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process that lives, all its threads; in ticks of about 10 ms."""
+    """User and system time of a living process, all threads; in ticks of about 10 ms."""
     # The name of the program, in brackets, may have spaces.
     fields = _read(pid, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def peak_resident_bytes(pid: int) -> int:
-    """The most the process ever had resident (VmHWM)."""
+    """Peak resident memory of the process (VmHWM)."""
     return _status(pid, "VmHWM")
 
 
 def anonymous_bytes(pid: int) -> int:
-    """What the process has resident now that is no file's (RssAnon)."""
+    """Resident memory of the process that belongs to no file (RssAnon)."""
     return _status(pid, "RssAnon")
 
 

@@ -1,4 +1,4 @@
-"""The programs of a run as processes of their own, ended with their context."""
+"""The programs of a run as separate processes, ended with their context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_sdk.program.settings import PREFIX
 
 POLL_S = 0.02
 WAIT_S = 300.0
-"""For anything that a program is waited for."""
+"""Limit for every wait for a program."""
 
 WARM = (
     "import coordinator.cli, coordinator.operate.serving, edge_sdk.cli, "
@@ -25,12 +25,12 @@ WARM = (
 
 
 def serve_command(config: Path) -> list[str]:
-    """`tessera-coordinator serve` with these settings."""
+    """Return the command `tessera-coordinator serve` with these settings."""
     return ["-m", "coordinator.cli", "serve", "--config", str(config)]
 
 
 def device_command(config: Path) -> list[str]:
-    """`tessera-device run` with these settings."""
+    """Return the command `tessera-device run` with these settings."""
     return ["-m", "edge_sdk.cli", "run", "--config", str(config)]
 
 
@@ -43,7 +43,7 @@ class Programs(Children):
         self.folder, self._bytecode = folder, bytecode
 
     def begin(self, name: str, command: Sequence[str]) -> ChildProcess:
-        """Start Python with this command; what it says goes to `<name>.log`."""
+        """Start Python with this command; its output goes to `<name>.log`."""
         environment = program_environment(self._bytecode)
         return self.start(
             name, [sys.executable, *command], self.folder / f"{name}.log", environment
@@ -67,13 +67,13 @@ def check(program: ChildProcess) -> None:
 
 
 def write_bytecode(bytecode: Path) -> None:
-    """Compile what programs import, so that none of those measured has to. Raises `FigureError`."""
+    """Compile what programs import, so that measured ones need not. Raises `FigureError`."""
     done = run_child([sys.executable, "-c", WARM], program_environment(bytecode))
     if done.returncode:
         raise FigureError(f"the programs cannot be imported:\n{done.stderr}")
 
 
 def program_environment(bytecode: Path) -> dict[str, str]:
-    """Variables of a program; settings come from files alone."""
+    """Return the environment of a program; settings come from files alone."""
     variables = child_environment(str(bytecode))
     return {name: text for name, text in variables.items() if not name.startswith(PREFIX)}

@@ -19,7 +19,7 @@ GROUPS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedTask:
-    """A model as a run is made from it, and data to train it with."""
+    """A model from which runs are made, and data to train it with."""
 
     name: str
     model: SavedModel
@@ -27,29 +27,29 @@ class PreparedTask:
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self.model.plan.parameters
 
     @property
     def full_bytes(self) -> int:
-        """The whole model's weights in fp32."""
+        """Bytes of the whole model's weights in fp32."""
         return 4 * self.parameters
 
     @property
     def file_bytes(self) -> int:
-        """What devices fetch of the task besides the model: plan, manifest, graphs."""
+        """Bytes devices fetch of the task besides the model: plan, manifest, graphs."""
         model = self.model
         files = (model.plan.encoded, model.manifest.encoded, *model.files.values())
         return sum(len(each) for each in files)
 
 
 def prepare_family(name: str) -> PreparedTask:
-    """One of `FAMILIES`."""
+    """Prepare one of `FAMILIES`."""
     return _prepare(name, FAMILIES[name])
 
 
 def prepare_perceptron(widths: tuple[int, ...]) -> PreparedTask:
-    """A perceptron of these widths, inputs and outputs included."""
+    """Prepare a perceptron of these widths, including inputs and outputs."""
     return _prepare("perceptron", Family(lambda: mlp(*widths), (widths[0],), widths[-1]))
 
 

@@ -1,4 +1,4 @@
-"""`tessera-bench wire`: what a round costs beside its training, over a real broker."""
+"""`tessera-bench wire`: costs of a round besides its training, over a real broker."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def add_parser(commands: Any) -> None:
         _measure,
         help="bytes, seconds and memory of rounds over a real broker",
         description=(
-            "Runs coordinator and devices on a broker of their own (mosquitto, or amqtt where that "
-            "is not installed) and measures: bytes on the socket of a device in a round by level "
-            "and encoding, and how many of those it pulls are needed; bytes of the coordinator by "
-            "the number of devices; seconds and CPU of a round of 10 programs besides training; "
-            "memory of a device through a round, and what an idle one costs; memory of the "
-            "coordinator while a model of 100 MB goes to 8 devices; how long a bid is on its way "
-            "while bulk moves. Folders are made where temporary files are (TMPDIR), up to 3 GB, "
-            "and deleted. Takes two minutes; --quick, with fewer rounds and a model of 20 MB, "
+            "Runs coordinator and devices on their own broker (mosquitto, or amqtt if that is not "
+            "installed) and measures: bytes on the socket of a device in a round by level and "
+            "encoding, and the share of pulled bytes it needs; bytes of the coordinator by the "
+            "number of devices; seconds and CPU of a round of 10 programs besides training; "
+            "memory of a device through a round, and the cost of an idle one; memory of the "
+            "coordinator while a model of 100 MB goes to 8 devices; the latency of a bid while "
+            "bulk moves. Uses up to 3 GB in the folder for temporary files (TMPDIR), which it "
+            "deletes. Takes two minutes; --quick, with fewer rounds and a model of 20 MB, "
             "under one."
         ),
         example="wire --quick --json wire.json",

@@ -1,4 +1,4 @@
-"""What one run of `tessera-bench wire` measures."""
+"""Parameters of one run of `tessera-bench wire`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN_ENCODINGS = (("fp32", "fp32"), ("fp16", "fp16"), ("int8", "int8"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireConfig:
-    """All parts. `small` is the model of all but the second of `bytes`, which has `wide`'s."""
+    """All parts. `small` is the model of all except the second of `bytes`, which uses `wide`."""
 
     small: str = "mlp"
     wide: str = "cnn"
@@ -31,7 +31,7 @@ class WireConfig:
 
     @property
     def ticks(self) -> int:
-        """Of all parts together."""
+        """Ticks of all parts together."""
         return (
             4  # bytecode, and a task for each of three models
             + (self.device.alone + 2)

@@ -34,7 +34,7 @@ METHOD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireRows:
-    """What was measured; empty where there is no /proc to read it from."""
+    """Results; empty where there is no /proc to read."""
 
     bytes: list[BytesRow]
     fan_out: list[FanOutRow]
@@ -46,7 +46,7 @@ class WireRows:
 
 
 def measure_wire(config: WireConfig, begin: Begin = silent) -> WireRows:
-    """Everything; the results of `begin` are called `config.ticks` times in all."""
+    """Measure everything; the results of `begin` are called `config.ticks` times in all."""
     rows = WireRows(**{each.name: [] for each in fields(WireRows)})
     with ExitStack() as stack:
         bytecode = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
@@ -78,7 +78,7 @@ def measure_wire(config: WireConfig, begin: Begin = silent) -> WireRows:
 
 
 def wire_figures(rows: WireRows) -> Iterator[Figure]:
-    """The figures of all parts."""
+    """Return the figures of all parts."""
     yield from bytes_by_level.bytes_figures(rows.bytes)
     yield from fan_out.fan_out_figures(rows.fan_out)
     for each in rows.overhead:

@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
         "--rule",
         type=names,
         metavar="A,B",
-        help=f"which server rules (default {','.join(full.rules)}; docs/algorithms.md)",
+        help=f"server rules (default {','.join(full.rules)}; docs/algorithms.md)",
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help=f"rounds of every run (default {full.rounds})"
@@ -123,7 +123,7 @@ def _config(arguments: argparse.Namespace) -> LearnConfig:
     base = QUICK if arguments.quick else LearnConfig()
     rules = arguments.rule or base.rules
     if unknown := [name for name in rules if name not in RULES]:
-        raise UsageError(f"unknown rule {unknown[0]!r}; known are {', '.join(RULES)}")
+        raise UsageError(f"unknown rule {unknown[0]!r}; choose from {', '.join(RULES)}")
     return LearnConfig(
         rules=rules,
         rounds=base.rounds if arguments.rounds is None else arguments.rounds,
@@ -132,7 +132,7 @@ def _config(arguments: argparse.Namespace) -> LearnConfig:
 
 
 def _scenario(setting: Setting, config: LearnConfig) -> str:
-    """What is about to be learned, and what its numbers stand for."""
+    """Describe the scenario and the meaning of its numbers."""
     from benchmarks.studies.learn.setting import FLEET
 
     data, fleet = setting.data, setting.fleet
@@ -254,7 +254,7 @@ def _print_tables(comparison: RuleComparison, work: float, console: Console) -> 
 
 
 def _until(summary: Summary) -> tuple[str, str]:
-    """kJ and MB; dashes where a model was as good before it was trained."""
+    """Return kJ and MB; dashes where a model was as good before training."""
     joules, size = summary.joules_to_common, summary.bytes_to_common
     if not size.least:
         return "–", "–"
@@ -262,7 +262,7 @@ def _until(summary: Summary) -> tuple[str, str]:
 
 
 def _range(spread: SeedSpread, factor: float, digits: int = 1) -> str:
-    """The mean, and the least and the greatest where they are others."""
+    """Format the mean, and the smallest and largest values if they differ."""
     middle, least, greatest = (
         f"{factor * each:.{digits}f}" for each in (spread.mean, spread.least, spread.greatest)
     )

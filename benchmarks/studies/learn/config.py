@@ -1,4 +1,4 @@
-"""How much a study does. Imports nothing heavy, so that `--help` can say it."""
+"""The size of a study. Imports nothing heavy, so that `--help` can show it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from benchmarks.report.options import UsageError
 
 DEVICES = 30
-"""Phones, where the data does not say whose it is."""
+"""Phones, if the data has no owners."""
 RULES = ("ra-fed", "ram-fed", "ccfl-2", "fedavg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnConfig:
-    """What the command line asks for. Raises `UsageError`."""
+    """Options of the command line. Raises `UsageError`."""
 
     rules: tuple[str, ...] = RULES
     rounds: int = 48
@@ -27,7 +27,7 @@ class LearnConfig:
 
     @property
     def cases(self) -> tuple[tuple[str, int], ...]:
-        """(rule, seed) of all runs: all rules with one seed before the next seed."""
+        """Return (rule, seed) of all runs: all rules with one seed before the next seed."""
         return tuple((rule, seed) for seed in range(self.seeds) for rule in self.rules)
 
 

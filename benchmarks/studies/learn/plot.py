@@ -1,4 +1,4 @@
-"""One picture: how good the model is against the joules and against the bytes spent until then."""
+"""One plot: accuracy against the joules and against the bytes spent so far."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from benchmarks.studies.learn.run import StudyRun
 from benchmarks.studies.learn.study import Spent, accuracy_at
 
 COLOURS = {"ra-fed": "C0", "ram-fed": "C1", "ccfl-2": "C2", "fedavg": "C3"}
-"""The same in every picture; other rules take what comes behind."""
+"""Colours of rules, the same in every plot; other rules take the following ones."""
 PANELS: tuple[tuple[Spent, float, str], ...] = (
     ("joules", 1e3, "energy of training, all phones together, kJ (modelled)"),
     ("bytes", 1e6, "bytes down and up, all phones together, MB"),
 )
 STEPS = 200
 SHOWN = 0.25
-"""From the best accuracy downwards; below, all rules rise alike and steeply."""
+"""Range shown below the best accuracy; further down, all rules rise alike and steeply."""
 FEW = 12
-"""Runs of fewer rounds rank no rules; all of them is shown, each round with a mark."""
+"""Rounds up to which a run is shown completely, with a mark for each: it does not rank rules."""
 
 
 def save_plot(runs: Sequence[StudyRun], path: Path, title: str) -> None:
-    """Means over seeds as lines, from the least to the greatest as bands; at least one run."""
+    """Draw means over seeds as lines and their ranges as bands; needs at least one run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,7 +55,7 @@ def save_plot(runs: Sequence[StudyRun], path: Path, title: str) -> None:
     axes[0].set_ylim(100 * lowest, min(100.0, 100 * best + 1))
     axes[0].set_ylabel("test accuracy, %")
     axes[0].legend(loc="lower right")
-    figure.suptitle(title, parse_math=False)  # a `$` in the name of a folder is one
+    figure.suptitle(title, parse_math=False)  # a `$` in a folder's name is a dollar sign
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -63,7 +63,7 @@ def save_plot(runs: Sequence[StudyRun], path: Path, title: str) -> None:
 def curves_of(
     runs: Sequence[StudyRun], what: Spent
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Amounts spent, as far as all of a rule's runs went, and each run's accuracy there."""
+    """Return amounts spent, as far as all of a rule's runs went, and each run's accuracy there."""
     end = min(float(getattr(run.last, what)) for run in runs)
     grid = np.linspace(0.0, end, STEPS)
     return grid, np.array([[accuracy_at(run, spent, what) for spent in grid] for run in runs])

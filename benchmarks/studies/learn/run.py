@@ -1,4 +1,4 @@
-"""One rule and one seed: how good the model was after every round, and what it took until then."""
+"""One rule and one seed: accuracy after every round, and the amounts spent so far."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ PIECE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoint:
-    """Where a run stands after a round, all phones together. Seconds and joules are modelled.
+    """State of a run after a round, all phones together. Seconds and joules are modelled.
 
-    `levels` and `skips` are of this round alone, what comes after them is since the run began.
+    `levels` and `skips` are of this round alone; the fields after them count from the start.
     """
 
     round: int
     """0: before the first."""
     accuracy: float
-    """Share of test samples that are told right."""
+    """Share of test samples classified correctly."""
     levels: dict[str, int]
-    """How many phones trained at each level, in percent."""
+    """Number of phones that trained at each level, in percent."""
     skips: int
-    """How many trained nothing."""
+    """Number of phones that trained nothing."""
     joules: float
-    """Drawn while training and calibrating, idle included."""
+    """Joules drawn while training and calibrating, idle included."""
     bytes: int
-    """Blocks of the model and of movements, down and up."""
+    """Bytes of the model's and of movements' blocks, down and up."""
     train_s: float
-    """Of training and calibrating."""
+    """Seconds of training and calibrating."""
     waited_s: float
-    """Of the slowest phone of each round, transfers included."""
+    """Seconds of the slowest phone of each round, transfers included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """A run that is over."""
+    """A finished run."""
 
     rule: str
     mask: str
     seed: int
     points: tuple[RunPoint, ...]
-    """From round 0 on."""
+    """Points from round 0 on."""
     model_sha256: str
     """The same for the same seed, data and versions."""
 
     @property
     def last(self) -> RunPoint:
-        """Where it ended."""
+        """Its last point."""
         return self.points[-1]
 
     @property
     def best(self) -> float:
-        """The best accuracy that it reached."""
+        """Best accuracy reached."""
         return max(point.accuracy for point in self.points)
 
 
@@ -101,7 +101,7 @@ def run_rule(
         train_deadline_s=setting.fleet.deadline_s,
         min_participants=0,  # a round in which all skip counts
     )
-    # Before devices are made: a calibration is part of the first round.
+    # Before devices are made: calibration is part of the first round.
     ledger = Ledger(task.plan, local, phones, {name: len(each) for name, each in shares.items()})
     graphs = setting.graphs
     policy = Policy()

@@ -1,4 +1,4 @@
-"""What is learned and by whom: data, the model that goes with it, the shares of the phones."""
+"""The task and the phones of a study: data, its model, the shares of the phones."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from edge_sdk.protocol.streams import stream
 
 FLEET = "phones"
 WORK_MACS = 872_832
-"""Of `sensor-cnn` for one window, for which the fleet's `work` was chosen."""
+"""MACs of `sensor-cnn` for one window, for which the fleet's `work` was chosen."""
 MODELS = {"uci-har": "sensor-cnn", "idx": "lenet-28", "cifar-10": "cnn"}
-"""The family that each format is learned with; digits have the demo's model."""
+"""Family for each format; digits use the demo's model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """What all runs of a study have in common."""
+    """Common parts of all runs of a study."""
 
     data: Dataset
     model: str
     """The name of its family, or `demo`."""
     make: Callable[[int], nn.Module]
-    """A model by its seed."""
+    """Makes a model from its seed."""
     graphs: CompiledGraphs
     fleet: Fleet
-    """With its `work` scaled so that the whole model takes a phone as long as `sensor-cnn` does."""
+    """Fleet whose `work` is scaled so that the whole model takes as long as `sensor-cnn` does."""
 
     def task(self, seed: int) -> Task:
-        """What is trained, with the initial weights of a seed."""
+        """Make the task with the initial weights of a seed."""
         return _task(self.make(seed), self.data)
 
     def phones(self) -> dict[str, Emulation]:
-        """All phones as they start, by name."""
+        """Start all phones, by name."""
         return emulate_all(self.fleet, choose_members(self.fleet, self.devices))
 
     @property
     def devices(self) -> int:
-        """One for every person where the data knows whose it is."""
+        """Number of phones: one per person if the data has owners."""
         return DEVICES if self.data.owners is None else len(np.unique(self.data.owners))
 
     def shares(self, names: tuple[str, ...], seed: int) -> dict[str, ArrayData]:
-        """Each phone's own data. Which person has which phone is drawn anew for every seed."""
+        """Deal out the data. Which person has which phone is drawn for every seed."""
         train, owners = self.data.train, self.data.owners
         if owners is None:
             return deal(train, names, seed)
@@ -70,7 +70,7 @@ class Setting:
 
 
 def make_setting(data: Dataset) -> Setting:
-    """The setting for this data. Raises `DatasetError` where the model cannot take it."""
+    """Make the setting for this data. Raises `DatasetError` if the model cannot take it."""
     name = MODELS.get(data.format, "demo")
     make: Callable[[int], nn.Module] = make_model
     if name in FAMILIES:

@@ -1,9 +1,9 @@
 """Rules side by side over several seeds.
 
 Totals alone say little: a rule that skips more spends less and learns less. So rules are compared
-in two more ways, for joules and for bytes: what each had spent when it first was as good as all
-became (the greatest whole percent that every run reached), and how good each was when it had spent
-as much as the thriftiest run spent in all.
+in two more ways, for joules and for bytes: the amount each had spent when it first reached an
+accuracy that every run reached (the largest whole percent), and each one's accuracy when it had
+spent as much as the thriftiest run spent in total.
 """
 
 from __future__ import annotations
@@ -50,45 +50,45 @@ class Summary:
     rule: str
     seeds: int
     accuracy: SeedSpread
-    """After the last round."""
+    """Accuracy after the last round."""
     joules: SeedSpread
-    """In all; so are bytes and seconds."""
+    """Total joules; bytes and seconds likewise."""
     bytes: SeedSpread
     train_s: SeedSpread
     waited_s: SeedSpread
     joules_to_common: SeedSpread
-    """Spent when the common accuracy was first reached; so are bytes."""
+    """Joules spent when the common accuracy was first reached; bytes likewise."""
     bytes_to_common: SeedSpread
     accuracy_at_joules: SeedSpread
-    """When the common joules were spent; likewise for bytes."""
+    """Accuracy when the common joules were spent; likewise for bytes."""
     accuracy_at_bytes: SeedSpread
     trained: float
     """Share of phones that trained in a round."""
     level: float
-    """Of those that did, on average."""
+    """Mean level of those that trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleComparison:
-    """All rules, and what they are compared at."""
+    """All rules, and the points at which they are compared."""
 
     common_accuracy: float
-    """That every run reached, in whole percents."""
+    """Accuracy that every run reached, in whole percents."""
     common_joules: float
-    """That every run spent."""
+    """Joules that every run spent."""
     common_bytes: float
     summaries: tuple[Summary, ...]
 
 
 def run_study(setting: Setting, config: LearnConfig, part: Begin) -> Iterator[StudyRun]:
-    """Every run as it ends. `part` is begun for each and ticks once a round."""
+    """Yield every run as it ends. `part` is begun for each and ticks once per round."""
     for rule, seed in config.cases:
         tick = part(f"{rule}, seed {seed}")
         yield run_rule(setting, rule, seed, config.rounds, tick)
 
 
 def compare_runs(runs: Sequence[StudyRun]) -> RuleComparison:
-    """One summary a rule, in the order of their first runs; at least one run."""
+    """Return one summary per rule, in the order of their first runs; needs at least one run."""
     accuracy = math.floor(100 * min(run.best for run in runs)) / 100
     joules, size = (min(_spent(run, what)[-1] for run in runs) for what in ("joules", "bytes"))
     by_rule: dict[str, list[StudyRun]] = {}
@@ -131,13 +131,13 @@ def _spread(values: Iterable[float]) -> SeedSpread:
 
 
 def spent_until(run: StudyRun, accuracy: float, what: Spent) -> float:
-    """What was spent after the first round that was so good; all, if none was."""
+    """Amount spent after the first round with this accuracy; the total if there is none."""
     reached = (point for point in run.points if point.accuracy >= accuracy)
     return float(getattr(next(reached, run.last), what))
 
 
 def accuracy_at(run: StudyRun, spent: float, what: Spent) -> float:
-    """How good the run was when it had spent so much, on a line between two rounds."""
+    """Interpolate the run's accuracy when it had spent this much."""
     accuracies = [point.accuracy for point in run.points]
     return float(np.interp(spent, _spent(run, what), accuracies))
 
@@ -147,7 +147,7 @@ def _spent(run: StudyRun, what: Spent) -> list[float]:
 
 
 def learn_figures(comparison: RuleComparison) -> list[Figure]:
-    """What each rule comes to; there are no aims."""
+    """Return the figures of each rule; they have no targets."""
     figures = [
         Figure(
             name="learn.common_accuracy",

@@ -1,12 +1,12 @@
-"""What a memory is: of every device and block, the movement made in the latest round.
+"""The interface of a memory: for every device and block, the movement of the latest round.
 
 Laws, for both stores (tests/contract/memory):
 
 - *newest by round made*: a block's entry is replaced only by a movement made in a later round,
   whatever the order of arrival;
 - *sums*: `total`, `weight` and `entries` are those of the entries that `recall` gives, up to the
-  rounding of float64 sums. What is summed is what is held, not what it was before it was rounded
-  to the stored type, so no error of the type builds up;
+  rounding of float64 sums. Held values are summed, not the ones given before they were rounded to
+  the stored type, so no error of the type builds up;
 - *age*: after `advance(now)` no entry with `now − made > max_staleness` is left;
 - *order*: the result does not depend on the order in which one call's movements are given, nor on
   the number of threads; each parameter is summed in device-name order.
@@ -15,7 +15,7 @@ Laws, for both stores (tests/contract/memory):
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -32,22 +32,25 @@ MemoryType = Literal["fp32", "fp16", "int8"]
 Weighting = Literal["uniform", "samples"]
 Float64 = NDArray[np.float64]
 Rounds = NDArray[np.int32]
+Reader = Callable[[int, Float64], None]
+"""Called with stretches of a change: the first parameter, and the values, which it may not keep.
+Several threads call it at a time, each with other stretches; together they are the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """How a memory holds and sums. Raises `ConfigError` for values that make no sense."""
+    """Settings of a memory. Raises `ConfigError` for values that make no sense."""
 
     memory_type: MemoryType = "fp16"
-    """How values are held; `values.py` states each type's bound."""
+    """Type of held values; `values.py` states each type's bound."""
     damping: float = 1.0
-    """ρ: what an entry's share of `total` fades by every round. In (0, 1]."""
+    """ρ: factor that an entry's share of `total` fades by every round. In (0, 1]."""
     max_staleness: int = 1_000_000
     """Rounds after which an entry leaves."""
     weighting: Weighting = "uniform"
     """An entry's weight: 1, or the device's samples."""
     sums: bool = True
-    """Whether `total` and `weight` are kept."""
+    """Keep `total` and `weight`."""
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -66,7 +69,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What one stored movement was made with."""
+    """Terms that one stored movement was made under."""
 
     round: int
     learning_rate: float
@@ -100,19 +103,19 @@ class Memory(Protocol):
 
     @property
     def now(self) -> int:
-        """The round that `advance` last went to; 0 at first."""
+        """Round that `advance` last went to; 0 at first."""
 
     def recall(self, device: str, ids: Indices | None = None) -> list[Piece]:
-        """What is held of a device, by round made; of these blocks only, if ids are given.
+        """Return the entries of a device, by round made; only of these blocks, if ids are given.
 
         `ids` are ascending. An unknown device has no pieces.
         """
 
     def rounds(self, device: str) -> Rounds:
-        """Per block, the round its entry was made in; 0 where there is none. Read-only."""
+        """Return per block the round its entry was made in; 0 where there is none. Read-only."""
 
     def oldest(self) -> int | None:
-        """The earliest round made that is still held; None when nothing is."""
+        """Return the earliest round made that is still held; None when nothing is."""
 
     def advance(self, now: int) -> None:
         """Go to round `now`: `total` fades by damping per round passed, stale entries leave.
@@ -120,12 +123,12 @@ class Memory(Protocol):
         Raises `StateError` if that is before the present round.
         """
 
-    def write(self, contributions: Sequence[Contribution]) -> Float64:
+    def write(self, contributions: Sequence[Contribution], reader: Reader | None = None) -> None:
         """Take movements where they are newer than what is held and not stale.
 
-        Returns per parameter the change of `total`, with the new values as they were given rather
-        than as they are held: Σ weight · damping^(now − made) · D / learning_rate over what was
-        taken, minus what left. Empty without sums.
+        `reader` is shown, stretch by stretch, the change of `total` per parameter with the new
+        values as given rather than as held: Σ weight · damping^(now − made) · D / learning_rate
+        over what was taken, minus what left. Without sums it is shown nothing.
 
         Values are finite, ids ascending and the plan's: a `Contribution` has been checked. Raises
         `StateError` for a movement of a later round than `now`, `BlockError` for one that does not
@@ -136,7 +139,7 @@ class Memory(Protocol):
         """Forget a device."""
 
     def commit(self) -> None:
-        """All since the last commit becomes durable at once; a crash before that leaves none."""
+        """Make all changes since the last commit durable at once; a crash before leaves none."""
 
     def close(self) -> None:
-        """Give up what is open. What was not committed is lost on disk."""
+        """Close files and threads. On disk, changes that were not committed are lost."""

@@ -1,4 +1,4 @@
-"""Memory over a store: which blocks are taken, what leaves for them, what the sums become."""
+"""Memory over a store: takes newer blocks, drops the ones they replace, updates the sums."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Piece, Rounds
+from coordinator.aggregate.memory.contract import (
+    Float64,
+    Made,
+    MemoryConfig,
+    Piece,
+    Reader,
+    Rounds,
+)
 from coordinator.aggregate.memory.runs import find_runs
 from coordinator.aggregate.memory.store import DeviceMemory, Store, Stored
-from coordinator.aggregate.memory.sums import Coming, Leaving, Sums
+from coordinator.aggregate.memory.sums import Coming, Leaving, MemoryBatch, Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES, Held, expand
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -23,7 +32,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 MOST_DEVICES = 64
 MOST_OLD = 256
-"""Devices and old movements that are worked on together: bounds what is open at a time."""
+"""Devices and old movements of a batch. Fixed: the last bits of the sums follow from them."""
+MOST_SEGMENTS = 128
+"""Files of old movements, above which a pass takes no further batch: each is an open map."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,13 +46,13 @@ class _Taken:
     ids: Indices
     values: Float32
     rounds: Rounds
-    """The device's, with this movement in."""
+    """The device's, with this movement included."""
     leaving: Sequence[Leaving]
     lost: Sequence[tuple[Stored, int, int]]
 
 
 class NewestMemory:
-    """See `Memory`; the store says where movements are kept."""
+    """A `Memory` over a store, which keeps the movements."""
 
     def __init__(
         self, plan: ModelPlan, config: MemoryConfig, store: Store, sums: Sums, now: int = 0
@@ -121,25 +132,51 @@ class NewestMemory:
         with self._changing():
             self._drop([device], self._now + 1)
 
-    def write(self, contributions: Sequence[Contribution]) -> Float64:
+    def write(self, contributions: Sequence[Contribution], reader: Reader | None = None) -> None:
         """See `Memory`."""
         for contribution in contributions:
             self._check(contribution)
+        if not len(self.total):
+            reader = None
         change: Float64 | None = None
         with self._changing():
-            batch: list[_Taken] = []
-            old = 0
-            # Of two movements of one device the newer first: the older only fills its gaps.
-            for contribution in sorted(contributions, key=lambda one: (one.device, -one.made)):
-                again = bool(batch) and batch[-1].device == contribution.device
-                if again or len(batch) == MOST_DEVICES or old >= MOST_OLD:
-                    change = self._keep(batch, change)
-                    batch, old = [], 0
-                taken = self._take(contribution)
-                if taken is not None:
-                    batch.append(taken)
-                    old += len(taken.leaving)
-            return self._keep(batch, change)
+            for batches, last in self._passes(contributions):
+                if reader is None or (last and change is None):
+                    self._keep(batches, reader)
+                    continue
+                if change is None:
+                    change = np.zeros(len(self.total))
+                self._keep(batches, partial(_add_to, change))
+        if reader is not None and change is not None:
+            reader(0, change)
+
+    def _passes(
+        self, contributions: Sequence[Contribution]
+    ) -> Iterator[tuple[list[list[_Taken]], bool]]:
+        """Cut what is to be taken into passes of batches, each with True if it is the last.
+
+        A pass must be stored before the next is asked for. Nearly always there is one: only a
+        device that comes twice, or very many old files, need another.
+        """
+        batches: list[list[_Taken]] = [[]]
+        segments: set[int] = set()
+        old = 0
+        # Of two movements of one device the newer first: the older only fills its gaps.
+        for contribution in sorted(contributions, key=lambda one: (one.device, -one.made)):
+            batch = batches[-1]
+            again = bool(batch) and batch[-1].device == contribution.device
+            if again or len(batch) == MOST_DEVICES or old >= MOST_OLD:
+                if again or len(segments) > MOST_SEGMENTS:
+                    yield batches, False
+                    batches, segments = [], set()
+                batches.append([])
+                old = 0
+            taken = self._take(contribution)
+            if taken is not None:
+                batches[-1].append(taken)
+                segments |= {stored.segment for stored, _, _ in taken.lost}
+                old += len(taken.leaving)
+        yield batches, True
 
     def commit(self) -> None:
         """See `Memory`."""
@@ -155,7 +192,7 @@ class NewestMemory:
         self._store.close()
 
     def _take(self, contribution: Contribution) -> _Taken | None:
-        """What of a contribution is newer than what is held, and what leaves for it."""
+        """Find the blocks of a contribution that are newer than held ones, and those that leave."""
         made, ids = contribution.made, contribution.blocks.ids
         if self._now - made > self.config.max_staleness:
             return None
@@ -188,7 +225,7 @@ class NewestMemory:
     def _leave(
         self, kept: DeviceMemory, going: NDArray[np.bool_]
     ) -> tuple[list[Leaving], list[tuple[Stored, int, int]]]:
-        """What leaves where the blocks in `going` (one flag for every block) are given up."""
+        """Find what leaves where the blocks in `going` (one flag for every block) are given up."""
         leaving, lost = [], []
         for stored in kept.movements:
             live = stored.live(kept.rounds)
@@ -204,40 +241,45 @@ class NewestMemory:
                 self.plan.block_offsets,
             )
             factor, weight = self._factor(stored.made), stored.made.weight
-            leaving.append(Leaving(stored.ids[gone], stored.values, runs, factor, weight))
+            leaving.append(Leaving(stored.ids[gone], stored.values, runs, factor, weight, died))
             lost.append((stored, died, int(sizes[live].sum()) - died))
         return leaving, lost
 
-    def _keep(self, batch: Sequence[_Taken], before: Float64 | None) -> Float64:
-        """Store what was taken, of different devices, and move the sums.
-
-        Returns the change, added to the one before.
-        """
-        starts = [self.plan.block_sizes[one.ids] for one in batch]
+    def _keep(self, batches: Sequence[Sequence[_Taken]], reader: Reader | None) -> None:
+        """Store what was taken, of different devices, and move the sums."""
+        every = [one for batch in batches for one in batch]
+        starts = [self.plan.block_sizes[one.ids] for one in every]
         starts = [np.cumsum(sizes) - sizes for sizes in starts]
-        scales: list[Float64] = [np.empty(0)] * len(batch)
+        scales: list[Float64] = [np.empty(0)] * len(every)
 
         def find_scales(number: int) -> None:
-            scales[number] = self._kind.scales(batch[number].values, starts[number])
+            scales[number] = self._kind.scales(every[number].values, starts[number])
 
-        self._sums.each(find_scales, range(len(batch)))
+        self._sums.each(find_scales, range(len(every)))
         coming = []
-        for one, start, scale in zip(batch, starts, scales, strict=True):
+        for one, start, scale in zip(every, starts, scales, strict=True):
             runs = find_runs(
                 one.ids, start, scale if self._kind.scaled else None, self.plan.block_offsets
             )
             slot = self._store.add(one.device, one.made, one.ids, scale, len(one.values))
             factor, weight = self._factor(one.made), one.made.weight
             coming.append(Coming(one.ids, one.values, runs, factor, weight, slot))
-        leaving = [old for one in batch for old in one.leaving]
-        change: Float64 = np.empty(len(self.total))
-        self._sums.replace(coming, leaving, change)
-        for one in batch:
+        following = iter(coming)
+        self._sums.replace(
+            [
+                MemoryBatch(
+                    list(islice(following, len(batch))),
+                    [old for one in batch for old in one.leaving],
+                )
+                for batch in batches
+            ],
+            reader,
+        )
+        for one in every:
             self._store.update(one.device, one.rounds, one.lost)
-        return change if before is None else np.add(before, change, out=before)
 
     def _drop(self, devices: Sequence[str], limit: int) -> None:
-        """Let go of what devices made before a round."""
+        """Let go of movements that devices made before a round."""
         leaving: list[Leaving] = []
         updates = []
         for device in devices:
@@ -248,12 +290,12 @@ class NewestMemory:
             kept.rounds[going] = 0
             if lost:
                 updates.append((device, kept.rounds, lost))
-        self._sums.replace((), leaving)
+        self._sums.replace([MemoryBatch((), leaving)])
         for update in updates:
             self._store.update(*update)
 
     def _factor(self, made: Made) -> float:
-        """What a value made so enters `total` with at present."""
+        """Compute the present factor in `total` of a value made so."""
         faded: float = self.config.damping ** (self._now - made.round)
         return made.weight * faded / made.learning_rate
 
@@ -273,11 +315,11 @@ class NewestMemory:
 
     def _check_usable(self) -> None:
         if self._broken:
-            raise StateError("memory is closed, or a change to it failed: open it again")
+            raise StateError("this memory is closed, or a change to it failed: open it again")
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """A change that fails half-way makes the memory unusable; the last commit stands."""
+        """Make the memory unusable if a change fails half-way; the last commit stands."""
         self._check_usable()
         self._broken = True
         yield
@@ -285,8 +327,12 @@ class NewestMemory:
         self._changed = True
 
 
+def _add_to(total: Float64, start: int, change: Float64) -> None:
+    total[start : start + len(change)] += change
+
+
 def pick(values: Held, sizes: Indices, chosen: NDArray[np.bool_]) -> Held:
-    """The values of the chosen blocks; a view when they lie one behind the other."""
+    """Return the values of the chosen blocks; a view when they lie one behind the other."""
     picked = np.flatnonzero(chosen)
     if not len(picked):
         return values[:0]

@@ -1,4 +1,4 @@
-"""Where blocks lie: runs of neighbouring blocks, cut at the edges of equal tiles of the model.
+"""Runs of neighbouring blocks, cut at the edges of equal tiles of the model.
 
 The model's vector is worked on tile by tile, so that a tile's sums stay in a core's cache while
 the values of every device stream past them once, and so that tiles can go to different threads.
@@ -31,17 +31,17 @@ class Runs:
     runs: list[EntryRun]
 
     def within(self, tile: int) -> list[EntryRun]:
-        """The runs in a tile."""
+        """Return the runs in a tile."""
         return self.runs[self.tiles[tile] : self.tiles[tile + 1]]
 
 
 def tile_count(parameters: int) -> int:
-    """How many tiles the model's vector has."""
+    """Return the number of tiles of the model's vector."""
     return -(-parameters // TILE)
 
 
 def find_runs(ids: Indices, sources: Indices, scales: Float64 | None, offsets: Indices) -> Runs:
-    """The runs of ascending blocks, whose own values start at `sources`.
+    """Find the runs of ascending blocks, whose own values start at `sources`.
 
     Blocks with neighbouring ids must lie one behind the other among their own values too. `scales`
     None: all 1. `offsets` is the plan's `block_offsets`.

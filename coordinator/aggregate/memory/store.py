@@ -1,4 +1,4 @@
-"""What a memory needs of the place where movements are kept."""
+"""Interface of the place where a memory keeps movements."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Stored:
     """
 
     key: int
-    """What the store knows it by."""
+    """Its number in the store."""
     made: Made
     ids: Indices
     values: Held
     scales: Float64
-    """Of every block; empty for a type without scales."""
+    """Scale of every block; empty for a type without scales."""
     segment: int = 0
-    """Of a store with files: the one it lies in."""
+    """File that it lies in; 0 in a store without files."""
 
     def live(self, rounds: Rounds) -> NDArray[np.bool_]:
-        """Which of its blocks are the device's newest."""
+        """Mark the blocks that are the device's newest."""
         live: NDArray[np.bool_] = rounds[self.ids] == self.made.round
         return live
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
-    """What is kept of one device."""
+    """Movements kept of one device."""
 
     rounds: Rounds
-    """A copy: the caller's to change."""
+    """A copy that the caller may change."""
     movements: Sequence[Stored]
     """By round made, then by arrival."""
 
@@ -56,28 +56,28 @@ class Slot(Protocol):
 
 
 class Store(Protocol):
-    """Where movements are kept. An `OSError` from any method leaves it unusable."""
+    """A place that keeps movements. An `OSError` from any method leaves it unusable."""
 
     def kept(self, device: str) -> DeviceMemory:
-        """What is kept of a device; nothing of an unknown one."""
+        """Return what is kept of a device; nothing for an unknown one."""
 
     def made_before(self, round: int, most: int) -> list[str]:
-        """The devices of the `most` oldest movements, if made before a round; oldest first."""
+        """Return the devices of the `most` oldest movements made before a round, oldest first."""
 
     def oldest(self) -> int | None:
-        """The earliest round made of any movement."""
+        """Return the earliest round made of any movement."""
 
     def add(self, device: str, made: Made, ids: Indices, scales: Float64, size: int) -> Slot:
         """Keep one more movement, of `size` values that will be put before anything is read."""
 
     def update(self, device: str, rounds: Rounds, lost: Sequence[tuple[Stored, int, int]]) -> None:
-        """A device's rounds have changed; `lost` is (movement, values that died, values left).
+        """Set a device's rounds; `lost` is (movement, values that died, values left).
 
         A movement with none left is dropped, and so is a device with no round above 0.
         """
 
     def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
-        """Make all changes durable, and with them the present round and the memory's sums."""
+        """Make all changes durable, with the present round and the memory's sums."""
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Close all files."""

@@ -1,14 +1,15 @@
 """Running sums over all entries, and the one pass that takes new values and lets old ones go.
 
-Three sums are made in device-name order: the new values as they were given, the same as they are
-held, and the old values that leave. The first minus the last is what a rule wants to know; the
-second minus the last moves `total`, which therefore stays the sum of what is held.
+Three sums are made in device-name order: the new values as given, the same values as held, and the
+old values that leave. The first minus the last is the change a rule asks for; the second minus the
+last moves `total`, which therefore stays the sum of the held values.
 
 The pass goes over the model in spans. In a span, long stretches of each device's values are first
 rounded and stored, or read; then their terms are added up tile by tile, so that a tile's sums stay
 in a core's cache. Few long numpy calls let threads work side by side: each gives up the
 interpreter's lock for as long as it runs. Terms of the most common factor are added as they are,
-and the sum multiplied once.
+and the sum multiplied once. The change of a span goes to its reader at once; that of the whole
+model, two models large, is never held.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.memory.contract import Float64
+from coordinator.aggregate.memory.contract import Float64, Reader
 from coordinator.aggregate.memory.runs import TILE, EntryRun, Runs, tile_count
 from coordinator.aggregate.memory.store import Slot
 from coordinator.aggregate.memory.values import Held, ValueType
@@ -36,18 +37,29 @@ STRETCH = 1 << 17
 MOST_TILES = 16
 """Of a span."""
 
+ROOM = 1 << 22
+"""Terms of a span that a thread holds in float32 (16 MiB), unless one tile has more."""
+
+PAGE = 1 << 20
+"""Terms of one allocation."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Coming:
-    """New values of one device: all of `values` is taken, and put in the slot."""
+    """New values of one device: all of `values` is taken and put in the slot."""
 
     ids: Indices
     values: Float32
     runs: Runs
     factor: float
-    """What a value enters `total` with."""
+    """Factor of its values in `total`."""
     weight: float
     slot: Slot
+
+    @property
+    def size(self) -> int:
+        """Number of values that come."""
+        return len(self.values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +71,21 @@ class Leaving:
     runs: Runs
     factor: float
     weight: float
+    size: int
+    """Number of values that leave."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryBatch:
+    """Movements of different devices that are added up before they change `total`."""
+
+    coming: Sequence[Coming]
+    leaving: Sequence[Leaving]
+
+    @property
+    def parts(self) -> list[Coming | Leaving]:
+        """New values, then old ones."""
+        return [*self.coming, *self.leaving]
 
 
 class Sums:
@@ -77,7 +104,7 @@ class Sums:
 
     @property
     def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """All sums, as they are made durable."""
+        """All sums, in the order they are written to disk."""
         return self.total, self.weight, self.entries
 
     def close(self) -> None:
@@ -96,37 +123,41 @@ class Sums:
 
         self.each(work, range(0, self._tiles, MOST_TILES))
 
-    def replace(
-        self, coming: Sequence[Coming], leaving: Sequence[Leaving], change: Float64 | None = None
-    ) -> None:
-        """Put new values in their slots, add them, take off the old; write the change."""
-        common_new = _most_common(one.factor for one in coming)
-        parts: list[Coming | Leaving] = [*coming, *leaving]
-        common = _most_common(
-            part.factor * self._kind.unit * part.runs.runs[0][3] for part in parts
-        )
-        span = _span_tiles(parts, self._plan.parameters)
+    def replace(self, batches: Sequence[MemoryBatch], reader: Reader | None = None) -> None:
+        """Put new values in their slots, add them, take off the old; show the change.
+
+        A device is in one batch only. Batches change `total` one after the other, in one pass.
+        """
+        factors = [self._common_factors(batch) for batch in batches]
+        span = min((self._span_tiles(batch) for batch in batches), default=1)
 
         def work(first: int) -> None:
             tiles = range(first, min(first + span, self._tiles))
-            terms = _Terms(self._kind, self._room(), tiles, self._totals)
-            for one in coming:
-                terms.take(one, common_new, common)
-            if self._totals:
-                for old in leaving:
-                    terms.let_go(old, common)
-                self._add_up(terms, tiles, (common_new, common, common), change)
+            low, end = first * TILE, min(tiles.stop * TILE, self._plan.parameters)
+            room = self._room()
+            change = None if reader is None else room.change(end - low)
+            for batch, (common_new, common) in zip(batches, factors, strict=True):
+                terms = _Terms(self._kind, room, tiles, self._totals)
+                for one in batch.coming:
+                    terms.take(one, common_new, common)
+                if self._totals:
+                    for old in batch.leaving:
+                        terms.let_go(old, common)
+                    self._add_up(terms, tiles, (common_new, common, common), change)
+            if reader is not None and change is not None:
+                reader(low, change)
 
         self.each(work, range(0, self._tiles, span))
-        for part in parts:
-            sign = 1 if isinstance(part, Coming) else -1
-            self.entries[part.ids] += sign
-            if self._totals:
-                self.weight[part.ids] += sign * part.weight
-        self._clear_empty(leaving)
+        for batch in batches:
+            for part in batch.parts:
+                sign = 1 if isinstance(part, Coming) else -1
+                self.entries[part.ids] += sign
+                if self._totals:
+                    self.weight[part.ids] += sign * part.weight
+            self._clear_empty(batch.leaving)
 
     def each(self, work: Callable[[int], None], numbers: range) -> None:
-        """Do `work(number)` for all numbers, in whatever thread is free."""
+        """Run `work(number)` for all numbers, each in the next free thread."""
         if self._pool is None:
             for number in numbers:
                 work(number)
@@ -141,7 +172,7 @@ class Sums:
         factors: tuple[float, float, float],
         change: Float64 | None,
     ) -> None:
-        """Add the terms of a span to `total`, and write the change."""
+        """Add the terms of a span to `total`, and to the span's change."""
         room, scaled = self._room(), self._kind.scaled
         for tile in tiles:
             low = tile * TILE
@@ -149,8 +180,6 @@ class Sums:
             sums = (room.new[:size], room.held[:size], room.left[:size])
             lists = terms.of_tile(tile)
             if not any(lists):
-                if change is not None:
-                    change[low : low + size] = 0
                 continue
             for part, factor, found in zip(sums, factors, lists, strict=True):
                 part.fill(0)
@@ -164,10 +193,26 @@ class Sums:
             total = self.total[low : low + size]
             np.add(total, held if scaled else new, out=total)
             if change is not None:
-                change[low : low + size] = new
+                part = change[low - tiles.start * TILE :][:size]
+                np.add(part, new, out=part)
+
+    def _common_factors(self, batch: MemoryBatch) -> tuple[float, float]:
+        """Most common factors of new values, and of all held ones with their scales."""
+        held = (part.factor * self._kind.unit * part.runs.runs[0][3] for part in batch.parts)
+        return _most_common(one.factor for one in batch.coming), _most_common(held)
+
+    def _span_tiles(self, batch: MemoryBatch) -> int:
+        """Tiles of a span: enough for about `STRETCH` values of a device, and at most `ROOM`."""
+        parts = batch.parts
+        lying = sum(len(part.values) for part in parts)
+        span = STRETCH * len(parts) * self._plan.parameters // max(1, lying * TILE)
+        if self._kind.scaled:
+            terms = sum(part.size for part in parts)
+            span = min(span, ROOM * self._plan.parameters // max(1, terms * TILE))
+        return max(1, min(MOST_TILES, span))
 
     def _clear_empty(self, leaving: Sequence[Leaving]) -> None:
-        """Where no entry is left the sum is zero, whatever rounding made of it."""
+        """Set the sums to zero where no entry is left, whatever rounding made of them."""
         if not self._totals or not leaving:
             return
         gone = np.unique(np.concatenate([old.ids for old in leaving]))
@@ -184,11 +229,11 @@ class Sums:
 
 
 MemoryTerm = tuple[int, int, Held, int, float]
-"""Start and end in the tile, an array, where the terms start in it, what to multiply them by."""
+"""Start and end in the tile, an array, the first term in it, the factor of the terms."""
 
 
 class _Terms:
-    """What is to be added up in a span of tiles."""
+    """Terms to add up in a span of tiles."""
 
     def __init__(self, kind: ValueType, room: _Room, tiles: range, totals: bool) -> None:
         self._kind = kind
@@ -198,10 +243,10 @@ class _Terms:
         self._lists: list[tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]] = [
             ([], [], []) for _ in tiles
         ]
-        room.used = 0
+        room.clear()
 
     def of_tile(self, tile: int) -> tuple[list[MemoryTerm], list[MemoryTerm], list[MemoryTerm]]:
-        """Terms of new values as given, as held, and of old values."""
+        """Return the terms of new values as given, as held, and of old values."""
         return self._lists[tile - self._tiles.start]
 
     def take(self, one: Coming, common_new: float, common: float) -> None:
@@ -217,9 +262,13 @@ class _Terms:
         if self._kind.scaled:
             short = self._room.short(end - start, self._kind)
             terms = self._room.terms(end - start)
+            # An upload's numbers lie at any address, where numpy works many times slower.
+            given = values if values.flags.aligned else terms
+            if given is terms:
+                np.copyto(terms, values)
             for low, high, scale in _stretches(runs):
                 part = slice(low - start, high - start)
-                self._kind.shorten(values[part], scale, short[part], terms[part])
+                self._kind.shorten(given[part], scale, short[part], terms[part])
             if self._totals:
                 self._note(1, one.runs, one.factor, common, [(start, end, terms)])
         else:
@@ -263,31 +312,47 @@ class _Terms:
 
 
 class _Room:
-    """One thread's room to work in."""
+    """Working space of one thread."""
 
     def __init__(self) -> None:
         self.new: Float64 = np.empty(TILE)
         self.held: Float64 = np.empty(TILE)
         self.left: Float64 = np.empty(TILE)
         self.float64: Float64 = np.empty(TILE)
-        self.used = 0
-        self._terms: list[Float32] = []
+        self._pages: list[Float32] = []
+        self._page = 0
+        """The page that terms are put in, and how much of it is used."""
+        self._used = 0
         self._short: Held = np.empty(0)
+        self._change: Float64 = np.empty(0)
+
+    def change(self, size: int) -> Float64:
+        """Zeros for the change of a span, until asked for again."""
+        if len(self._change) < size:
+            self._change = np.empty(size)
+        part = self._change[:size]
+        part.fill(0)
+        return part
 
     def short(self, size: int, kind: ValueType) -> Held:
-        """Room for held values, until it is asked for again."""
+        """Room for held values, until asked for again."""
         if len(self._short) < size:
             self._short = np.empty(size, dtype=kind.dtype)
         return self._short[:size]
 
     def terms(self, size: int) -> Float32:
-        """Room for terms, until `used` is set back."""
-        if self.used == len(self._terms):
-            self._terms.append(np.empty(size, dtype=np.float32))
-        elif len(self._terms[self.used]) < size:
-            self._terms[self.used] = np.empty(size, dtype=np.float32)
-        self.used += 1
-        return self._terms[self.used - 1][:size]
+        """Room for terms, until `clear`."""
+        if not self._pages or self._used + size > len(self._pages[self._page]):
+            self._page += bool(self._used)
+            self._used = 0
+            if self._page >= len(self._pages) or len(self._pages[self._page]) < size:
+                self._pages.insert(self._page, np.empty(max(size, PAGE), dtype=np.float32))
+        self._used += size
+        return self._pages[self._page][self._used - size : self._used]
+
+    def clear(self) -> None:
+        """Let all room for terms be used again."""
+        self._page = self._used = 0
 
 
 def _add_terms(sums: Float64, terms: list[MemoryTerm], scratch: Float64) -> None:
@@ -301,7 +366,7 @@ def _add_terms(sums: Float64, terms: list[MemoryTerm], scratch: Float64) -> None
 
 
 def _stretches(runs: list[EntryRun]) -> list[tuple[int, int, float]]:
-    """Stretches of one scale among a device's own values: start, end, scale."""
+    """Find stretches of one scale among a device's own values: start, end, scale."""
     found: list[tuple[int, int, float]] = []
     for start, end, source, scale in runs:
         if found and found[-1][1:] == (source, scale):
@@ -312,7 +377,7 @@ def _stretches(runs: list[EntryRun]) -> list[tuple[int, int, float]]:
 
 
 def _contiguous(runs: list[EntryRun]) -> list[tuple[int, int]]:
-    """Stretches without gaps among a device's own values."""
+    """Find stretches without gaps among a device's own values."""
     found: list[tuple[int, int]] = []
     for start, end, source, _ in runs:
         if found and found[-1][1] == source:
@@ -322,13 +387,7 @@ def _contiguous(runs: list[EntryRun]) -> list[tuple[int, int]]:
     return found
 
 
-def _span_tiles(parts: Sequence[Coming | Leaving], parameters: int) -> int:
-    """Tiles of a span: as many as hold about `STRETCH` values of a device."""
-    values = sum(len(part.values) for part in parts)
-    return max(1, min(MOST_TILES, STRETCH * len(parts) * parameters // max(1, values * TILE)))
-
-
 def _most_common(factors: Iterable[float]) -> float:
-    """Never 0, which nothing can be a multiple of: a device without samples has that factor."""
+    """Pick the most common factor, never 0: a device without samples has that one."""
     counted = Counter(factor for factor in factors if factor).most_common(1)
     return counted[0][0] if counted else 1.0

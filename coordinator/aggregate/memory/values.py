@@ -1,4 +1,4 @@
-"""How values are held: float32 as they came, or rounded, with a scale for every block.
+"""Types of held values: float32 as they came, or rounded, with a scale for every block.
 
 | type | a held value `x̂` of a given `x`, `m` being the largest magnitude in its block |
 |---|---|
@@ -41,7 +41,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 class ValueType(Protocol):
     """A way to hold values.
 
-    What is held can be added up as *terms*: an array of a type that numpy adds to float64, to be
+    Held values can be added up as *terms*: an array of a type that numpy adds to float64, to be
     multiplied by `unit` and the scale.
     """
 
@@ -50,13 +50,16 @@ class ValueType(Protocol):
     unit: float
 
     def scales(self, values: Float32, starts: Indices) -> Float64:
-        """The scale of every block; blocks begin at `starts`. Empty for a type without."""
+        """Compute the scale of every block; blocks begin at `starts`. Empty for a type without."""
 
     def shorten(self, values: Float32, scale: float, out: Held, terms: Float32) -> Held:
-        """Round values of one scale to `out`. Returns the terms of that, perhaps in `terms`."""
+        """Round values of one scale to `out`. Returns their terms, perhaps in `terms`.
+
+        `values` and `terms` may be the same memory.
+        """
 
     def terms(self, held: Held, terms: Float32) -> Held:
-        """The terms of held values, perhaps in `terms`."""
+        """Return the terms of held values, perhaps in `terms`."""
 
 
 class Fp32:
@@ -98,7 +101,7 @@ class Fp16:
         self._local = threading.local()
 
     def _room(self) -> NDArray[np.int32]:
-        """Two pieces of room to work in, for this thread: fresh memory costs more than the work."""
+        """Return two pieces of working space of this thread: fresh memory would cost more."""
         if not hasattr(self._local, "room"):
             self._local.room = np.empty((2, PIECE), dtype=np.int32)
         room: NDArray[np.int32] = self._local.room
@@ -182,7 +185,7 @@ VALUE_TYPES: Mapping[MemoryType, ValueType] = {"fp32": Fp32(), "fp16": Fp16(), "
 
 
 def expand(kind: ValueType, held: Held, scales: Float64, sizes: Indices) -> Float32:
-    """What held blocks stand for. Of a type without scales this is what is held, not a copy."""
+    """Return the values of held blocks. For a type without scales this is no copy."""
     if not kind.scaled:
         return held
     values = kind.terms(held, np.empty(len(held), dtype=np.float32))
@@ -201,7 +204,7 @@ def expand(kind: ValueType, held: Held, scales: Float64, sizes: Indices) -> Floa
 
 
 def _magnitudes(values: Float32, starts: Indices) -> Float64:
-    """The largest magnitude of every block."""
+    """Find the largest magnitude of every block."""
     if not len(starts):
         return np.empty(0)
     largest = np.empty(len(starts))
@@ -211,6 +214,8 @@ def _magnitudes(values: Float32, starts: Indices) -> Float64:
         high = max(low + 1, int(np.searchsorted(starts, starts[low] + PIECE)))
         end = int(starts[high]) if high < len(starts) else len(values)
         part, inside = values[starts[low] : end], starts[low:high] - starts[low]
+        if not part.flags.aligned:  # as in an upload; see `Sums`
+            part = part.copy()
         np.maximum(
             np.maximum.reduceat(part, inside),
             -np.minimum.reduceat(part, inside),

@@ -37,6 +37,6 @@ ASYNC_RULES: dict[str, type[FedRaa]] = {"fed-raa": FedRaa, "fedasync": FedAsync}
 
 
 def make_rule(name: str, **options: Any) -> Rule | FedRaa:
-    """The rule called `name`. Raises `ConfigError` for a name or an option that is not known."""
+    """Make the rule called `name`. Raises `ConfigError` for an unknown name or option."""
     known: dict[str, type[Rule] | type[FedRaa]] = {**RULES, **ASYNC_RULES}
     return make_named("rule", known, name, options)

@@ -1,4 +1,4 @@
-"""`ccfl-1`, `ccfl-2`, `ccfl-3`: whoever skips is heard through its last movement; `strategy-2`."""
+"""`ccfl-1`, `ccfl-2`, `ccfl-3`: a skipping device counts with its last movement; `strategy-2`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
-from coordinator.aggregate.rules.rule import Closing, Rule, divide
-from coordinator.aggregate.rules.sums import Term, block_sums, sum_terms
+from coordinator.aggregate.rules.rule import Closing, Rule
+from coordinator.aggregate.rules.sums import Term, block_sums, divide, sum_terms
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
@@ -19,12 +19,13 @@ from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 
 @dataclass(frozen=True, kw_only=True)
 class Ccfl(Rule):
-    """What CCFL's rules share: terms, and what they are divided by.
+    """Base of CCFL's rules: their terms and their divisor.
 
     `θ_i += η · Σ terms / c_i`. The terms are fresh movements and, for devices that skipped, their
     last ones, at most `horizon` (the paper's W) rounds old and scaled to today's learning rate.
-    `c_i` is the number of terms, or of all selected devices where nobody trained `i`: a lone old
-    word does not move θ by its full length. A skip without history adds nothing and is not counted.
+    `c_i` is the number of terms, or of all selected devices where nobody trained `i`, so a lone old
+    movement does not move θ by its full length. A skip without history adds nothing and does not
+    count.
     """
 
     horizon: int = 8
@@ -35,7 +36,7 @@ class Ccfl(Rule):
             raise ConfigError(f"horizon must be at least 1 round, not {self.horizon}")
 
     def _move(self, closing: Closing, spoken_for: Sequence[tuple[Blocks, float, float]]) -> Float32:
-        """The mean of the fresh movements and of (blocks, weight, factor) of those who skipped."""
+        """Average the fresh movements and the (blocks, weight, factor) of devices that skipped."""
         plan = closing.plan
         fresh = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
@@ -46,7 +47,7 @@ class Ccfl(Rule):
         trained = block_sums(plan, [(blocks, 1.0) for blocks, _ in fresh])
         speaking = block_sums(plan, [(blocks, 1.0) for blocks, _ in weighed])
         by *= np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
-        return divide(total, by / self.server_rate, plan)
+        return divide(plan, total, by / self.server_rate)
 
     def _replays(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return [
@@ -80,7 +81,7 @@ class Ccfl1(Ccfl):
 
 @dataclass(frozen=True, kw_only=True)
 class Ccfl2(Ccfl):
-    """Whoever skips is heard through the coordinator's memory of its last movement (CCFL)."""
+    """A device that skips counts with its last movement in the coordinator's memory (CCFL)."""
 
     remembers: ClassVar[Literal["nothing", "movements", "models"]] = "movements"
 
@@ -107,18 +108,18 @@ class Ccfl3(Ccfl1):
         return result
 
     def takes(self, part: Contribution) -> bool:
-        """See `Rule`: not what its device can send again itself."""
+        """See `Rule`; a device that keeps a copy sends it again itself."""
         return not part.keeps_copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy2(Rule):
-    """CCFL's second baseline: whoever skips is counted with its last model, however stale."""
+    """CCFL's second baseline: a device that skips counts with its last model, however stale."""
 
     remembers: ClassVar[Literal["nothing", "movements", "models"]] = "models"
 
     def move(self, closing: Closing) -> Float32:
-        """The mean of `D_n,i` of those who trained and `w_n,i − θ_i` of those who did not."""
+        """Average `D_n,i` of devices that trained and `w_n,i − θ_i` of those that did not."""
         plan, memory = closing.plan, _memory(closing)
         weighed = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
         for device in closing.silent:
@@ -128,7 +129,7 @@ class Strategy2(Rule):
                 weighed.append((stale, piece.made.weight))
         total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)
         memory.write([_as_model(closing, part) for part in closing.fresh])
-        return divide(total, block_sums(plan, weighed) / self.server_rate, plan)
+        return divide(plan, total, block_sums(plan, weighed) / self.server_rate)
 
 
 def _as_model(closing: Closing, part: Contribution) -> Contribution:
@@ -138,6 +139,6 @@ def _as_model(closing: Closing, part: Contribution) -> Contribution:
 
 def _memory(closing: Closing) -> Memory:
     if closing.memory is None:
-        raise StateError("this rule needs a memory")
+        raise StateError("this rule needs a memory, and the round has none")
     closing.memory.advance(closing.round)
     return closing.memory

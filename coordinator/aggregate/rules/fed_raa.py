@@ -1,4 +1,4 @@
-"""`fed-raa`: each arrival moves its fragment at once, less the older it is; and `fedasync`."""
+"""`fed-raa`: each arrival moves its fragment at once, less the older it is; also `fedasync`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FedRaa:
     """
 
     fragments: ClassVar[bool] = True
-    """Whether a device trains one fragment; otherwise the whole model is the only one."""
+    """A device trains one fragment; if False, the whole model is the only one."""
 
     alpha: float = 0.6
     staleness: Staleness = "polynomial"
@@ -41,7 +41,7 @@ class FedRaa:
                 raise ConfigError(f"{name} must not be negative: {getattr(self, name)!r}")
 
     def mixing(self, age: int) -> float:
-        """`α_t` for a movement made `age` updates ago."""
+        """Compute `α_t` for a movement made `age` updates ago."""
         match self.staleness:
             case "constant":
                 return self.alpha
@@ -51,7 +51,7 @@ class FedRaa:
                 return self.alpha * math.pow(age + 1, -self.a)
 
     def mix(self, now: Float32, start: Float32, movement: Float32, age: int) -> Float32:
-        """The fragment after an arrival; `start` is what the device was given."""
+        """Compute the fragment after an arrival; `start` is the one the device trained from."""
         alpha = np.float32(self.mixing(age))
         mixed: Float32 = (1 - alpha) * now + alpha * (start + movement)
         return mixed

@@ -1,4 +1,4 @@
-"""`ra-fed` and the rules that are it under another name, or with whole models only."""
+"""`ra-fed`, and the rules that equal it under another name or with whole models only."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.rules.rule import Closing, Rule, divide
-from coordinator.aggregate.rules.sums import Term, block_sums, sum_terms
+from coordinator.aggregate.rules.rule import Closing, Rule
+from coordinator.aggregate.rules.sums import Term, block_sums, divide, sum_terms
 from edge_sdk.protocol.plan.blocks import Float32
 
 
@@ -17,7 +17,7 @@ class RaFed(Rule):
     """Each block moves by the mean over the devices that trained it; others stay (RA-Fed)."""
 
     def move(self, closing: Closing) -> Float32:
-        """`Γ_i = 0`: keep. Else `η · mean of D_n,i over N_i`."""
+        """Move each block by `η · mean of D_n,i over N_i`; `Γ_i = 0` keeps it."""
         return self._mean(closing, closing.fresh)
 
     def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
@@ -25,7 +25,7 @@ class RaFed(Rule):
         terms = [Term(blocks, weight) for blocks, weight in weighed]
         total = sum_terms(closing.plan, terms, threads=closing.threads)
         coverage = block_sums(closing.plan, weighed) / self.server_rate
-        return divide(total, coverage, closing.plan)
+        return divide(closing.plan, total, coverage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class FedAvg(RaFed):
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy1(RaFed):
-    """CCFL's first baseline: whoever skips is left out of the mean."""
+    """CCFL's first baseline: a device that skips is left out of the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)

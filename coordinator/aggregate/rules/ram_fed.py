@@ -1,4 +1,4 @@
-"""`ram-fed`: every device's newest word counts, corrected by what is fresh; and `fedvarp`."""
+"""`ram-fed`: the newest movement of every device counts, corrected by fresh ones; `fedvarp`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.rules.sums import PIECE, block_sums, over_shards
+from coordinator.aggregate.rules.sums import Float64, add_scaled, block_sums, over_shards
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Float32, block_runs
-from edge_sdk.protocol.plan.layout import Indices
 
-Float64 = NDArray[np.float64]
 Correction = Literal["coverage", "population"]
 Population = Literal["holders", "all"]
 
@@ -27,9 +24,9 @@ class RamFed(Rule):
     """The mean of all devices' newest movements, corrected by the fresh ones (RAM-Fed).
 
     `damping` ρ fades memory with every round of age; 1 is the paper's. `population`: memory is
-    averaged over the devices that have an entry ("holders"), or over all with absent ones as 0
-    ("all", the paper). `correction`: what is fresh is averaged over the devices that trained a
-    block ("coverage", the paper), or divided by all devices ("population", MIFA). In the first
+    averaged over the devices that have an entry ("holders"), or over all, absent ones as 0 ("all",
+    the paper). `correction`: fresh movements are averaged over the devices that trained a block
+    ("coverage", the paper), or divided by all devices ("population", MIFA). In the first
     `warmup_rounds` every device trains everything.
     """
 
@@ -54,14 +51,15 @@ class RamFed(Rule):
             raise ConfigError(f"warmup_rounds must not be negative: {self.warmup_rounds}")
 
     def move(self, closing: Closing) -> Float32:
-        """`v_i = ū_i + Σ_{n∈N_i} (D_n,i − u_n,i) / Γ_i`, an absent `u` being `ū_i` (or 0).
+        """Compute `v_i = ū_i + Σ_{n∈N_i} (D_n,i − u_n,i) / Γ_i`, an absent `u` being `ū_i` (or 0).
 
-        The sum is the change that the fresh movements make to the memory's running sum, so each
-        old movement is read once, where it is replaced.
+        The sum is the change that the fresh movements make to the memory's running sum. It is
+        used a stretch at a time as memory makes it, so each old movement is read once, where it
+        is replaced, and the change of the whole model is never held.
         """
         memory, plan = closing.memory, closing.plan
         if memory is None:
-            raise StateError("ram-fed needs a memory")
+            raise StateError("ram-fed needs a memory, and the round has none")
         memory.advance(closing.round)
         weights = [self.weight(part.samples) for part in closing.fresh]
         pairs = [(part.blocks, w) for part, w in zip(closing.fresh, weights, strict=True)]
@@ -73,18 +71,25 @@ class RamFed(Rule):
         mean = np.divide(1.0, holders, out=np.zeros_like(everybody), where=holders > 0)
         by = fresh if self.correction == "coverage" else everybody
         share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
-        # v = ū + (γ·change − absent·ū) · share. What is old is taken before memory changes.
+        # v = ū + (γ·change − absent·ū) · share. The old mean is read before memory changes.
         scale = self.server_rate * closing.learning_rate
         result = np.zeros(plan.parameters, dtype=np.float32)
-        _add_scaled(closing, result, memory.total, scale * mean * (1 - absent * share))
-        change = memory.write(closing.fresh)
-        if uneven is not None:
-            change = change + uneven
-        _add_scaled(closing, result, change, scale * share)
+        of_old, of_change = scale * mean * (1 - absent * share), scale * share
+
+        def add_old(start: int, end: int) -> None:
+            add_scaled(plan, result, start, memory.total[start:end], of_old)
+
+        def add_change(start: int, change: Float64) -> None:
+            if uneven is not None:
+                change = change + uneven[start : start + len(change)]
+            add_scaled(plan, result, start, change, of_change)
+
+        over_shards(plan.parameters, closing.threads, add_old)
+        memory.write(closing.fresh, add_change)
         return result
 
     def _absent(self, closing: Closing, memory: Memory) -> Float64:
-        """Per block, the weight of fresh movements whose device had no entry to be replaced."""
+        """Sum per block the weight of fresh movements whose device had no entry to replace."""
         absent = np.zeros(closing.plan.block_count)
         if self.population == "all":
             return absent
@@ -95,7 +100,7 @@ class RamFed(Rule):
         return absent
 
     def _uneven(self, closing: Closing, memory: Memory) -> Float64 | None:
-        """What the change lacks where a device's weight is not what it was: `−(w − w_old) · u`."""
+        """Correct the change where a device's weight differs from before: `−(w − w_old) · u`."""
         if self.weighting == "uniform":
             return None
         lack: Float64 | None = None
@@ -121,20 +126,3 @@ class FedVarp(RamFed):
 
     damping: float = 1.0
     population: Population = "all"
-
-
-def _add_scaled(closing: Closing, result: Float32, source: Float64, numbers: Float64) -> None:
-    """`result += number_i · source` for every block `i`, in place."""
-    offsets = closing.plan.block_offsets
-
-    def work(start: int, end: int) -> None:
-        for low in range(start, end, PIECE):
-            high = min(low + PIECE, end)
-            first = int(np.searchsorted(offsets, low, side="right")) - 1
-            last = int(np.searchsorted(offsets, high, side="left"))
-            edges: Indices = np.clip(offsets[first : last + 1], low, high)
-            part = np.repeat(numbers[first:last], edges[1:] - edges[:-1])
-            part *= source[low:high]
-            result[low:high] += part.astype(np.float32)
-
-    over_shards(closing.plan.parameters, closing.threads, work)

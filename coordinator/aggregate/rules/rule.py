@@ -1,4 +1,4 @@
-"""The shape of a rule: what it is given, what it returns, what it asks of the rounds around it."""
+"""The shape of a rule: its input, its result, and its demands on the rounds around it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
@@ -28,21 +25,21 @@ class Closing:
     theta: Float32
     """The global model before the round, in block order; not to be changed."""
     learning_rate: float
-    """γ of this round: what memory made at another rate is scaled to."""
+    """γ of this round; memory made at another rate is scaled to it."""
     fresh: Sequence[Contribution] = ()
     """Movements made in this round, in device-name order."""
     replayed: Sequence[Contribution] = ()
     """Older movements that skipping devices sent again, in device-name order."""
     silent: Sequence[str] = ()
-    """Selected devices of which nothing came, sorted."""
+    """Selected devices that sent nothing, sorted."""
     registered: float = 0.0
-    """All devices ever known: their number, or under `weighting = "samples"` their samples."""
+    """All devices ever known: their number, or with `weighting = "samples"` their samples."""
     memory: Memory | None = None
     threads: int = 1
 
     @property
     def selected(self) -> int:
-        """How many devices were asked."""
+        """Number of devices that were asked."""
         return len(self.fresh) + len(self.replayed) + len(self.silent)
 
 
@@ -57,9 +54,9 @@ class Rule:
     whole_models: ClassVar[bool] = False
     """A level below 1 counts as a skip."""
     remembers: ClassVar[Literal["nothing", "movements", "models"]] = "nothing"
-    """What the memory holds. Late movements enter it only where it holds movements."""
+    """Kind of entries in memory. Late movements enter it only where it holds movements."""
     sums: ClassVar[bool] = False
-    """Whether the memory keeps running sums."""
+    """The memory keeps running sums."""
 
     weighting: Weighting = "uniform"
     server_rate: float = 1.0
@@ -72,38 +69,31 @@ class Rule:
 
     @property
     def replay_within(self) -> int:
-        """How old a movement that is sent again may be, in rounds; 0: no replays."""
+        """Rounds after which a movement can no longer be sent again; 0 means no replays."""
         return 0
 
     @property
     def warmup_rounds(self) -> int:
-        """Rounds at the start in which everybody trains everything."""
+        """Rounds at the start in which every device trains everything."""
         return 0
 
     @property
     def damping(self) -> float:
-        """What memory fades by with every round of age."""
+        """Factor that memory fades by with every round of age."""
         return 1.0
 
     def takes(self, part: Contribution) -> bool:
-        """Whether memory is to hold this movement."""
+        """Return True if memory should hold this movement."""
         return bool(part.blocks.ids.size)
 
     def move(self, closing: Closing) -> Float32:
-        """The movement of the whole model, in block order."""
+        """Compute the movement of the whole model, in block order; the caller owns the result."""
         raise NotImplementedError
 
     def weight(self, samples: int) -> float:
-        """The weight of a device's word."""
+        """Weight of a device with this many samples."""
         return 1.0 if self.weighting == "uniform" else float(samples)
 
     def total_weight(self, devices: int, samples: int) -> float:
-        """The weight of so many devices that have so many samples together."""
+        """Weight of this many devices that have this many samples together."""
         return float(devices if self.weighting == "uniform" else samples)
-
-
-def divide(total: Float32, by: NDArray[np.float64], plan: ModelPlan) -> Float32:
-    """`total` divided by a number per block, in place; 0 where that is 0."""
-    share = np.divide(1.0, by, out=np.zeros_like(by), where=by > 0).astype(np.float32)
-    total *= np.repeat(share, plan.block_sizes)
-    return total

@@ -1,8 +1,8 @@
 """Sums of blocks over devices, a piece of the model at a time.
 
 A piece fits the processor's cache, so the running sum stays there while every device's values
-stream past it once. Each parameter is summed in the order the terms are given, whatever the number
-of threads: the result does not depend on it.
+stream past it once, straight from the mapped uploads. Each parameter is summed in the order the
+terms are given, whatever the number of threads: the result does not depend on it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
+from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
+
+Float64 = NDArray[np.float64]
 
 PIECE = 1 << 17
 """Parameters of a piece: 512 KiB of float32. Calls this long let threads work side by side."""
@@ -31,7 +35,7 @@ class Term:
 
 
 def sum_terms(plan: ModelPlan, terms: Sequence[Term], *, threads: int = 1) -> Float32:
-    """Per parameter, in block order, the sum of `factor · value` over the terms that hold it."""
+    """Sum `factor · value` per parameter, in block order, over the terms that hold it."""
     total = np.zeros(plan.parameters, dtype=np.float32)
     placed = [(term, _Runs(term.blocks, plan)) for term in terms]
 
@@ -47,7 +51,7 @@ def sum_terms(plan: ModelPlan, terms: Sequence[Term], *, threads: int = 1) -> Fl
 
 
 def over_shards(size: int, threads: int, work: Callable[[int, int], None]) -> None:
-    """Do `work(start, end)` on equal parts of a range, each in a thread of its own."""
+    """Run `work(start, end)` on equal parts of a range, each in a thread of its own."""
     if threads == 1:
         return work(0, size)
     cuts = [size * part // threads for part in range(threads + 1)]
@@ -57,11 +61,41 @@ def over_shards(size: int, threads: int, work: Callable[[int, int], None]) -> No
     return None
 
 
+def add_scaled(
+    plan: ModelPlan, result: Float32, start: int, source: Float64, numbers: Float64
+) -> None:
+    """Add `number_i · source` for every block `i`; `source` begins at parameter `start`."""
+    for low in range(start, start + len(source), PIECE):
+        high = min(low + PIECE, start + len(source))
+        part = _spread(plan, numbers, low, high)
+        part *= source[low - start : high - start]
+        result[low:high] += part.astype(np.float32)
+
+
+def divide(plan: ModelPlan, total: Float32, by: Float64) -> Float32:
+    """Divide `total` in place by a number per block; 0 where that is 0."""
+    share = np.divide(1.0, by, out=np.zeros_like(by), where=by > 0).astype(np.float32)
+    for low in range(0, len(total), PIECE):
+        part = total[low : low + PIECE]
+        part *= _spread(plan, share, low, low + len(part))
+    return total
+
+
+def _spread(plan: ModelPlan, numbers: NDArray[Any], low: int, high: int) -> NDArray[Any]:
+    """Repeat one number per block as one per parameter, for the parameters from low to high."""
+    offsets = plan.block_offsets
+    first = int(np.searchsorted(offsets, low, side="right")) - 1
+    last = int(np.searchsorted(offsets, high, side="left"))
+    edges: Indices = np.clip(offsets[first : last + 1], low, high)
+    return np.repeat(numbers[first:last], edges[1:] - edges[:-1])
+
+
 class _Runs:
     """Where a term's values lie in the model's vector: sorted starts and ends of runs."""
 
     def __init__(self, blocks: Blocks, plan: ModelPlan) -> None:
         runs = block_runs(blocks.ids, plan.block_offsets)
+        self.values = blocks.values
         self.starts = [whole.start for whole, _ in runs]
         self.ends = np.array([whole.stop for whole, _ in runs], dtype=np.int64)
         self.within = [part.start for _, part in runs]
@@ -73,15 +107,21 @@ def _add(piece: Float32, low: int, term: Term, runs: _Runs, scratch: Float32) ->
     while number < len(runs.starts) and runs.starts[number] < high:
         start, end = max(runs.starts[number], low), min(int(runs.ends[number]), high)
         shift = runs.within[number] - runs.starts[number]
-        values = term.blocks.values[start + shift : end + shift]
+        values = runs.values[start + shift : end + shift]
+        room = scratch[: end - start]
+        if not values.flags.aligned:
+            # An upload's numbers lie at any address. numpy copies such at full speed, but adds
+            # them many times slower.
+            np.copyto(room, values)
+            values = room
         if term.factor != 1.0:
-            values = np.multiply(values, np.float32(term.factor), out=scratch[: end - start])
+            values = np.multiply(values, np.float32(term.factor), out=room)
         piece[start - low : end - low] += values
         number += 1
 
 
-def block_sums(plan: ModelPlan, terms: Sequence[tuple[Blocks, float]]) -> NDArray[np.float64]:
-    """Per block, the sum of the given numbers over the terms that hold it."""
+def block_sums(plan: ModelPlan, terms: Sequence[tuple[Blocks, float]]) -> Float64:
+    """Sum the given numbers per block over the terms that hold it."""
     sums = np.zeros(plan.block_count)
     for blocks, number in terms:
         sums[blocks.ids] += number

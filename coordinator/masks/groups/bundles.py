@@ -1,15 +1,15 @@
 """Axes that share one choice of groups, and what a level allows on them.
 
-Every policy chooses groups bundle by bundle. By default each axis is a bundle of its own. Tied, all
-axes are one bundle: the groups chosen are the same on every axis. That needs as many groups on
-every axis. An axis with fewer atoms than groups are wanted (`K_axis = min(K, atoms)`) cannot
-follow; it stays a bundle of its own, chosen by the same policy.
+Every policy chooses groups bundle by bundle. By default each axis is its own bundle. When tied, all
+axes form one bundle and get the same groups, so every axis needs the same number of groups. An axis
+with too few atoms for that many groups (`K_axis = min(K, atoms)`) stays its own bundle, chosen by
+the same policy.
 
-Never more than offered, on every axis of the bundle:
+A choice never exceeds the offer, on any axis of the bundle:
 
 - groups as equal as the atoms allow: `axis.wanted(level)` groups, at least one;
-- groups of differing size: their atoms together stay within the level; the smallest group if none
-  does.
+- groups of different sizes: their atoms together stay within the level; the smallest group if no
+  group does.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from edge_sdk.protocol.plan.specs import Axis
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One choice of groups, for one axis or several with equally many groups."""
+    """One choice of groups, for one axis or for several with the same number of groups."""
 
     numbers: tuple[int, ...]
-    """Of its axes in the plan."""
+    """Numbers of its axes in the plan."""
     axes: tuple[Axis, ...]
     even: Axis | None
-    """One of its axes with equal groups, if it has any: they all allow a level the same number."""
+    """One of its axes with equal groups, if any; all such axes allow equally many at a level."""
     uneven: tuple[Axis, ...]
-    """Its axes with groups of differing size."""
+    """Its axes with groups of different sizes."""
     smallest: int
-    """The group that a device gets whose level is too small for any: no axis has a smaller one."""
+    """The group for a device whose level is too small for any; no axis has a smaller one."""
 
     @property
     def count(self) -> int:
@@ -42,11 +42,14 @@ class Bundle:
         return len(self.axes[0].groups)
 
     def take(self, level: float, order: Iterable[int]) -> tuple[int, ...]:
-        """Groups in this order, each that still fits within the level; at least one. Ascending."""
+        """Take each group, in this order, that still fits within the level; at least one.
+
+        The result is ascending.
+        """
         return self.fill(level, order) or (self.smallest,)
 
     def fill(self, level: float, order: Iterable[int], held: Sequence[int] = ()) -> tuple[int, ...]:
-        """What is held and, in this order, each further group that fits; may be empty."""
+        """Add to `held`, in this order, each further group that fits; may be empty."""
         most = self.most(level)
         rooms = [
             (axis.groups, level * axis.atoms + 1e-9 - sum(axis.groups[g] for g in held))
@@ -62,11 +65,11 @@ class Bundle:
         return tuple(sorted(taken))
 
     def most(self, level: float) -> int:
-        """No more groups than this fit within the level."""
+        """Upper bound on the groups that fit within the level."""
         return self.count if self.even is None else self.even.wanted(level)
 
     def surely(self, level: float) -> int:
-        """Any so many groups fit within the level together; 0 where not even any one does."""
+        """Largest k such that any k groups fit within the level; 0 if some group alone does not."""
         fewest = self.most(level)
         for axis in self.uneven:
             room, fitting = level * axis.atoms + 1e-9, 0
@@ -80,9 +83,9 @@ class Bundle:
 
 
 def bundles_of(plan: ModelPlan, tied: bool) -> tuple[Bundle, ...]:
-    """The bundles of a plan, in axis order.
+    """Return the bundles of a plan, in axis order.
 
-    Raises `ConfigError` if axes are to be tied that cannot be.
+    Raises `ConfigError` if `tied` is asked for and the axes cannot be tied.
     """
     if not plan.axes:
         return ()
@@ -94,7 +97,7 @@ def bundles_of(plan: ModelPlan, tied: bool) -> tuple[Bundle, ...]:
     for number, axis in enumerate(plan.axes):
         if number not in together and axis.atoms > len(axis.groups):
             raise ConfigError(
-                f"tied masks need as many groups on every axis: axis {axis.name!r} has "
+                f"tied masks need the same number of groups on every axis: axis {axis.name!r} has "
                 f"{len(axis.groups)}, axis {plan.axes[together[0]].name!r} has {count}; cut all "
                 "axes into the same number of groups or leave masks untied"
             )
@@ -122,7 +125,7 @@ def choose_each(
 def spread(
     plan: ModelPlan, bundles: Sequence[Bundle], chosen: Sequence[tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
-    """A choice for each bundle as groups for each axis, in axis order."""
+    """Turn a choice for each bundle into groups for each axis, in axis order."""
     by_number = {
         number: groups
         for bundle, groups in zip(bundles, chosen, strict=True)
@@ -132,7 +135,7 @@ def spread(
 
 
 def holds_all(bundles: Sequence[Bundle], level: float) -> bool:
-    """Whether a device at this level is handed the whole model."""
+    """True if a device at this level gets the whole model."""
     return all(bundle.surely(level) == bundle.count for bundle in bundles)
 
 

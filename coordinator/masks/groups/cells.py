@@ -1,10 +1,10 @@
-"""Blocks by what covers them.
+"""Cells: blocks that are always covered together.
 
-Blocks that are owned by the same groups are covered together: they are one **cell**. Tensors
-whose width dimensions have the same bundles, in any order, share a table of cells with one
-dimension for each, in row-major order of group numbers. Where a bundle is behind two dimensions,
-blocks (g, h) and (h, g) are both in cell (min, max), and cell (max, min) holds none. Blocks without
-a width axis are in a cell of no dimensions, which every submodel holds.
+Blocks owned by the same groups are covered together and form one **cell**. Tensors whose width
+dimensions have the same bundles, in any order, share a table of cells with one dimension for each,
+in row-major order of group numbers. Where one bundle is behind two dimensions, blocks (g, h) and
+(h, g) are both in cell (min, max), and cell (max, min) is empty. Blocks without a width axis are in
+a cell of no dimensions, which every submodel holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Table:
     """Numbers of the bundles, ascending; one may occur twice."""
     shape: tuple[int, ...]
     cells: slice
-    """Where its cells are among all."""
+    """Position of its cells among all cells."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class Cells:
     of_block: Indices
     """The cell of every block."""
     blocks: Indices
-    """How many blocks are in every cell; 0 for a cell that stands for nothing."""
+    """Number of blocks in every cell; 0 for an empty cell."""
 
     @property
     def count(self) -> int:
@@ -52,11 +52,11 @@ class Cells:
         return len(self.blocks)
 
     def sums(self, values: Floats) -> Floats:
-        """The sum over the blocks of every cell."""
+        """Sum values over the blocks of every cell."""
         return np.bincount(self.of_block, weights=values, minlength=self.count).astype(np.float64)
 
     def held(self, member: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """For every cell, whether a submodel holds it; `member[bundle][group]`: its groups."""
+        """Flag the cells a submodel holds, given its groups as `member[bundle][group]`."""
         held = np.empty(self.count, dtype=bool)
         for table in self.tables:
             part = _TRUE
@@ -66,13 +66,13 @@ class Cells:
         return held
 
     def groups(self, cell: int) -> list[tuple[int, int]]:
-        """The (bundle, group) pairs that own a cell."""
+        """Return the (bundle, group) pairs that own a cell."""
         table = next(t for t in reversed(self.tables) if t.cells.start <= cell)
         numbers = np.unravel_index(cell - table.cells.start, table.shape) if table.shape else ()
         return [(b, int(g)) for b, g in zip(table.bundles, numbers, strict=True)]
 
     def group_sums(self, values: Floats, bundles: Sequence[Bundle]) -> list[Floats]:
-        """For every bundle and group, the sum of a value over the cells that the group owns.
+        """Sum a value, for every bundle and group, over the cells that the group owns.
 
         A cell that a group owns in two dimensions counts once.
         """
@@ -82,18 +82,18 @@ class Cells:
             for dim, bundle in enumerate(table.bundles):
                 rest = part
                 for earlier in range(dim):
-                    if table.bundles[earlier] == bundle:  # counted there where groups are the same
+                    if table.bundles[earlier] == bundle:  # equal groups were counted there
                         rest = np.where(_same(table.shape, earlier, dim), 0.0, rest)
                 sums[bundle] += rest.sum(axis=tuple(d for d in range(rest.ndim) if d != dim))
         return sums
 
     def need(self, bundle: int) -> int:
-        """The most groups of a bundle that any one cell needs."""
+        """Largest number of a bundle's groups that any one cell needs."""
         return max((table.bundles.count(bundle) for table in self.tables), default=0)
 
 
 def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
-    """The cells of a plan."""
+    """Return the cells of a plan."""
     bundle_of = {number: b for b, bundle in enumerate(bundles) for number in bundle.numbers}
     tables: dict[tuple[int, ...], Table] = {}
     of_block, start = [], 0
@@ -113,11 +113,11 @@ def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
 
 
 def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:
-    """For every block of a tensor, its cell's place in the table."""
+    """Return, for every block of a tensor, its cell's position in the table."""
     if not behind:
         return np.zeros(1, dtype=np.int64)
     numbers = np.indices(counts).reshape(len(counts), -1)
-    # Bundles ascending, and of one bundle the groups ascending: the cell's own coordinates.
+    # Sort by bundle, and by group within a bundle: the cell's own coordinates.
     bundles = np.broadcast_to(np.array(behind)[:, None], numbers.shape)
     order = np.lexsort((numbers, bundles), axis=0)
     shape = tuple(counts[dim] for dim in np.argsort(behind, kind="stable"))
@@ -127,7 +127,7 @@ def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:
 
 
 def _same(shape: tuple[int, ...], one: int, other: int) -> NDArray[np.bool_]:
-    """Where the indices of two dimensions are equal."""
+    """Flag the entries where the indices of two dimensions are equal."""
     grids = np.ogrid[tuple(slice(size) for size in shape)]
     equal: NDArray[np.bool_] = grids[one] == grids[other]
     return equal

@@ -12,7 +12,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 
 def fragments_of(plan: ModelPlan) -> tuple[dict[str, tuple[int, ...]], ...]:
-    """The groups of every fragment, in fragment order; one fragment if the plan has no axes.
+    """Return the groups of every fragment, in order; one fragment if the plan has no axes.
 
     Raises `ConfigError` if the axes cannot be tied (`bundles.py`).
     """

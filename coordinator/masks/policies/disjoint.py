@@ -19,9 +19,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 class DisjointMasks:
     """Groups dealt out without overlap; reshuffled and dealt again when they run out (IST: `tied`).
 
-    Every round starts with a shuffled deck for every axis. Devices are dealt to in turn, in
-    device-name order. Where groups differ in size, a device takes from the deck what fits; if none
-    of what is left does, it gets a random set of those that do.
+    Every round starts with a shuffled deck for every axis. Devices take turns in device-name order.
+    Where groups differ in size, a device takes from the deck what fits; if nothing left fits, it
+    gets a random set of groups that do.
     """
 
     uses_norms: ClassVar[bool] = False
@@ -40,11 +40,11 @@ class DisjointMasks:
         return choose_each(situation.plan, bundles, situation.levels, choose)
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """0 if somebody trains everything or every deck is dealt out in full, else None.
+        """0 if a device trains everything or every deck is dealt completely, else None.
 
         A deck of `K` equal groups runs out when the devices are dealt `K` groups or more; then
-        every group is somebody's. That covers every block as long as none is owned by two groups:
-        who gets which pair is chance, and chance may pass a pair by for any time.
+        every group has a device. That covers every block as long as no block is owned by two
+        groups: chance decides which device gets which pair, and may miss a pair indefinitely.
         """
         bundles = bundles_of(plan, self.tied)
         if any(holds_all(bundles, level) for level in levels):
@@ -60,12 +60,12 @@ class DisjointMasks:
 def _deal(
     bundle: Bundle, level: float, deck: list[int], stream: np.random.Generator
 ) -> tuple[tuple[int, ...], list[int]]:
-    """A device's groups, and what is left of the deck."""
+    """Return a device's groups and the rest of the deck."""
     taken = bundle.fill(level, deck)
     left = [group for group in deck if group not in taken]
     if left and taken:
         return taken, left
-    if left:  # groups of differing size, all of them too large: they wait for a larger device
+    if left:  # all remaining groups are too large: they wait for a larger device
         return bundle.take(level, stream.permutation(bundle.count).tolist()), left
     if len(taken) == bundle.most(level):
         return taken, left

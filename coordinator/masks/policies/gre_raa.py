@@ -1,4 +1,4 @@
-"""`gre-raa`: one fragment a device, among those it can train in time the one updated least."""
+"""`gre-raa`: one fragment per device, the least updated one it can train in time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class GreRaaMasks:
     """One fragment: of those within the offered level and `delay_limit_s` the one updated least.
 
     The delay is `parameters · samples / compute + 2 · 4 · parameters / bytes_per_s`: training, and
-    fp32 weights down and up. What a device does not tell costs nothing. Of fragments updated
-    equally often one is picked at random. If none is within the limit, the smallest one is given;
-    of equally small ones again the one updated least.
+    fp32 weights down and up. Facts a device does not report cost nothing. Ties between equally
+    updated fragments are broken at random. If no fragment is within the limit, the device gets the
+    smallest one; among equally small ones, again the one updated least.
 
-    A fragment was updated as often as the blocks that no other fragment holds were covered; where
-    they differ, the least covered one counts. Devices that are assigned together count one after
-    the other, as if each had already updated its fragment: in the paper they come one by one.
+    The update count of a fragment is the coverage of the blocks that no other fragment holds; where
+    they differ, the least covered block counts. Devices assigned together are counted one after the
+    other, as if each had already updated its fragment: in the paper they come one by one.
     """
 
     uses_norms: ClassVar[bool] = False
@@ -63,12 +63,13 @@ class GreRaaMasks:
         return masks
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """A bound where fragments hold all blocks and every device may train any fragment.
+        """Bound for fragments that hold all blocks and devices that may train any fragment.
 
         Proof. Taking the least updated of `K` fragments keeps their counts within one of each
         other, so between two turns of a fragment every other one has at most two: `2 (K − 1)`
-        assignments, or with `N` devices at most `2 (K − 1) / N` whole rounds. Without a limit on
-        delay only; blocks between different groups are in no fragment and never trained.
+        assignments, or with `N` devices at most `2 (K − 1) / N` whole rounds. This holds only
+        without a limit on delay; blocks between different groups are in no fragment and never
+        trained.
         """
         fragments = fragments_of(plan)
         if not levels or plan.coverage(fragments).min() == 0:
@@ -85,28 +86,28 @@ class GreRaaMasks:
 
 
 def _within(plan: ModelPlan, level: float, count: int) -> list[int]:
-    """The fragments no larger than a level; the smallest if there is none."""
+    """Return the fragments no larger than a level; the smallest one if there is none."""
     bundles = [bundle for bundle in bundles_of(plan, tied=True) if bundle.count == count]
     fitting = [j for j in range(count) if all(bundle.fill(level, [j]) for bundle in bundles)]
     return fitting or [bundle.smallest for bundle in bundles]
 
 
 def _delay_s(bid: Bid, parameters: int) -> float:
-    """How long a device takes for a fragment, as far as is known."""
+    """Seconds a device takes for a fragment, as far as known."""
     training = 0.0 if bid.compute is None else parameters * bid.samples / bid.compute
     transfer = 0.0 if bid.bytes_per_s is None else 2 * 4 * parameters / bid.bytes_per_s
     return training + transfer
 
 
 def _updates(plan: ModelPlan, fragments: Sequence[Groups], times_covered: Indices) -> list[int]:
-    """How often every fragment was updated; 0 for one that shares all its blocks."""
+    """Return the update count of every fragment; 0 for one that shares all its blocks."""
     return [
         int(times_covered[own].min()) if own.any() else 0 for own in _own_blocks(plan, fragments)
     ]
 
 
 def _own_blocks(plan: ModelPlan, fragments: Sequence[Groups]) -> NDArray[np.bool_]:
-    """For every fragment and block, whether it is the only fragment that holds the block."""
+    """Flag, for every fragment and block, the blocks that only this fragment holds."""
     held = np.stack([plan.covers(plan.choose(fragment)) for fragment in fragments])
     own: NDArray[np.bool_] = held & (held.sum(axis=0) == 1)
     return own

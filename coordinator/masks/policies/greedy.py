@@ -19,8 +19,8 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 class GreedyMasks:
     """Largest weight norm first, the same order for all devices (OAP, PruneFL).
 
-    A group's norm is the sum of the squared norms of all blocks it owns; of equal ones the lower
-    group number goes first.
+    A group's norm is the sum of the squared norms of all blocks it owns. Ties go to the lower group
+    number.
     """
 
     uses_norms: ClassVar[bool] = True
@@ -42,6 +42,6 @@ class GreedyMasks:
         return choose_each(situation.plan, bundles, situation.levels, choose)
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """0 if somebody trains everything, else None: a small weight may stay small for ever."""
+        """0 if a device trains everything, else None: a small weight may stay small for ever."""
         bundles = bundles_of(plan, self.tied)
         return 0 if any(holds_all(bundles, level) for level in levels) else None

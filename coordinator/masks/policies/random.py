@@ -1,4 +1,4 @@
-"""`random`: a uniform subset of the wanted size."""
+"""`random`: a uniform subset of the allowed size."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomMasks:
-    """For every device and axis on its own, a uniform subset of as many groups as its level means.
+    """A uniform random subset of the groups a level allows, for each device and axis separately.
 
-    Groups of differing size are tried in random order; each that still fits is taken.
+    Groups of different sizes are tried in random order; each one that still fits is taken.
     """
 
     uses_norms: ClassVar[bool] = False
@@ -33,6 +33,6 @@ class RandomMasks:
         return choose_each(situation.plan, bundles, situation.levels, choose)
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """0 if somebody trains everything, else None: chance may pass a block by for any time."""
+        """0 if a device trains everything, else None: chance may miss a block indefinitely."""
         bundles = bundles_of(plan, self.tied)
         return 0 if any(holds_all(bundles, level) for level in levels) else None

@@ -24,19 +24,19 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 class RollingMasks:
     """A window of neighbouring groups that advances each round (SubDisMO; FedRolex: tied, shared).
 
-    Every device has its own window on every axis. It starts where the device's name says and moves
-    on by its own width less `overlap`, the share of groups it keeps from one position to the next,
-    but by at least one group. It wraps around. `shared`: one window start for all devices, which
-    moves on by one group (FedRolex); `overlap` has no meaning then.
+    Every device has its own window on every axis. The device's name decides where it starts. Each
+    round it advances by its own width less `overlap`, the share of groups kept from one position to
+    the next, but by at least one group. It wraps around. With `shared`, all devices have the same
+    window start, which advances by one group (FedRolex); `overlap` then has no meaning.
 
     Axes that meet in a tensor move at different paces, like the wheels of an odometer: otherwise
-    their windows would stay side by side, and most blocks between them would never be trained. Axes
-    are put into as few paces as a greedy colouring finds; a slower wheel holds still until every
-    group of all faster ones has had its turn.
+    their windows would stay side by side, and most blocks between them would never be trained. A
+    greedy colouring keeps the number of paces small; a slower wheel holds still until every group
+    of all faster ones has had its turn.
 
     Where groups differ in size, the window starts with its first group, takes each further one that
-    fits, and moves on by one group. A device that changes its level jumps to where its window would
-    be had it always offered that level.
+    fits, and advances by one group. A device that changes its level jumps to where its window would
+    be if it had always offered that level.
     """
 
     uses_norms: ClassVar[bool] = False
@@ -47,10 +47,10 @@ class RollingMasks:
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
-            raise ConfigError(f"overlap is a share in [0, 1), not {self.overlap!r}")
+            raise ConfigError(f"overlap must be a share in [0, 1), not {self.overlap!r}")
         if self.shared and self.overlap:
             raise ConfigError(
-                "overlap has no meaning with shared: a shared window start moves on by one group"
+                "overlap has no effect with shared: a shared window start advances by one group"
             )
 
     def __call__(self, situation: Situation) -> Masks:
@@ -70,17 +70,18 @@ class RollingMasks:
         return choose_each(situation.plan, bundles, levels, choose)
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """The bound of the best single device; None if every device leaves a block out for ever.
+        """Bound of the best single device; None if every device leaves out a block for ever.
 
-        Proof. Let `L_b` be so many positions that any `L_b` in a row on bundle `b` show whatever
-        one block needs of it: found by going once around. A wheel of pace `c` holds each position
-        for `H_c` rounds, `H_0 = 1` and `H_c+1 = H_c · max L_b` over the wheels of pace `c`. By
-        induction all combinations of the faster wheels come by while one holds still. A block on
-        one bundle of pace `c` is thus missed for at most `(L_b − 1) · H_c` rounds. A block on
-        several, the slowest `b` of pace `c`: between two of its turns lie at most `L_b · H_c`
-        rounds from hold to hold and less than `H_c` more within the hold; it is missed for at most
-        `(L_b + 1) · H_c − 2`. Where the window starts makes no difference: equal groups look alike
-        from anywhere, and with unequal ones every group is a start. Devices only add coverage.
+        Proof. Let `L_b` be a number of positions such that any `L_b` in a row on bundle `b` show
+        everything one block needs of it; it is found by going around once. A wheel of pace `c`
+        holds each position for `H_c` rounds, with `H_0 = 1` and `H_c+1 = H_c · max L_b` over the
+        wheels of pace `c`. By induction, all combinations of the faster wheels occur while one
+        holds still. A block on one bundle of pace `c` is thus missed for at most `(L_b − 1) · H_c`
+        rounds. For a block on several bundles, with the slowest `b` of pace `c`, at most
+        `L_b · H_c` rounds lie between two of its turns from hold to hold, and less than `H_c` more
+        within the hold; it is missed for at most `(L_b + 1) · H_c − 2`. The window's start makes no
+        difference: equal groups look alike from anywhere, and with unequal ones every group is a
+        start. Devices only add coverage.
         """
         bundles = bundles_of(plan, self.tied)
         if any(holds_all(bundles, level) for level in levels):
@@ -90,7 +91,7 @@ class RollingMasks:
         return min((gap for gap in gaps if gap is not None), default=None)
 
     def _step(self, bundle: Bundle, level: float) -> int:
-        """How many groups the window moves on."""
+        """Groups by which the window advances."""
         if self.shared or bundle.uneven:
             return 1
         return max(1, int(bundle.most(level) * (1 - self.overlap) + 1e-9))
@@ -101,10 +102,10 @@ class RollingMasks:
     def _holds(
         self, cells: Cells, bundles: Sequence[Bundle], paces: Sequence[int], level: float
     ) -> list[int]:
-        """For every pace, how many rounds a position is held."""
+        """Return, for every pace, the rounds for which a position is held."""
         holds = [1]
         for pace in range(max(paces, default=0)):
-            # A shared start must not depend on the level: as many positions as there are groups.
+            # A shared start must not depend on the level: use as many positions as groups.
             laps = [
                 bundle.count if self.shared else self._laps(bundle, level, cells.need(number))[0]
                 for number, bundle in enumerate(bundles)
@@ -114,7 +115,7 @@ class RollingMasks:
         return holds
 
     def _gap(self, cells: Cells, bundles: Sequence[Bundle], level: float) -> int | None:
-        """The bound that a device at this level guarantees on its own."""
+        """Return the bound that a device at this level guarantees by itself."""
         paces = _paces(cells, len(bundles))
         holds = self._holds(cells, bundles, paces, level)
         longest = 0
@@ -135,17 +136,17 @@ class RollingMasks:
 
 
 def _own_start(device: str, bundle: Bundle) -> int:
-    """Where a device's window starts: the same in every run and round."""
+    """Start of a device's window: the same in every run and round."""
     return crc32(f"{device}\n{bundle.axes[0].name}".encode()) % bundle.count
 
 
 def _from(start: int, count: int) -> list[int]:
-    """All groups, from one on, around."""
+    """Return all groups, beginning at `start` and wrapping around."""
     return [(start + number) % count for number in range(count)]
 
 
 def _paces(cells: Cells, count: int) -> list[int]:
-    """A pace for every bundle, different for any two that meet in a tensor; few in all."""
+    """Choose a pace for every bundle, different for any two that meet in a tensor; few in all."""
     meets: list[set[int]] = [set() for _ in range(count)]
     for table in cells.tables:
         for number in table.bundles:
@@ -159,7 +160,10 @@ def _paces(cells: Cells, count: int) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def _laps(bundle: Bundle, level: float, step: int, need: int) -> tuple[int, bool]:
-    """So many positions in a row show every set of `need` groups that is ever shown; are all?"""
+    """Return (n, complete) for sets of `need` groups.
+
+    Any `n` positions in a row show every set that is ever shown; `complete`: every set is shown.
+    """
     positions = bundle.count // math.gcd(bundle.count, step)
     shown = np.zeros((positions, bundle.count), dtype=bool)
     for position in range(positions):

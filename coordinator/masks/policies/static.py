@@ -16,7 +16,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 class StaticMasks:
     """Leading groups, the same in every round (HeteroFL: `tied`, at rescale 1).
 
-    Tied or not is the same choice wherever axes are cut alike; `tied` insists on it.
+    Where axes are cut alike, tied and untied are the same choice; `tied` insists on it.
     """
 
     uses_norms: ClassVar[bool] = False
@@ -29,9 +29,9 @@ class StaticMasks:
         return choose_each(situation.plan, bundles, situation.levels, _leading)
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
-        """0 if the devices' sets cover every block together, else None.
+        """0 if the devices' sets together cover every block, else None.
 
-        All rounds are alike: a block is covered in every one or never.
+        All rounds are alike: a block is covered in every round or never.
         """
         bundles = bundles_of(plan, self.tied)
         names = {str(number): level for number, level in enumerate(sorted(set(levels)))}

@@ -1,10 +1,10 @@
 """amqtt in a thread of this process, with its own event loop. Needs the extra `broker`.
 
-Three things are done about amqtt 0.12.1. Anonymous clients are treated differently there, so there
-is one named user. To every new connection it sends what is retained for anybody's subscriptions,
-walking over a table that others change meanwhile, which can leave a connection unserved; links
-have clean sessions, so nothing of theirs is lost by leaving that out. And it does not close the
-sockets of those who vanished.
+Works around three problems of amqtt 0.12.1. It treats anonymous clients differently, so there is
+one named user. It sends to every new connection the messages retained for anybody's subscriptions,
+iterating over a table that others change meanwhile, which can leave a connection unserved; that
+replay is disabled, which loses nothing because links use clean sessions. And it does not close the
+sockets of clients that vanished.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class OneUserPlugin(BaseAuthPlugin):  # type: ignore[misc]
 
     @dataclass
     class Config:
-        """What amqtt passes on to the plugin."""
+        """Options that amqtt passes to the plugin."""
 
         username: str
         password: str
 
     async def authenticate(self, *, session: Any) -> bool:
-        """Whether a session may go on."""
+        """True if the session has the right user and password."""
         given = f"{session.username}:{session.password}"
         wanted = f"{self.config.username}:{self.config.password}"
         return hmac.compare_digest(given.encode(), wanted.encode())
@@ -61,7 +61,7 @@ class _CleanBroker(Broker):  # type: ignore[misc]
 
 
 class AmqttThread:
-    """The broker and its thread. `listens` once it does; `failure` is why it never will."""
+    """The broker and its thread. `listens` is set once it listens; `failure` says why it cannot."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.listens = threading.Event()
@@ -72,18 +72,18 @@ class AmqttThread:
         self._thread = threading.Thread(target=self._run, name="amqtt", daemon=True)
 
     def start(self) -> None:
-        """Begin to start."""
-        # It reports every lost connection as an error; what matters to users the links say.
+        """Start the thread without waiting for the broker to listen."""
+        # It reports every lost connection as an error; the links report what matters to users.
         for name in ("amqtt", "transitions"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> None:
-        """End the broker and all its connections."""
+        """Stop the broker and close all its connections."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(timeout_s)
@@ -94,7 +94,7 @@ class AmqttThread:
         try:
             asyncio.run(self._serve())
         except Exception as error:
-            # The outermost loop of this thread; who started it reports the failure.
+            # The outermost loop of this thread; its starter reports the failure.
             _log.debug("amqtt failed", exc_info=True)
             self.failure = str(error) or type(error).__name__
 

@@ -1,7 +1,7 @@
-"""A broker for demos, tests and small trials: on this machine only, gone with its context.
+"""A broker for demos, tests and small trials: on this machine only, stopped with its context.
 
-Mosquitto if it is installed, as a process of its own; else amqtt in a thread of this process,
-which needs 5 to 15 times the CPU. Both listen on loopback, know one user, and keep nothing on disk.
+Mosquitto in its own process if installed, otherwise amqtt in a thread of this process, which needs
+5 to 15 times the CPU. Both listen on loopback, know one user, and keep nothing on disk.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class BrokerStartError(CoordinatorError):
 
 
 def find_mosquitto() -> str | None:
-    """The program, on PATH or where Debian keeps it; None if it is not installed."""
+    """Path of the program, from PATH or where Debian keeps it; None if not installed."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
 
 
 def available() -> tuple[Kind, ...]:
-    """The kinds that can be started here, best first."""
+    """Return the kinds that can be started here, best first."""
     kinds: list[Kind] = []
     if find_mosquitto() is not None:
         kinds.append("mosquitto")
@@ -67,16 +67,16 @@ def embedded_broker(
     port: int | None = None,
     password: str | None = None,
 ) -> Iterator[BrokerSettings]:
-    """Run a broker for the time of the context; yields how to reach it, once it can be reached.
+    """Run a broker for the duration of the context; yields its settings once it is reachable.
 
-    `folder` gets Mosquitto's configuration and log. None means: the best kind there is, a free
+    `folder` gets Mosquitto's configuration and log. None means the best kind available, a free
     port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
     Raises BrokerStartError.
     """
     kinds = available()
     if kind is None and not kinds:
         raise BrokerStartError(
-            "there is no broker to start: install mosquitto (apt install mosquitto, brew install "
+            "no broker is installed: install mosquitto (apt install mosquitto, brew install "
             "mosquitto) or pip install 'tessera-fl[broker]', or name a running broker in the "
             "configuration"
         )
@@ -100,7 +100,7 @@ def _start(
         try:
             stack.enter_context(start(folder, settings))
         except BrokerStartError as error:
-            # Between our look and its start, another program may have taken a free port.
+            # Another program may take the free port before the broker does.
             failure = error
         else:
             return settings
@@ -128,7 +128,7 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
 
 
 def mosquitto_config(settings: BrokerSettings, users: Path) -> str:
-    """Mosquitto's configuration for an embedded broker."""
+    """Return Mosquitto's configuration for an embedded broker."""
     lines = [
         f"listener {settings.port} {settings.host}",
         "allow_anonymous false",
@@ -143,18 +143,18 @@ def mosquitto_config(settings: BrokerSettings, users: Path) -> str:
         "set_tcp_nodelay true",
         f"max_packet_size {MAX_PACKET_BYTES}",
         "max_inflight_messages 20",
-        # A slow reader loses messages beyond these; receipts and credits make up for it.
+        # A slow reader loses messages beyond these limits; receipts and credits make up for it.
         "max_queued_messages 10000",
         "max_queued_bytes 67108864",
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        # Started by root it would become another user, who may not read the folder.
+        # Started by root, it would switch to another user, who may not read the folder.
         lines.append("user root")
     return "\n".join(lines) + "\n"
 
 
 def _password_hash(password: str) -> str:
-    """A line of Mosquitto's password file: PBKDF2 with SHA-512, as mosquitto_passwd writes it."""
+    """Hash a password as mosquitto_passwd does for its file: PBKDF2 with SHA-512."""
     salt = secrets.token_bytes(12)
     key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_ROUNDS)
     return f"$7${_HASH_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"
@@ -177,13 +177,13 @@ def _amqtt(_folder: Path, settings: BrokerSettings) -> Iterator[None]:
 
 
 class _NotReadyError(Exception):
-    """It ended, or does not let us in."""
+    """The broker ended, or does not accept us."""
 
 
 def _wait_until_ready(
     settings: BrokerSettings, is_alive: Callable[[], bool], listens: Callable[[], bool]
 ) -> None:
-    """Connect as a user would: proves the port, the protocol and the password at once."""
+    """Connect as a client would: that tests the port, the protocol and the password at once."""
     by = time.monotonic() + START_S
     while not listens():
         if not is_alive() or time.monotonic() >= by:

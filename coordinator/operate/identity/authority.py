@@ -1,15 +1,15 @@
 """The certificate authority (CA) of one deployment.
 
-    <folder>/  ca.pem      its certificate: what participants and the broker trust
-               ca.key      its key, for its owner's eyes alone: whoever has it can be anybody
-               crl.pem     the certificates that were revoked
-               index.json  what was issued (`index.py`)
+    <folder>/  ca.pem      its certificate, which participants and the broker trust
+               ca.key      its key, to be kept secret: whoever has it can pose as anybody
+               crl.pem     the revoked certificates
+               index.json  the record of issued certificates (`index.py`)
 
-Keys are P-256. A participant's certificate may only connect (`clientAuth`), the broker's only be
-connected to (`serverAuth`): no device can pose as the broker.
+Keys are P-256. A participant's certificate may only connect (`clientAuth`), the broker's only
+accept connections (`serverAuth`): no device can pose as the broker.
 
-OpenSSL refuses *every* certificate when the revocation list is past its `nextUpdate`. The list
-here changes when somebody revokes, by hand, so it lasts as long as the authority does.
+OpenSSL refuses *every* certificate when the revocation list is past its `nextUpdate`. This list
+changes only when somebody revokes a certificate by hand, so it lasts as long as the authority.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CA, CA_KEY, CRL, INDEX, LOCK = "ca.pem", "ca.key", "crl.pem", "index.json", "loc
 BROKER_DAYS = 825
 
 BACKDATED = timedelta(days=1)
-"""Certificates begin this long ago: clocks of small boards are late until they find the time."""
+"""Certificates start this long in the past: clocks of small boards lag until they are set."""
 
 MAX_NAME = 64 - len(BULK)
 
@@ -53,20 +53,20 @@ PrivateKey = ec.EllipticCurvePrivateKey
 
 
 def utc_now() -> datetime:
-    """The time, to the second, as certificates tell it."""
+    """Return the current time, to the second, as certificates state it."""
     return datetime.now(timezone.utc).replace(microsecond=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate and its key, PEM."""
+    """A certificate and its key, in PEM format."""
 
     name: str
     certificate: bytes
     key: bytes
 
     def files(self) -> dict[str, File]:
-        """By the names they have in bundles."""
+        """Return the files under their names in bundles."""
         return {
             f"{self.name}.pem": File(self.certificate),
             f"{self.name}.key": File(self.key, private=True),
@@ -74,19 +74,19 @@ class Issued:
 
 
 def coordinator_name(text: str) -> str:
-    """The name of a coordinator: `coordinator`, or with its own behind it. Raises IdentityError."""
+    """Return a coordinator's name: `coordinator`, or `coordinator-<text>`. Raises IdentityError."""
     name = f"{COORDINATOR}-{text}" if text else COORDINATOR
     try:
         check_name(name, "coordinator")
     except MessageError as error:
         raise IdentityError(str(error)) from error
     if len(name) > MAX_NAME:
-        raise IdentityError(f"{name!r} is too long for a certificate: at most {MAX_NAME}")
+        raise IdentityError(f"{name!r} is too long for a certificate: use at most {MAX_NAME}")
     return name
 
 
 def device_name(text: str) -> str:
-    """The name of a device. Raises IdentityError for one that devices may not have."""
+    """Return a device's name, checked. Raises IdentityError for a name devices may not have."""
     if text == "ca":
         raise IdentityError("a device cannot be called ca: its bundle has the authority's ca.pem")
     try:
@@ -96,14 +96,14 @@ def device_name(text: str) -> str:
 
 
 class Authority:
-    """An authority's folder, for the time of the context: one process at a time changes it."""
+    """An open authority folder; one process at a time may have it open."""
 
     def __init__(
         self, folder: Path, *, create_days: int | None = None, clock: Clock = utc_now
     ) -> None:
-        """`create_days`: make the authority, valid for so long, if it is not there.
+        """Open the authority. `create_days`: make one, valid that long, if there is none.
 
-        Raises `IdentityError` if it is not there, busy or damaged.
+        Raises `IdentityError` if it does not exist, is busy or is damaged.
         """
         self.folder = folder
         self._clock = clock
@@ -111,7 +111,7 @@ class Authority:
             make_folder(folder, mode=0o700)
         elif not (folder / INDEX).exists():
             raise IdentityError(
-                f"{folder} holds no authority: tessera-coordinator enroll makes one there, or name "
+                f"{folder} holds no authority: create one with tessera-coordinator enroll, or name "
                 "its folder with --dir"
             )
         self._lock = _lock(folder)
@@ -133,7 +133,7 @@ class Authority:
         self.close()
 
     def close(self) -> None:
-        """Let others change it."""
+        """Release the folder for other processes."""
         os.close(self._lock)
 
     @property
@@ -143,24 +143,24 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of its certificate."""
+        """SHA-256 of its certificate, in hex."""
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
     @property
     def until(self) -> datetime:
-        """When it, and every certificate with it, ends."""
+        """Time at which the authority, and every certificate with it, expires."""
         return self.certificate.not_valid_after_utc
 
     @property
     def crl(self) -> bytes:
-        """The list of revoked certificates, PEM."""
+        """Return the list of revoked certificates, in PEM format."""
         return (self.folder / CRL).read_bytes()
 
     def enroll(self, name: str, *, days: int, renew: bool = False) -> tuple[Issued, Issued]:
-        """New certificates of a participant, for control and bulk. `name` is a checked one.
+        """Issue new certificates to a participant, for control and bulk. `name` must be checked.
 
-        Raises `IdentityError` if it has valid ones and `renew` is not asked for. Those stay valid
-        until they end, or are revoked together with the new ones.
+        Raises `IdentityError` if it has valid ones and `renew` is False. Renewing leaves the old
+        ones valid until they expire or are revoked together with the new ones.
         """
         now = self._clock()
         valid = [each for each in self.index.of(name) if each.standing(now) == "valid"]
@@ -179,28 +179,28 @@ class Authority:
         return pair[0][0], pair[1][0]
 
     def revoke(self, name: str) -> list[Enrolment]:
-        """End a participant's certificates; returns those ended. Raises `IdentityError` if none."""
+        """Revoke a participant's certificates and return them. Raises `IdentityError` if none."""
         now = self._clock()
         ended = [each for each in self.index.of(name) if each.standing(now) == "valid"]
         if ended:
             self._save(self.index.with_revoked(name, now))
-        # Also when nothing ended: a crash may have come between index and list.
+        # Even if nothing was revoked: an earlier crash may have updated only the index.
         self._write_crl()
         if not ended:
             known = self.index.of(name)
             why = f"its certificates are {known[-1].standing(now)}" if known else "not enrolled"
             raise IdentityError(
-                f"{name!r} has nothing to revoke: {why}; tessera-coordinator identities lists all"
+                f"{name!r} has nothing to revoke: {why}; see tessera-coordinator identities"
             )
         return ended
 
     def broker_certificate(self, hosts: Sequence[str]) -> Issued:
-        """A certificate for the broker under these names or addresses, and those of loopback."""
+        """Issue the broker's certificate for these names or addresses, and loopback."""
         now = self._clock()
         names = dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])
         days = min(BROKER_DAYS, (self.until - now).days)
         issued, _ = self._issue(
-            # Not a host's name: it could be one that participants have.
+            # Not a host name: a participant could have that name.
             "Tessera broker",
             now,
             self._until(now, days),
@@ -210,7 +210,7 @@ class Authority:
         return replace(issued, name="broker")
 
     def remember_broker(self, broker: BrokerPlace) -> None:
-        """Note where the broker is."""
+        """Record the broker's address."""
         if broker != self.index.broker:
             self._save(replace(self.index, broker=broker))
 
@@ -236,7 +236,7 @@ class Authority:
         if days < 1:
             raise IdentityError(f"--days {days}: must be at least 1")
         now, key = self._clock(), ec.generate_private_key(ec.SECP256R1())
-        # A part of the key, so that two authorities can be told apart by their names.
+        # Part of the key, so that the names of two authorities differ.
         mark = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()[:8]
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Tessera authority {mark}")])
         usage = _usage(key_cert_sign=True, crl_sign=True)
@@ -250,7 +250,7 @@ class Authority:
         write_file(self.folder / CA, File(certificate.public_bytes(serialization.Encoding.PEM)))
         self._key, self.certificate, self.index = key, certificate, EnrolmentIndex()
         self._write_crl()
-        # Last: a folder with an index is a whole authority.
+        # Last: a folder with an index is a complete authority.
         write_index(self.folder / INDEX, self.index)
 
     def _issue(
@@ -354,7 +354,7 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError as error:
         raise IdentityError(
-            f"--host {host!r} cannot stand in a certificate: give a name in ASCII, or an address"
+            f"--host {host!r} cannot be put in a certificate: give an ASCII name or an address"
         ) from error
 
 
@@ -364,13 +364,13 @@ def _read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
         certificate = x509.load_pem_x509_certificate((folder / CA).read_bytes())
     except (OSError, ValueError, TypeError) as error:
         raise IdentityError(
-            f"{folder}: the authority's {CA} or {CA_KEY} cannot be read ({error}); put it back "
+            f"{folder}: the authority's {CA} or {CA_KEY} cannot be read ({error}); restore it "
             "from a backup"
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise IdentityError(f"{folder / CA_KEY} is not a key that this program made")
+        raise IdentityError(f"{folder / CA_KEY} is not a key made by this program")
     if key.public_key() != certificate.public_key():
-        raise IdentityError(f"{folder}: {CA_KEY} does not belong to {CA}; put both back together")
+        raise IdentityError(f"{folder}: {CA_KEY} does not belong to {CA}; restore both together")
     return key, certificate
 
 

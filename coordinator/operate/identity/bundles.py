@@ -1,4 +1,4 @@
-"""What a participant gets: its certificates and keys, and a configuration that uses them."""
+"""A participant's files: its certificates and keys, and a configuration that uses them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from coordinator.operate.identity.index import BrokerPlace
 from edge_sdk.transport.settings import BrokerSettings, LinkError
 
 PORT = 8_883
-"""Of MQTT over TLS, by custom."""
+"""Usual port of MQTT over TLS."""
 
 _PLACE = re.compile(
     r"(?:\[(?P<six>[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?"
 )
 
 DEVICE = """\
-# {name}: ready to run, once the lines marked FILL IN are right:
+# {name}: ready to run once you have completed the lines marked FILL IN:
 #   tessera-device run --config device.toml
 # Paths are relative to this file. `tessera-device init` writes a file with every key explained.
-# The .key files are this device's identity: nobody else may have them, and there is no copy.
+# The .key files are this device's identity. Keep them secret; there is no other copy.
 
 name = "{name}"
 
-# What is trained, as the coordinator calls it.
+# Name of the task to train, as the coordinator has it.
 {task}
 
 # FILL IN: this device's own data, which never leaves it: a folder of .npz files with x and y, or
 # a function that returns them, as "file.py:function".
 data = "data"
 
-# What must outlive a restart.
+# State that must survive a restart.
 state_dir = "state"
 
 """
 
 
 def parse_place(text: str) -> BrokerPlace:
-    """A broker's `host` or `host:port`. Raises `IdentityError`."""
+    """Parse a broker's `host` or `host:port`. Raises `IdentityError`."""
     parts = _PLACE.fullmatch(text)
     if parts is None:
         raise IdentityError(f"--broker {text!r}: give host:port, such as broker.example.org:{PORT}")
@@ -48,7 +48,7 @@ def parse_place(text: str) -> BrokerPlace:
 
 
 def make_place(host: str, port: int) -> BrokerPlace:
-    """A broker's place, checked. Raises `IdentityError`."""
+    """Make a broker's address, checked. Raises `IdentityError`."""
     try:
         BrokerSettings(host=host, port=port, tls=True)
     except LinkError as error:
@@ -59,7 +59,7 @@ def make_place(host: str, port: int) -> BrokerPlace:
 def device_bundle(
     authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, task: str | None
 ) -> dict[str, File]:
-    """The files of a device's bundle, by name. `task` None: for the owner to fill in."""
+    """Return the files of a device's bundle, by name. `task` None: left to the owner."""
     filled = f"task = {_toml(task)}" if task else '# FILL IN:\n# task = "…"'
     text = DEVICE.format(name=pair[0].name, task=filled) + broker_table(pair, broker)
     return {"device.toml": File(text.encode()), **_identity(authority, pair)}
@@ -68,16 +68,16 @@ def device_bundle(
 def coordinator_bundle(
     authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, folder: str
 ) -> dict[str, File]:
-    """The files of a coordinator's; its table is for a run.toml beside the folder of that name."""
+    """Return a coordinator's files; the table is for a run.toml beside the folder `folder`."""
     text = (
-        f"# The [broker] table for a run.toml that stands beside the folder {folder}/:\n"
+        f"# The [broker] table for a run.toml beside the folder {folder}/:\n"
         "# put it in place of the one there.\n\n" + broker_table(pair, broker, f"{folder}/")
     )
     return {"broker.toml": File(text.encode()), **_identity(authority, pair)}
 
 
 def broker_table(pair: tuple[Issued, Issued], broker: BrokerPlace, prefix: str = "") -> str:
-    """The `[broker]` table of a configuration; `prefix` stands before the names of files."""
+    """Return the `[broker]` table of a configuration; `prefix` precedes file names."""
     control, bulk = (each.name for each in pair)
     files = {
         "ca": CA,
@@ -101,5 +101,6 @@ def _identity(authority: Authority, pair: tuple[Issued, Issued]) -> dict[str, Fi
 
 
 def _toml(text: str) -> str:
-    # JSON's strings are TOML's, as long as nothing beyond the first 65,536 characters is escaped.
+    # JSON strings are TOML strings, as long as nothing beyond the first 65,536 characters is
+    # escaped.
     return json.dumps(text, ensure_ascii=False)

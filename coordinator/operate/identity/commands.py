@@ -1,4 +1,4 @@
-"""The commands of `tessera-coordinator` that say who may connect to the broker."""
+"""The commands of `tessera-coordinator` that manage certificates for the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Only what argparse needs is loaded here: `cryptography` waits for a command that signs.
+# Load only what argparse needs: `cryptography` is loaded by the commands that sign.
 if TYPE_CHECKING:
     from coordinator.operate.identity.authority import Authority
     from coordinator.operate.identity.index import BrokerPlace, Enrolment
@@ -21,11 +21,11 @@ AUTHORITY_DAYS = 3_650
 PARTICIPANT_DAYS = 365
 PORT = 8_883
 MOSQUITTO = "mosquitto"
-"""The broker's program, the account it runs under, and the folder for its files."""
+"""Name of the broker's program, of its account, and of the folder for its files."""
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to those of `tessera-coordinator`."""
+    """Add these commands to those of `tessera-coordinator`."""
     _add_authority(commands)
     _add_enroll(commands)
     _add_revoke(commands)
@@ -36,13 +36,13 @@ def add_commands(commands: Any) -> None:
 def _add_authority(commands: Any) -> None:
     authority = commands.add_parser(
         "authority",
-        help="make the authority that certificates come from",
+        help="create the authority that issues certificates",
         description=(
-            "Makes the certificate authority (CA) of a deployment: its certificate, its key and an "
-            "empty list of revoked certificates. enroll and broker-config make one too when there "
-            "is none; this command is for choosing how long it lasts. Keep the folder private and "
-            "back it up: whoever has ca.key can connect as anybody, and without it nobody can be "
-            "enrolled or revoked."
+            "Creates the certificate authority (CA) of a deployment: its certificate, its key and "
+            "an empty list of revoked certificates. enroll and broker-config also create one when "
+            "there is none; use this command to choose how long it lasts. Keep the folder private "
+            "and back it up: whoever has ca.key can connect as anybody, and without it nobody can "
+            "be enrolled or revoked."
         ),
     )
     _add_folder(authority)
@@ -50,7 +50,7 @@ def _add_authority(commands: Any) -> None:
         "--days",
         type=int,
         default=AUTHORITY_DAYS,
-        help="how long it, and all it signs, lasts (default %(default)s)",
+        help="days that it, and everything it signs, is valid (default %(default)s)",
     )
     authority.set_defaults(run=_authority)
 
@@ -58,19 +58,19 @@ def _add_authority(commands: Any) -> None:
 def _add_enroll(commands: Any) -> None:
     enroll = commands.add_parser(
         "enroll",
-        help="make certificates and a ready bundle for a device, or for a coordinator",
+        help="issue certificates and a ready bundle for a device or a coordinator",
         description=(
-            "Makes two certificates, one for each connection (<name> and <name>-bulk), and puts\n"
+            "Issues two certificates, one for each connection (<name> and <name>-bulk), and puts\n"
             "them with their keys and a configuration into a bundle, <device>.tar.gz. Bring it to\n"
             "the device over a channel you trust, unpack it, fill in where its data is, and start\n"
-            "tessera-device run --config <device>/device.toml. The keys are in the bundle and\n"
-            "nowhere else: delete it once it is installed. The broker needs no change for a new\n"
+            "tessera-device run --config <device>/device.toml. The bundle holds the only copy of\n"
+            "the keys: delete it once it is installed. The broker needs no change for a new\n"
             "device."
         ),
         epilog=(
             "examples:\n"
             "  tessera-coordinator enroll robot --broker broker.example.org --task digits\n"
-            "  tessera-coordinator enroll robot --renew       before its certificates end\n"
+            "  tessera-coordinator enroll robot --renew       before its certificates expire\n"
             "  tessera-coordinator enroll --coordinator       for run.toml\n"
             "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu"
         ),
@@ -83,34 +83,34 @@ def _add_enroll(commands: Any) -> None:
         nargs="?",
         const="",
         metavar="NAME",
-        help="enroll the coordinator instead; a name for each if there are several",
+        help="enroll the coordinator instead; if there are several, give each a name",
     )
     _add_folder(enroll)
     enroll.add_argument(
         "--days",
         type=int,
         default=PARTICIPANT_DAYS,
-        help="how long the certificates last (default %(default)s)",
+        help="days the certificates are valid (default %(default)s)",
     )
     enroll.add_argument(
         "--broker",
         metavar="HOST[:PORT]",
-        help=f"where the broker is (default: as last time; port {PORT})",
+        help=f"address of the broker (default: the last one given; port {PORT})",
     )
-    enroll.add_argument("--task", metavar="NAME", help="what the device trains; can be filled in")
+    enroll.add_argument("--task", metavar="NAME", help="task to train; may be filled in later")
     enroll.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
         help=(
-            "the bundle: an archive if it ends in .tar.gz, else a folder (default <device>.tar.gz; "
-            "a coordinator's: the folder <name>-identity)"
+            "the bundle: an archive if it ends in .tar.gz, otherwise a folder (default "
+            "<device>.tar.gz; for a coordinator the folder <name>-identity)"
         ),
     )
     enroll.add_argument(
         "--renew",
         action="store_true",
-        help="also if it has certificates that are valid; those stay valid until they end",
+        help="issue new certificates while the old ones are valid; those stay valid until they end",
     )
     enroll.set_defaults(run=_enroll)
 
@@ -118,16 +118,16 @@ def _add_enroll(commands: Any) -> None:
 def _add_revoke(commands: Any) -> None:
     revoke = commands.add_parser(
         "revoke",
-        help="end a device's certificates",
+        help="revoke a device's certificates",
         description=(
-            "Puts all valid certificates of a device (or a coordinator) on the list of revoked "
-            "ones, also beside the broker's configuration if that is on this machine. It takes "
-            "hold for new connections once the broker has read the list again; a connection that "
-            "stands is ended only by a restart of the broker. Enrolling the name again makes new "
+            "Adds all valid certificates of a device (or a coordinator) to the revocation list, "
+            "and to its copy beside the broker's configuration if that is on this machine. It "
+            "takes effect for new connections once the broker reads the list again; to end "
+            "existing connections, restart the broker. Enrolling the name again issues new "
             "certificates."
         ),
     )
-    revoke.add_argument("name", metavar="NAME", help="whom; see tessera-coordinator identities")
+    revoke.add_argument("name", metavar="NAME", help="name, see tessera-coordinator identities")
     _add_folder(revoke)
     revoke.set_defaults(run=_revoke)
 
@@ -135,8 +135,8 @@ def _add_revoke(commands: Any) -> None:
 def _add_identities(commands: Any) -> None:
     identities = commands.add_parser(
         "identities",
-        help="who is enrolled, until when, and who was revoked",
-        description="Prints the authority, and everybody it enrolled, oldest first.",
+        help="list enrolled and revoked names, with dates",
+        description="Prints the authority and everybody it enrolled, oldest first.",
     )
     _add_folder(identities)
     identities.add_argument("--json", action="store_true", help="as JSON, for scripts")
@@ -146,29 +146,29 @@ def _add_identities(commands: Any) -> None:
 def _add_broker_config(commands: Any) -> None:
     config = commands.add_parser(
         "broker-config",
-        help="write the broker's side: TLS, access rules, revoked certificates",
+        help="write the broker's files: TLS, access rules, revoked certificates",
         description=(
-            "Writes a folder with which Mosquitto knows everybody by certificate: its "
-            "configuration, its own certificate and key, the access rules and the list of revoked "
-            "certificates. Only those who were enrolled connect; the client id is the name in the "
-            "certificate; a device reads and writes only its own topics. Run it again after "
-            "enrolling a coordinator with a name of its own, or before the broker's certificate "
-            "ends; files that are there are replaced."
+            "Writes a folder that lets Mosquitto identify everybody by certificate: its "
+            "configuration, its own certificate and key, the access rules and the revocation "
+            "list. Only enrolled names can connect; the client id is the name in the "
+            "certificate; a device reads and writes only its own topics. Run it again after you "
+            "enroll a named coordinator, or before the broker's certificate expires; it replaces "
+            "existing files."
         ),
         epilog=(
             "example: tessera-coordinator broker-config mosquitto --host broker.example.org && "
             "mosquitto -c identity/mosquitto/mosquitto.conf"
         ),
     )
-    config.add_argument("kind", choices=(MOSQUITTO,), help="which broker")
+    config.add_argument("kind", choices=(MOSQUITTO,), help="the broker")
     _add_folder(config)
     config.add_argument(
         "--host",
         action="append",
         metavar="NAME",
         help=(
-            "name or address under which participants find the broker; may be given again "
-            "(default: as last time). With loopback alone it listens to this machine only"
+            "name or address under which participants reach the broker; repeatable "
+            "(default: as last time). With loopback only, it listens on this machine alone"
         ),
     )
     config.add_argument("--port", type=int, help=f"default: as last time, or {PORT}")
@@ -179,14 +179,14 @@ def _add_broker_config(commands: Any) -> None:
         "--at",
         type=Path,
         metavar="DIR",
-        help="where the files will stand on the broker's machine, if not there",
+        help="folder of the files on the broker's machine, if different",
     )
     config.add_argument(
         "--user",
         metavar="NAME",
         help=(
-            "the account that Mosquitto runs under when root starts it; it gets the files "
-            f"(default: {MOSQUITTO} if there is one)"
+            "account Mosquitto runs under when root starts it; it will own the files "
+            f"(default: {MOSQUITTO} if that account exists)"
         ),
     )
     config.set_defaults(run=_broker_config)
@@ -202,7 +202,7 @@ def _add_folder(command: Any) -> None:
     )
 
 
-# -- what they do --------------------------------------------------------------------------------
+# -- the commands --------------------------------------------------------------------------------
 
 
 def _authority(arguments: argparse.Namespace) -> int:
@@ -212,7 +212,7 @@ def _authority(arguments: argparse.Namespace) -> int:
     with Authority(arguments.dir, create_days=arguments.days) as authority:
         if not authority.is_new:
             raise IdentityError(
-                f"{arguments.dir} holds an authority already, until {authority.until:%Y-%m-%d}: "
+                f"{arguments.dir} already holds an authority, until {authority.until:%Y-%m-%d}: "
                 "name another folder with --dir"
             )
         _say_new(authority)
@@ -255,15 +255,15 @@ def _enroll(arguments: argparse.Namespace) -> int:
 
 
 def _device_steps(folder: str, task: str | None) -> Iterator[str]:
-    yield "Bring it to the device, unpacked, where"
-    yield f"  {folder}/device.toml    must be told {'' if task else 'task and '}data, then"
+    yield "Unpack it on the device, then"
+    yield f"  {folder}/device.toml    fill in {'' if task else 'task and '}data, and run"
     yield f"  tessera-device run --config {folder}/device.toml"
 
 
 def _own_steps(name: str, out: Path) -> Iterator[str]:
-    yield f"Put the table in {out / 'broker.toml'} into run.toml, in place of its [broker]."
+    yield f"Replace the [broker] table of run.toml with the one in {out / 'broker.toml'}."
     if name != "coordinator":
-        yield f"The broker must know {name}: tessera-coordinator broker-config {MOSQUITTO}, reload."
+        yield f"Tell the broker: tessera-coordinator broker-config {MOSQUITTO}, for {name}; reload."
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
@@ -281,10 +281,10 @@ def _revoke(arguments: argparse.Namespace) -> int:
             write_file(lists[-1], File(authority.crl))
     print(f"The list is in {' and '.join(map(str, lists))}.")
     if len(lists) == 1:
-        print("Copy it to the broker, to the place that crlfile names there.")
+        print("Copy it to the broker's machine, to the path that crlfile names there.")
     print(
-        "Let the broker read it: systemctl reload mosquitto, or kill -HUP. A connection that "
-        "stands goes on until it breaks; restart the broker to end it now."
+        "Make the broker read it: systemctl reload mosquitto, or kill -HUP. An existing "
+        "connection lasts until it breaks; restart the broker to end it now."
     )
     return 0
 
@@ -337,7 +337,7 @@ def _broker_config(arguments: argparse.Namespace) -> int:
         hosts = arguments.host or ([known.host] if known else [])
         if not hosts:
             raise IdentityError(
-                "--host is missing: the name or address under which devices find the broker"
+                "--host is missing: give the name or address under which devices reach the broker"
             )
         place = make_place(hosts[0], arguments.port or (known.port if known else PORT))
         user = _account(arguments.user)
@@ -355,7 +355,7 @@ def _broker_config(arguments: argparse.Namespace) -> int:
     if at == out.absolute():
         print(f"mosquitto -c {at / CONFIG}")
     else:
-        print(f"Copy them to {at} on the broker's machine (broker.key in private), then there")
+        print(f"Copy them to {at} on the broker's machine (keep broker.key secret), then run there")
         print(f"mosquitto -c {at / CONFIG}")
     return 0
 
@@ -367,7 +367,7 @@ def _say_new(authority: Authority) -> None:
     if authority.is_new:
         print(
             f"{authority.folder} is the new authority, until {authority.until:%Y-%m-%d}. Keep it "
-            "private and back it up: with ca.key one can connect as anybody."
+            "private and back it up: whoever has ca.key can connect as anybody."
         )
 
 
@@ -383,7 +383,7 @@ def _check_task(task: str | None) -> None:
 
 
 def _place(authority: Authority, text: str | None) -> BrokerPlace:
-    """Where the broker is: as told, which is remembered, or as remembered."""
+    """Return the broker's address: the given one, which is remembered, or the last one."""
     from coordinator.operate.identity.bundles import parse_place
     from coordinator.operate.identity.errors import IdentityError
 
@@ -391,8 +391,8 @@ def _place(authority: Authority, text: str | None) -> BrokerPlace:
     if text is None:
         if known is None:
             raise IdentityError(
-                f"--broker is missing: where devices find the broker, as HOST or HOST:PORT "
-                f"(port {PORT} if left out); it is remembered"
+                f"--broker is missing: give the broker's address as HOST or HOST:PORT "
+                f"(default port {PORT}); it is remembered"
             )
         return known
     place = replace(parse_place(text), files=known.files if known else None)
@@ -401,7 +401,7 @@ def _place(authority: Authority, text: str | None) -> BrokerPlace:
 
 
 def _account(given: str | None) -> str | None:
-    """Whom Mosquitto becomes when root starts it; None: it is not root who does."""
+    """Return the account Mosquitto switches to when root starts it; None: root does not."""
     if os.geteuid() != 0:
         return given
     import pwd
@@ -413,12 +413,12 @@ def _account(given: str | None) -> str | None:
     except KeyError as error:
         if given is None:
             return "root"
-        raise IdentityError(f"--user {given!r}: there is no such account") from error
+        raise IdentityError(f"--user {given!r}: no such account") from error
     return given or MOSQUITTO
 
 
 def _check_reach(folder: Path, user: str | None) -> None:
-    """Raise IdentityError if that account cannot enter a folder on the way; None: we start it."""
+    """Raise IdentityError if that account cannot enter a parent folder; None: our own account."""
     if user in (None, "root"):
         return
     import pwd
@@ -429,14 +429,14 @@ def _check_reach(folder: Path, user: str | None) -> None:
     for each in folder.parents:
         if each.exists() and (status := each.stat()).st_uid != owner and not status.st_mode & 0o001:
             raise IdentityError(
-                f"{user!r}, whom Mosquitto becomes when root starts it, cannot enter {each}: write "
-                "to a place that it can, such as --out /etc/mosquitto/tessera, or say --user root "
-                "for a trial"
+                f"{user!r}, the account Mosquitto runs under when root starts it, cannot enter "
+                f"{each}: write to a folder it can enter, such as --out /etc/mosquitto/tessera, or "
+                "use --user root for a trial"
             )
 
 
 def _hand_over(paths: list[Path], user: str) -> None:
-    """Mosquitto reads its key after it has become that user."""
+    """Give the files to the account under which Mosquitto reads its key."""
     if os.geteuid() == 0:
         for path in paths:
             shutil.chown(path, user)

@@ -6,4 +6,4 @@ from coordinator.errors import CoordinatorError
 
 
 class IdentityError(CoordinatorError):
-    """A certificate or a file that cannot be had; the text says why and what to do."""
+    """A certificate or file cannot be made or read; the text says why and what to do."""

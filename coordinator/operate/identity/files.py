@@ -17,32 +17,32 @@ ARCHIVES = (".tar.gz", ".tgz")
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a file holds. `private`: for its owner's eyes alone."""
+    """A file's content. `private`: readable by its owner only."""
 
     content: bytes
     private: bool = False
 
     @property
     def mode(self) -> int:
-        """Its permissions."""
+        """Permissions of the file."""
         return 0o600 if self.private else 0o644
 
 
 def write_file(path: Path, file: File) -> None:
-    """Put a file in its place, whole and synced; one that is there is replaced."""
+    """Write a file completely and sync it, replacing an existing one."""
     write_whole(path, file.content, mode=file.mode)
 
 
 def check_free(out: Path) -> None:
-    """Raise `IdentityError` if something is there already, or its folder is not."""
+    """Raise `IdentityError` if the path exists or its folder does not."""
     if out.exists():
-        raise IdentityError(f"{out} is there already: remove it, or name another place with --out")
+        raise IdentityError(f"{out} already exists: remove it, or name another path with --out")
     if not out.absolute().parent.is_dir():
-        raise IdentityError(f"cannot write {out}: {out.absolute().parent} is no folder")
+        raise IdentityError(f"cannot write {out}: {out.absolute().parent} is not a folder")
 
 
 def folder_in(out: Path) -> str:
-    """The name of the folder that a bundle is, or holds if it is an archive."""
+    """Return the name of the bundle's folder, or of the folder in its archive."""
     for ending in ARCHIVES:
         if out.name.endswith(ending):
             return out.name.removesuffix(ending)
@@ -50,7 +50,7 @@ def folder_in(out: Path) -> str:
 
 
 def write_bundle(out: Path, files: Mapping[str, File]) -> None:
-    """Write files into a new folder; as an archive of one if `out` ends so."""
+    """Write files into a new folder, or into an archive of one if `out` ends in .tar.gz."""
     folder = folder_in(out)
     if not out.name.endswith(ARCHIVES):
         make_folder(out, mode=0o700)

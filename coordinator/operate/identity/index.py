@@ -1,7 +1,7 @@
-"""What an authority has issued: a JSON file, replaced as a whole.
+"""The record of issued certificates: a JSON file, always replaced as a whole.
 
-Never holds a key. A pair of certificates is in here before it is handed out, so that every one
-there is can be revoked.
+It never holds a key. A pair of certificates is recorded before it is handed out, so that every
+existing one can be revoked.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Enrolment:
     revoked: datetime | None = None
 
     def standing(self, now: datetime) -> Standing:
-        """What they are worth now."""
+        """Return the state of the pair at this time."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if now >= self.until else "valid"
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether a coordinator's rights go with it."""
+        """True if it grants a coordinator's rights."""
         return self.name == COORDINATOR or self.name.startswith(COORDINATOR + "-")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlace:
-    """Where participants find the broker, and where its files were written (None: nowhere yet)."""
+    """The broker's address, and the folder its files were written to (None: not yet)."""
 
     host: str
     port: int
@@ -54,21 +54,21 @@ class BrokerPlace:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentIndex:
-    """All that was issued, oldest first, and the broker it is for (None: not known yet)."""
+    """All issued certificates, oldest first, and their broker (None: not known yet)."""
 
     enrolments: tuple[Enrolment, ...] = ()
     broker: BrokerPlace | None = None
 
     def of(self, name: str) -> tuple[Enrolment, ...]:
-        """The enrolments of a participant, oldest first."""
+        """Return the enrolments of a participant, oldest first."""
         return tuple(each for each in self.enrolments if each.name == name)
 
     def with_enrolment(self, enrolment: Enrolment) -> EnrolmentIndex:
-        """One more."""
+        """Return the index with one more enrolment."""
         return replace(self, enrolments=(*self.enrolments, enrolment))
 
     def with_revoked(self, name: str, now: datetime) -> EnrolmentIndex:
-        """The same, with every valid enrolment of a participant revoked."""
+        """Return the index with every valid enrolment of a participant revoked."""
         return replace(
             self,
             enrolments=tuple(
@@ -81,12 +81,12 @@ class EnrolmentIndex:
 
 
 def read_index(path: Path) -> EnrolmentIndex:
-    """The index in a file. Raises `IdentityError` when it is damaged."""
+    """Read an index. Raises `IdentityError` when it is damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["version"] != VERSION:
             raise IdentityError(
-                f"{path} is of version {content['version']}; this program reads {VERSION}"
+                f"{path} has version {content['version']}; this program reads version {VERSION}"
             )
         broker = content["broker"]
         return EnrolmentIndex(
@@ -95,13 +95,13 @@ def read_index(path: Path) -> EnrolmentIndex:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IdentityError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): put it back from a backup; "
-            "without it nobody knows which certificates to revoke"
+            f"{path} cannot be read ({type(error).__name__}: {error}): restore it from a backup; "
+            "without it no certificate can be revoked"
         ) from error
 
 
 def write_index(path: Path, index: EnrolmentIndex) -> None:
-    """Put an index in its place."""
+    """Write an index, replacing the file."""
     broker = index.broker
     content = {
         "version": VERSION,

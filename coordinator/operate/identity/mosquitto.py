@@ -1,6 +1,6 @@
-"""What Mosquitto needs: a listener with TLS, its certificate, access rules, the revocation list.
+"""Mosquitto's files: a listener with TLS, its certificate, access rules, the revocation list.
 
-The rules are patterns over the name in the certificate (`%u`), so that enrolling a device changes
+The rules are patterns over the name in the certificate (`%u`), so enrolling a device changes
 nothing at the broker. Only coordinators are named.
 """
 
@@ -21,9 +21,9 @@ CONFIG, ACL = "mosquitto.conf", "acl"
 def mosquitto_files(
     authority: Authority, *, hosts: list[str], port: int, at: Path, user: str | None
 ) -> dict[str, File]:
-    """The broker's files, by name, made for the folder `at`.
+    """Return the broker's files, by name, made for the folder `at`.
 
-    `user`: whom Mosquitto becomes when root starts it; None: its own choice.
+    `user`: the account Mosquitto switches to when root starts it; None: its own choice.
     """
     return {
         CONFIG: File(_config(hosts, port, at, user).encode()),
@@ -35,14 +35,14 @@ def mosquitto_files(
 
 
 def access_rules(coordinators: Iterable[str]) -> str:
-    """Mosquitto's ACL file: who may read and write what."""
-    lines = ["# Every coordinator, both its connections: everything."]
+    """Return Mosquitto's ACL file, which says who may read and write which topics."""
+    lines = ["# Coordinators, on both connections: everything."]
     for name in coordinators:
         for user in (name, name + BULK):
             lines += [f"user {user}", f"topic readwrite {ROOT}/#"]
     lines += [
         "",
-        "# Everybody else: what is for all, and topics with the name in the own certificate.",
+        "# Everybody else: public topics, and topics with the name in their own certificate.",
         f"pattern read {ROOT}/+/pub/#",
         f"pattern read {ROOT}/+/down/%u/#",
         f"pattern write {ROOT}/+/up/%u/#",
@@ -57,18 +57,18 @@ def _coordinators(authority: Authority) -> list[str]:
 
 
 def _config(hosts: list[str], port: int, at: Path, user: str | None) -> str:
-    # A broker for this machine alone listens to nobody else.
+    # A broker for this machine alone listens on loopback only.
     bind = f" {hosts[0]}" if all(is_loopback(host) for host in hosts) else ""
     lines = [
-        "# Written by tessera-coordinator broker-config; start it with mosquitto -c, or let your",
-        "# own configuration include it.",
+        "# Written by tessera-coordinator broker-config; start it with mosquitto -c, or include it",
+        "# in your own configuration.",
         f"listener {port}{bind}",
         f"cafile {at / CA}",
         f"certfile {at / 'broker.pem'}",
         f"keyfile {at / 'broker.key'}",
         f"crlfile {at / CRL}",
         "require_certificate true",
-        "# Name and client id come from the certificate: nobody can borrow another's.",
+        "# Name and client id come from the certificate: nobody can use another's.",
         "use_identity_as_username true",
         "use_username_as_clientid true",
         "allow_anonymous false",

@@ -1,4 +1,4 @@
-"""Who is listened to, and what becomes of those that send what cannot be used.
+"""Devices the coordinator listens to, and its treatment of those that send useless messages.
 
 A run listens to a limited number of names. Of what is wrong with a device's messages the operator
 hears a few times, and the device once in a while (`Complaint`).
@@ -44,7 +44,7 @@ class Callers:
         self._inbox.known.update(devices)
 
     def admit(self, device: str) -> bool:
-        """Whether a device that said something sensible is listened to, from now on."""
+        """Listen to a device that sent a valid message, from now on; True if there is room."""
         known = self._inbox.known
         if device in known:
             return True

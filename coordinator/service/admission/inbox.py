@@ -1,4 +1,4 @@
-"""What has arrived and waits for the coordinator's loop: bounded, whatever anybody sends.
+"""Arrived messages that wait for the coordinator's loop: bounded, whatever anybody sends.
 
 The link's threads put, and never wait: a connection that is not served dies. What is too large, too
 often, or too much of one device at a time is dropped there, before it is queued or decoded; every
@@ -35,7 +35,7 @@ MAX_WAITING = 64
 MAX_CONTROLS_BYTES = 2**26
 MAX_CHUNKS_BYTES = 2**28
 OVERHEAD_BYTES = 512
-"""What a message that waits takes besides its payload."""
+"""Size of a waiting message besides its payload."""
 MAX_TOLD = 1000
 """Devices of which it is remembered, until somebody asks, that something was dropped."""
 
@@ -56,7 +56,7 @@ class Inbox:
         self.known: set[str] = set()
         """Names that are listened to. This and `full` are set by whoever reads the queue."""
         self.full = False
-        """Whether no other names will be."""
+        """True if no other names will be admitted."""
         self._strangers = Buckets(Rate(STRANGERS.per_s, STRANGERS.burst + 2 * max_devices), 1)
         self._clock = clock
         self._device_bytes = device_bytes
@@ -131,7 +131,7 @@ class Inbox:
             return dropped
 
     def _admits_stranger(self, kind: TopicKind) -> bool:
-        """Whether a message of a name that is not known is looked at. Nobody waits for chunks."""
+        """True if a message of an unknown name is accepted. Nobody waits for chunks."""
         if kind is TopicKind.UP_CHUNK:
             return False
         return not self.full and self._strangers.take("", self._clock())

@@ -1,4 +1,4 @@
-"""How often a device may do what: token buckets, for a bounded number of devices.
+"""Rate limits of devices: token buckets, for a bounded number of devices.
 
 A bucket holds `burst` tokens and gets `per_s` of them back every second. Whoever finds none is over
 its limit. Only the devices heard of last have a bucket; one that was forgotten starts with a full
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How often something may happen: `burst` times at once, `per_s` in the long run."""
+    """A rate limit: `burst` times at once, `per_s` in the long run."""
 
     per_s: float
     burst: float
@@ -36,7 +36,7 @@ WARNING = Rate(1 / 120, 5.0)
 COMPLAINT = Rate(1 / 600, 1.0)
 """Complaints to a device about what it sends."""
 MUTED_S = 10.0
-"""How long chunks of a device are not looked at that sent too many useless ones."""
+"""Seconds a device is ignored after it sends too many useless chunks."""
 
 
 class Buckets:
@@ -52,7 +52,7 @@ class Buckets:
         return len(self._levels)
 
     def take(self, device: str, now: float, tokens: float = 1.0) -> bool:
-        """Whether there were so many tokens for this device; they are gone then.
+        """Take this many tokens of a device; True if it had them.
 
         Who wants more than the bucket holds is over its limit. `now` in seconds.
         """

@@ -1,1 +1,1 @@
-"""What leaves the coordinator: control messages, chunks, the published model."""
+"""Output of the coordinator: control messages, chunks, the published model."""

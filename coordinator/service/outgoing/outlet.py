@@ -1,4 +1,4 @@
-"""How devices come by the model: through the chunks that a broker holds, or straight from RAM.
+"""Ways for devices to get the model: through chunks on a broker, or directly from RAM.
 
 An outlet is what a course asks when the model has changed, when a device is told of a round, and
 when the version that a device trained from matters. `BrokerOutlet` is that of a served run; the
@@ -88,7 +88,7 @@ class BrokerOutlet:
         """Packs that differ from the version that was published last."""
         self._published: Published
         self._newest: tuple[EncodedModel, dict[str, Array]]
-        """What was published last, as most devices will ask for it."""
+        """Chunks published last, which most devices will ask for."""
 
     def publish(self) -> None:
         """See `ModelOutlet`."""

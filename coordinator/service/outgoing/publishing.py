@@ -1,4 +1,4 @@
-"""What everybody may read: the task, the present round, and the model as retained chunks.
+"""Public topics: the task, the current round, and the model as retained chunks.
 
 Every version of the model is published once, and only the chunks that the versions before it did
 not have; what no version needs that somebody may still be fetching is cleared. All of it is
@@ -45,7 +45,7 @@ class Published:
     blob: Blob
 
     def needed_bytes(self, plan: ModelPlan, groups: Groups) -> int:
-        """What a device with these groups fetches of the model."""
+        """Bytes of the model that a device with these groups fetches."""
         needed = find_packs(plan).of_submodel(plan, plan.choose(groups))
         return sum(self.index.packs[number].size for number in needed)
 
@@ -80,7 +80,7 @@ class Publisher:
 
     @property
     def drained(self) -> bool:
-        """Whether the link has taken all that is for everybody.
+        """True if the link has accepted everything that is public.
 
         What single devices asked for may wait: they must not hold up a round.
         """

@@ -1,4 +1,4 @@
-"""What waits for room in the link: control messages in order, chunks in order."""
+"""Messages that wait for room in the link: control in order, chunks in order."""
 
 from __future__ import annotations
 

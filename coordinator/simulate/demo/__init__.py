@@ -1,7 +1,7 @@
-"""`tessera-coordinator demo`: devices of different means train one model on real data.
+"""`tessera-coordinator demo`: unequal devices train one model on real data.
 
 digits.py      the data, the model, the devices
 run.py         the run in one process, and its results as data
-processes.py   the run as a broker, a coordinator and devices of their own
-view.py        what a person sees: live table, summary, plot
+processes.py   the run as separate processes: a broker, a coordinator and devices
+view.py        the display: live table, summary, plot
 """

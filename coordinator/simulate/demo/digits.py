@@ -1,4 +1,4 @@
-"""What the demo trains: scikit-learn's handwritten digits, split unevenly among devices."""
+"""The demo's data and model: scikit-learn's handwritten digits, split unevenly among devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Digits:
 
 
 def load_digits(seed: int) -> Digits:
-    """The 1,797 digits that ship with scikit-learn, shuffled."""
+    """Load and shuffle the 1,797 digits that ship with scikit-learn."""
     from sklearn.datasets import load_digits as load
 
     pixels, labels = load(return_X_y=True)
@@ -41,7 +41,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def make_model(seed: int) -> nn.Module:
-    """A small CNN; torch's global generator is left alone."""
+    """Make a small CNN without touching torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -58,7 +58,7 @@ def make_model(seed: int) -> nn.Module:
 
 
 def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:
-    """An uneven share of the data for each device."""
+    """Give each device an uneven share of the data."""
     shares = dirichlet_shares(data.targets, len(names), stream(seed, "demo", "shares"))
     return {
         name: ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows])
@@ -69,7 +69,7 @@ def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayDat
 def dirichlet_shares(
     labels: Array, devices: int, random: np.random.Generator
 ) -> list[NDArray[np.int64]]:
-    """Rows for each device: every class is dealt out by a Dirichlet draw of its own.
+    """Choose rows for each device: every class has its own Dirichlet draw.
 
     Every row is given out once; a device that drew nothing takes one row of the largest share.
     """

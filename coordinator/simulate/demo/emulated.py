@@ -1,4 +1,4 @@
-"""The demo's devices: members of a fleet that are emulated, and what each lived through."""
+"""The demo's devices: emulated members of a fleet, and what each spent in a round."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from edge_sdk.train.backend import Backend
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What a round was for one emulated device. None: it has no battery, or nobody knows."""
+    """One emulated device's round. None means no battery, or unknown."""
 
     percent: float | None
-    """Of its battery, at the end."""
+    """Battery charge at the end, in percent."""
     train_s: float
-    """Spent on training, calibration included."""
+    """Seconds spent training, calibration included."""
     joules: float | None
-    """Drawn while training, idle included."""
+    """Energy drawn while training, idle power included."""
     transfer_s: float | None
 
 
 def choose_members(fleet: Fleet, devices: int) -> dict[str, FleetMember]:
-    """So many members by the name they have in the run.
+    """Choose this many members, by their names in the run.
 
-    Fewer than the fleet has are spread over it; more begin anew, with a number behind the name.
-    Raises `ConfigError` when that is a name which another member has.
+    If fewer than the fleet has, they are spread over it; if more, the fleet repeats with numbered
+    names. Raises `ConfigError` when such a name is already another member's.
     """
     size = len(fleet)
     if devices <= size:
@@ -54,7 +54,7 @@ def choose_members(fleet: Fleet, devices: int) -> dict[str, FleetMember]:
 
 
 def emulate_all(fleet: Fleet, members: Mapping[str, FleetMember]) -> dict[str, Emulation]:
-    """The members as they start, by the name they have in the run."""
+    """Start the emulation of every member, by its name in the run."""
     return {name: emulate(fleet, member.name) for name, member in members.items()}
 
 
@@ -66,7 +66,7 @@ def observe(
     policy: Policy,
     data: ArrayData,
 ) -> Observer:
-    """What an emulated device sees itself with, as its program has it."""
+    """Make the observer of an emulated device, as its program would."""
     costs = Costing(
         backend,
         manifest,
@@ -85,15 +85,15 @@ def observe(
 
 
 class Chronicle:
-    """What emulated devices lived through between two reports."""
+    """Tracks what emulated devices spend between two reports."""
 
     def __init__(self, emulations: Mapping[str, Emulation]) -> None:
-        """`emulations` as they start."""
+        """Takes `emulations` in their initial state."""
         self._emulations = emulations
         self._before = {name: each.moment for name, each in emulations.items()}
 
     def close(self, report: RoundReport, moments: Mapping[str, Moment]) -> tuple[Lived, ...]:
-        """What the round was for its devices, in the report's order; `moments`: at its end."""
+        """Return each device's round, in the report's order; `moments`: devices at its end."""
         lived = []
         for device in report.devices:
             emulation, before = self._emulations[device.device], self._before[device.device]
@@ -114,7 +114,7 @@ class Chronicle:
 
 
 def moment_of(story: Sequence[Moment], round: int | None) -> Moment | None:
-    """The last moment of a round, or the newest before it; `round` None: the newest of all."""
+    """Return a round's last moment, or the newest before it; `round` None: the newest of all."""
     told = [moment for moment in story if round is None or moment.round <= round]
     return told[-1] if told else None
 
@@ -122,6 +122,6 @@ def moment_of(story: Sequence[Moment], round: int | None) -> Moment | None:
 def full_round_s(
     emulation: Emulation, plan: ModelPlan, rule: LocalRule, steps: int, batch: int
 ) -> float:
-    """How long the whole model takes a device in a round."""
+    """Seconds a device needs to train the whole model for one round."""
     passes = PASSES * (2 if rule.sam_radius > 0 else 1)
     return steps * emulation.step_s(passes * batch * plan.submodel_macs(plan.all_groups()))

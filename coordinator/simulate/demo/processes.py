@@ -1,18 +1,18 @@
-"""The demo as programs: a broker, `tessera-coordinator serve`, and a `tessera-device run` each.
+"""The demo as processes: a broker, `tessera-coordinator serve`, and a `tessera-device run` each.
 
-All they know is in one temporary folder, and all they are ends with the run:
+One temporary folder holds all their files, and everything is removed when the run ends:
 
-    task.py, run.toml, test.npz   what the coordinator is told
-    run/                          what it keeps; its history is how rounds are heard of
-    <device>/                     device.toml, data/own.npz, and what the device keeps, such as
+    task.py, run.toml, test.npz   input of the coordinator
+    run/                          its state; the demo follows rounds through its history
+    <device>/                     device.toml, data/own.npz, and the device's state, such as
                                   the story of its emulation
-    *.log                         what each program said
+    *.log                         output of each program
 
 Devices, data, seeds and random streams are those of the demo in one process, so a synchronous
 rule ends with the same bits.
 
-Nothing of it is left behind: signals that ask to stop are obeyed after all is stopped and removed,
-and on Linux the programs end even if this one is killed.
+Nothing is left behind: a signal to stop takes effect once everything is stopped and removed, and
+on Linux the programs end even if this one is killed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ RUN, COORDINATOR = "run", "coordinator"
 CONFIG, DEVICE_CONFIG, TEST = "run.toml", "device.toml", "test.npz"
 STATE = "state"
 BID_S = 60.0
-"""Long: on a busy machine a device that is late would make the run another one."""
+"""Long: a device that is late on a busy machine would change the run."""
 POLL_S = 0.1
 
 TASK_FILE = """\
@@ -81,16 +81,16 @@ def make_task():
 
 
 class ProcessDemo:
-    """A run of programs. They live while `run()` is iterated over, and end when it is closed."""
+    """A run of programs. They run while `run()` is iterated over, and end when it is closed."""
 
     def __init__(self, config: DemoConfig) -> None:
-        """Raises `ConfigError` for what the programs would not do."""
+        """Raises `ConfigError` for options that the programs do not support."""
         for refused, option, reason in (
             (config.backend != "onnx", "--backend torch", "programs train with onnx"),
             (
                 config.memory_dir is not None,
                 "--memory",
-                "a program's memory is in its run's folder",
+                "each program keeps its memory in its run's folder",
             ),
             (config.threads != 1, "--threads", "programs train at the same time anyway"),
         ):
@@ -103,7 +103,7 @@ class ProcessDemo:
         check_pairing(rule, masks, config.up)
         if not available():
             raise ConfigError(
-                "there is no broker to start: install mosquitto (apt install mosquitto, brew "
+                "no broker is installed: install mosquitto (apt install mosquitto, brew "
                 "install mosquitto) or pip install 'tessera-fl[broker]', or add --in-process"
             )
         self.rounds: list[DemoRound] = []
@@ -119,24 +119,24 @@ class ProcessDemo:
 
     @property
     def plan(self) -> ModelPlan:
-        """Of the model that is trained. Raises `RunError` before the first round."""
+        """Plan of the trained model. Raises `RunError` before the first round."""
         return self._known_model.plan
 
     @property
     def test_samples(self) -> int:
-        """How many digits the accuracy is of."""
+        """Number of digits on which accuracy is measured."""
         return len(self._test)
 
     @property
     def digest(self) -> str:
         """SHA-256 of the last checkpoint's model. Raises `RunError` before the end of `run`."""
         if self._digest is None:
-            raise RunError("there is no result before the run ends")
+            raise RunError("there is no result until the run ends")
         return self._digest
 
     @property
     def repeatable(self) -> bool:
-        """Not if the rule is asynchronous: there it matters which device is first."""
+        """False if the rule is asynchronous: there the order of devices matters."""
         return not self._asynchronous
 
     def save(self, path: Path) -> None:
@@ -144,10 +144,10 @@ class ProcessDemo:
         save_model(self._known_model, path)
 
     def run(self) -> Generator[DemoRound]:
-        """Start everything, yield every round as it closes, stop everything. In the main thread.
+        """Start everything, yield every round as it closes, stop everything. Main thread only.
 
-        Raises `RunError` when the coordinator or the devices ended early, `BrokerStartError` when
-        no broker can be started, and for signals as `_signals_noted` does.
+        Raises `RunError` when the coordinator or the devices end early, `BrokerStartError` when no
+        broker can be started, and on signals like `_signals_noted`.
         """
         prefix = "tessera-demo-"
         with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
@@ -173,10 +173,10 @@ class ProcessDemo:
             raise RunError("the run ended before its first round closed")
         return self._model
 
-    # -- what programs are told -------------------------------------------------------------
+    # -- input of the programs --------------------------------------------------------------
 
     def _write(self, folder: Path, settings: BrokerSettings) -> None:
-        """Everything that the programs read."""
+        """Write every file that the programs read."""
         config = self.config
         init = "None" if config.init is None else f"Path({str(config.init.absolute())!r})"
         (folder / "task.py").write_text(TASK_FILE.format(seed=config.seed, init=init))
@@ -239,7 +239,7 @@ class ProcessDemo:
             ]
         )
 
-    # -- what comes of it -------------------------------------------------------------------
+    # -- output of the programs -------------------------------------------------------------
 
     def _follow(
         self,
@@ -247,23 +247,23 @@ class ProcessDemo:
         children: Children,
         noted: Sequence[signal.Signals],
     ) -> Iterator[DemoRound]:
-        """Every round as it closes, to the end or a signal. Raises `RunError`."""
+        """Yield every round as it closes, until the end or a signal. Raises `RunError`."""
         coordinator, *devices = children.started
         while not noted:
-            ended = not coordinator.is_running  # asked first: no round is missed
+            ended = not coordinator.is_running  # checked first: no round is missed
             yield from self._closed_since(folder)
             if ended and not coordinator.failed:
                 return
             if ended:
-                raise RunError(f"the demo cannot go on: {coordinator.last_words()}")
+                raise RunError(f"the demo cannot continue: {coordinator.last_words()}")
             failed = [device for device in devices if device.failed]
-            # The first round waits for all of them; later ones go on with those that are left.
+            # The first round waits for all devices; later ones continue with those that are left.
             if failed and (not self.rounds or len(failed) == len(devices)):
-                raise RunError(f"the demo cannot go on: {failed[0].last_words()}")
+                raise RunError(f"the demo cannot continue: {failed[0].last_words()}")
             time.sleep(POLL_S)
 
     def _closed_since(self, folder: Path) -> Iterator[DemoRound]:
-        """The rounds in the history that are not in `rounds` yet."""
+        """Yield the rounds in the history that are not in `rounds` yet."""
         run = folder / RUN
         if not is_run(run):
             return
@@ -272,7 +272,7 @@ class ProcessDemo:
                 self._model = read_model(run / MODEL)
                 self._ledger = self._new_ledger(self._model.plan)
             report = _read_report(entry)
-            # Devices may be in the next round by now; asynchronous ones have rounds of their own.
+            # Devices may already be in the next round; asynchronous ones have their own rounds.
             until = None if self._asynchronous else report.round
             stories = {name: _read_story(folder, name) for name in self._members}
             moments = {
@@ -280,7 +280,7 @@ class ProcessDemo:
                 for name, story in stories.items()
                 if (moment := moment_of(story, until)) is not None
             }
-            if self._asynchronous:  # there, the history counts updates
+            if self._asynchronous:  # its history counts updates
                 report = replace(report, round=-(-report.round // self.config.devices))
             done = self._ledger.close(report, entry["accuracy"], moments)
             self.rounds.append(done)
@@ -303,13 +303,13 @@ class ProcessDemo:
 
 @contextmanager
 def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
-    """The signals that asked to stop so far. They are obeyed when the context is left.
+    """Collect signals that ask to stop. They take effect when the context is left.
 
-    Then SIGINT raises `KeyboardInterrupt`, the others `SystemExit` with the code of a shell.
+    Then SIGINT raises `KeyboardInterrupt`, the others `SystemExit` with a shell's exit code.
     """
     noted: list[signal.Signals] = []
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # What is ignored stays so: a program in the background, or under nohup.
+    # Ignored signals stay ignored: the program may run in the background or under nohup.
     before = {each: signal.getsignal(each) for each in asking}
     before = {each: handler for each, handler in before.items() if handler != signal.SIG_IGN}
     try:
@@ -326,9 +326,9 @@ def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
 
 
 def _start(children: Children, name: str, command: Sequence[str], folder: Path) -> None:
-    # Variables come before files, and would be the same for all.
+    # Environment variables override files, and would be the same for all.
     environment = {key: text for key, text in os.environ.items() if not key.startswith(PREFIX)}
-    environment["TMPDIR"] = str(folder)  # also what a program that is killed leaves is removed
+    environment["TMPDIR"] = str(folder)  # so that leftovers of a killed program are removed too
     command = [sys.executable, "-m", *command]
     children.start(name, command, folder / f"{name}.log", environment)
 
@@ -342,7 +342,7 @@ def _table(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _lines(values: Mapping[str, Any]) -> str:
-    """Keys and values as TOML, which spells these as JSON does; None is left out."""
+    """Write keys and values as TOML, whose syntax here equals JSON's; None is left out."""
     return "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
         for key, value in values.items()
@@ -356,7 +356,7 @@ def _write_data(path: Path, data: ArrayData) -> None:
 
 
 def _read_report(entry: Mapping[str, Any]) -> RoundReport:
-    """A round's report as a line of the history has it."""
+    """Read a round's report from a line of the history."""
     values = {each.name: entry[each.name] for each in fields(RoundReport)}
     values["devices"] = tuple(DeviceRound(**device) for device in entry["devices"])
     return RoundReport(**values)

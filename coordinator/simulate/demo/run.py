@@ -1,4 +1,4 @@
-"""The demo's run: rounds with accuracy, what they saved, and all of it as JSON."""
+"""The demo's run: rounds with accuracy, their savings, and everything as JSON."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ STEPS = 10
 BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SAM_RADIUS = 0.05
-"""For `subdismo`, whose devices train with SAM."""
+"""Radius for `subdismo`, whose devices train with SAM."""
 SCHEMA = 3
 
 BackendName = Literal["onnx", "torch"]
-"""How the demo's devices train: the shipped graph without torch, or the traced torch module."""
+"""Training backend of the demo's devices: the compiled graph without torch, or the torch module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """What the command line asks for."""
+    """Options of the command line."""
 
     rounds: int = 30
     fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
-    """The file of the fleet whose members the devices pretend to be."""
+    """File of the fleet to emulate."""
     devices: int = 8
-    """How many of them (`choose_members`)."""
+    """Number of devices (`choose_members`)."""
     weigh: bool = True
-    """Devices decide for themselves; False: all train everything in every round."""
+    """Devices decide for themselves; False: all train the whole model in every round."""
     seed: int = 0
     backend: BackendName = "onnx"
     init: Path | None = None
@@ -74,16 +74,16 @@ class DemoConfig:
     rule: str = "ram-fed"
     rule_options: Mapping[str, Any] = field(default_factory=dict)
     mask: str | None = None
-    """`mask` and `rule` are names, as `make_masks` and `make_rule` know them. None: what fits."""
+    """`mask` and `rule` are names for `make_masks` and `make_rule`. None: the best for the rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
     up: Encoding = field(default_factory=Encoding)
-    """How movements travel; `down` likewise for the model."""
+    """Encoding of movements; `down` is that of the model."""
     down: Encoding = field(default_factory=Encoding)
     memory_dir: Path | None = None
-    """Where the rule's memory is kept; None: in RAM."""
+    """Folder of the rule's memory; None: in RAM."""
     memory_type: MemoryType = "fp32"
     threads: int = 1
-    """How many devices train at the same time."""
+    """Devices that train at the same time."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -98,7 +98,7 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class DemoRound:
-    """A round's report, the accuracy after it, and what full training by all would have cost.
+    """A round's report, the accuracy after it, and the cost if all devices had trained fully.
 
     Seconds and joules are those of the emulated devices.
     """
@@ -106,7 +106,7 @@ class DemoRound:
     report: RoundReport
     accuracy: float
     lived: tuple[Lived, ...]
-    """What it was for its devices, in the report's order."""
+    """Each device's round, in the report's order."""
     full_bytes: int
     full_train_s: float
     full_joules: float
@@ -123,40 +123,40 @@ class DemoRound:
 
     @property
     def joules(self) -> float:
-        """Drawn by all devices together while training, as far as their profiles tell."""
+        """Energy all devices together drew while training, as far as their profiles tell."""
         return sum(each.joules or 0.0 for each in self.lived)
 
     @property
     def slowest_s(self) -> float:
-        """Of the device that trained and transferred longest."""
+        """Seconds of the device that took longest to train and transfer."""
         return max((each.train_s + (each.transfer_s or 0.0) for each in self.lived), default=0.0)
 
 
 class AnyDemo(Protocol):
     """A run in progress, in one process or several: iterate over `run()`, and close it.
 
-    All but `config` and `rounds` is known once a round is done.
+    Everything except `config` and `rounds` is available once a round is done.
     """
 
     @property
     def config(self) -> DemoConfig:
-        """What was asked for, with a mask policy."""
+        """Options of the run, with a mask policy filled in."""
 
     @property
     def rounds(self) -> Sequence[DemoRound]:
-        """What is done."""
+        """Rounds done so far."""
 
     @property
     def plan(self) -> ModelPlan:
-        """Of the model that is trained."""
+        """Plan of the trained model."""
 
     @property
     def fleet(self) -> Fleet:
-        """What the devices pretend to be."""
+        """Fleet that the devices emulate."""
 
     @property
     def test_samples(self) -> int:
-        """How many digits the accuracy is of."""
+        """Number of digits on which accuracy is measured."""
 
     @property
     def digest(self) -> str:
@@ -164,7 +164,7 @@ class AnyDemo(Protocol):
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same seed gives the same bits."""
+        """True if the same seed gives the same bits."""
 
     def run(self) -> Generator[DemoRound]:
         """Train, yielding every round as it closes."""
@@ -182,24 +182,24 @@ class Demo:
     federation: Federation
     test: ArrayData
     graphs: CompiledGraphs | None
-    """What the onnx backend trains with; None on torch."""
+    """Graphs for the onnx backend; None on torch."""
     fleet: Fleet
     ledger: Ledger
     rounds: list[DemoRound] = field(default_factory=list)
 
     @property
     def plan(self) -> ModelPlan:
-        """Of the model that is trained."""
+        """Plan of the trained model."""
         return self.task.plan
 
     @property
     def test_samples(self) -> int:
-        """How many digits the accuracy is of."""
+        """Number of digits on which accuracy is measured."""
         return len(self.test)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the present global model."""
+        """SHA-256 of the current global model."""
         return self.federation.model.digest
 
     @property
@@ -216,13 +216,13 @@ class Demo:
             yield done
 
     def accuracy(self) -> float:
-        """Share of test digits that the present global model gets right."""
+        """Share of test digits that the current global model gets right."""
         model = self.federation.model
         scores = self.task.traced.predict(model.weights, model.buffers, self.test.inputs)
         return float(np.mean(scores.argmax(axis=1) == self.test.targets))
 
     def save(self, path: Path) -> None:
-        """Save the present global model in a new folder (`coordinator.task.saved_model`)."""
+        """Save the current global model in a new folder (`coordinator.task.saved_model`)."""
         model = self.federation.model
         graphs = self.graphs or _compile(self.task)
         saved = SavedModel(
@@ -232,7 +232,7 @@ class Demo:
 
 
 def as_json(demo: AnyDemo) -> dict[str, Any]:
-    """Everything, as plain data. `rounds` depends on nothing but config and versions."""
+    """Return the whole run as plain data. `rounds` depends only on config and versions."""
     config, plan, rounds = demo.config, demo.plan, demo.rounds
     return {
         "schema": SCHEMA,
@@ -264,7 +264,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
 
 
 class Ledger:
-    """Turns reports into rounds: what devices lived through, beside full training by all."""
+    """Turns reports into rounds: what devices spent, beside the cost of full training."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Ledger:
         emulations: Mapping[str, Emulation],
         samples: Mapping[str, int],
     ) -> None:
-        """`emulations` as they start; `samples`: how many each device has."""
+        """Takes `emulations` in their initial state; `samples`: rows that each device has."""
         self.emulations = emulations
         self._chronicle = Chronicle(emulations)
         self._full_bytes = 2 * 4 * plan.parameters * len(emulations)
@@ -285,7 +285,7 @@ class Ledger:
     def close(
         self, report: RoundReport, accuracy: float, moments: Mapping[str, Moment]
     ) -> DemoRound:
-        """A round that is over; `moments`: what devices are at its end."""
+        """Finish a round; `moments`: the devices at its end."""
         watts = {name: each.member.board.power.train_w for name, each in self.emulations.items()}
         return DemoRound(
             report,
@@ -300,13 +300,13 @@ class Ledger:
 
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
-    """The rule, and the configuration with the mask policy that fits it. Raises `ConfigError`."""
+    """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
     rule = make_rule(config.rule, **config.rule_options)
     return rule, replace(config, mask=config.mask or fitting_masks(rule))
 
 
 def demo_task(seed: int, init: Path | None) -> Task:
-    """What is trained, from the weights in `init` if it is given. Raises `TesseraError`."""
+    """Make the task, with the weights in `init` if given. Raises `TesseraError`."""
     task = make_task(make_model(seed), torch.zeros(2, 1, 8, 8), groups=GROUPS)
     if init is None:
         return task
@@ -315,12 +315,12 @@ def demo_task(seed: int, init: Path | None) -> Task:
 
 
 def local_rule(config: DemoConfig) -> LocalRule:
-    """How devices train."""
+    """Return the devices' local training rule."""
     return replace(LOCAL_RULE, sam_radius=SAM_RADIUS if config.rule == "subdismo" else 0.0)
 
 
 def make_demo(config: DemoConfig) -> Demo:
-    """Load the data, trace the model, deal both out."""
+    """Load the data, trace the model, and set up the devices."""
     rule, config = choose_masks(config)
     masks = make_masks(str(config.mask), **config.mask_options)
     digits = load_digits(config.seed)
@@ -350,7 +350,7 @@ def make_demo(config: DemoConfig) -> Demo:
     )
     shares = deal(digits.train, tuple(emulations), config.seed)
     policy = Policy()
-    # What steps cost is counted from the graphs, also where torch takes them.
+    # Costs of a step are counted from the graphs, even if torch takes the steps.
     manifest = (graphs or _compile(task)).manifest
     members = [
         Member(
@@ -383,10 +383,10 @@ def make_demo(config: DemoConfig) -> Demo:
 
 
 def run_full(config: DemoConfig) -> Demo | None:
-    """The same run, in this process, with everybody training everything.
+    """Repeat the run in this process with every device training the whole model.
 
-    None for asynchronous rules: they end after so many movements, whoever made them, and a device
-    that takes everything on is given a fragment all the same.
+    None for asynchronous rules: they end after a number of movements, whoever made them, and a
+    device that offers everything still gets one fragment.
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
@@ -397,7 +397,7 @@ def run_full(config: DemoConfig) -> Demo | None:
 
 
 def _compile(task: Task) -> CompiledGraphs:
-    # Here, so that the torch backend does without onnx.
+    # Imported here, so that the torch backend does not need onnx.
     from coordinator.task.graphs import compile_graphs
 
     return compile_graphs(task, batch_sizes=(BATCH_SIZE,))

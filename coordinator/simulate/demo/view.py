@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a live table, a summary of one screen, and a plot."""
+"""The demo's display: a live table, a one-screen summary, and a plot."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RECENT_ROUNDS = 8
 FRAME_LINES = 8
 """Lines of the live view that are neither a round nor a device."""
 ROUND_COLUMNS = 78
-"""Columns a round takes without its devices."""
+"""Columns of a round without its devices."""
 
 
 def watch(demo: AnyDemo, console: Console) -> None:
-    """Run to the end, showing each round: live on a terminal, a line a round elsewhere."""
+    """Run to the end, showing each round: live on a terminal, otherwise one line per round."""
     with _devices_quiet(), closing(demo.run()) as rounds:
         if not console.is_terminal:
             console.print(_scenario(demo), soft_wrap=True, markup=False, highlight=False)
@@ -40,7 +40,7 @@ def watch(demo: AnyDemo, console: Console) -> None:
 
 @contextmanager
 def _devices_quiet() -> Iterator[None]:
-    """Warnings of devices in this process would tear the table, whose last column has them."""
+    """Mute device warnings, which would tear the live table; its last column shows them."""
     logger = logging.getLogger("edge_sdk")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -53,7 +53,7 @@ def _devices_quiet() -> Iterator[None]:
 def summarise(
     demo: AnyDemo, console: Console, *, plot: Path | None, full: AnyDemo | None = None
 ) -> None:
-    """The outcome on one screen; `full`: the same run with everybody training everything."""
+    """Print the result on one screen; `full`: the same run with every device training fully."""
     if not demo.rounds:
         return
     rounds = demo.rounds
@@ -79,7 +79,7 @@ def summarise(
 
 
 def save_plot(demo: AnyDemo, path: Path) -> None:
-    """Accuracy by round, with the fewest devices that trained any block below it."""
+    """Plot accuracy by round above the fewest devices that trained any block."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +106,7 @@ def save_plot(demo: AnyDemo, path: Path) -> None:
 
 
 def screen(demo: AnyDemo, width: int, height: int) -> Group:
-    """The newest rounds, and why each device did what it did; both fit the terminal."""
+    """Show the newest rounds and each device's reason, sized to fit the terminal."""
     last = demo.rounds[-1]
     devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]
     room = height - FRAME_LINES - len(devices)
@@ -143,7 +143,7 @@ def screen(demo: AnyDemo, width: int, height: int) -> Group:
 
 
 def _scenario(demo: AnyDemo) -> str:
-    """What the numbers of emulated devices stand for."""
+    """Explain the numbers of emulated devices."""
     fleet, start = demo.fleet, demo.fleet.starts
     return (
         f"emulated: {demo.config.devices} devices of fleet {demo.config.fleet.stem}. A step stands "
@@ -154,7 +154,7 @@ def _scenario(demo: AnyDemo) -> str:
 
 
 def _comparison(demo: AnyDemo, full: AnyDemo | None) -> Table:
-    """What was spent, beside what it is when everybody trains everything."""
+    """Compare the costs with those of every device training the whole model."""
     rounds = demo.rounds
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
@@ -202,7 +202,7 @@ def _comparison(demo: AnyDemo, full: AnyDemo | None) -> Table:
 
 
 def _too_late(demo: AnyDemo) -> int:
-    """How often a device took longer than a round has, were it not for the emulation."""
+    """Count how often a device would have missed the deadline without emulation."""
     return sum(
         each.train_s + (each.transfer_s or 0.0) > demo.fleet.deadline_s
         for done in demo.rounds
@@ -242,7 +242,7 @@ def _totals(demo: AnyDemo) -> Table:
 
 
 def _cut(reason: str) -> Text:
-    """A reason that gives way to the other columns, and stays on its line."""
+    """Shorten a reason so that it stays on one line beside the other columns."""
     return Text(reason, no_wrap=True, overflow="ellipsis")
 
 
@@ -251,7 +251,7 @@ def _percent(percent: float | None) -> str:
 
 
 def _changes(demo: AnyDemo) -> list[str]:
-    """A line for each device that does something else than in the round before, with its reason."""
+    """Return a line for each device whose level changed since the last round, with its reason."""
     levels = {}
     if len(demo.rounds) > 1:
         levels = {each.device: each.level for each in demo.rounds[-2].report.devices}
@@ -259,7 +259,7 @@ def _changes(demo: AnyDemo) -> list[str]:
     for device, lived in zip(last.report.devices, last.lived, strict=True):
         if device.device not in levels or levels[device.device] != device.level:
             lines.append(f"    {device.device:<16} {_percent(lived.percent):>6}  {device.reason}")
-        levels[device.device] = device.level  # an asynchronous device may be there twice
+        levels[device.device] = device.level  # an asynchronous device may appear twice
     return lines
 
 

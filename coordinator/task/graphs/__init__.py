@@ -1,7 +1,7 @@
-"""From a task to plain ONNX graphs that a device trains and evaluates with, without torch.
+"""Compile a task to plain ONNX graphs, which devices train and evaluate without torch.
 
-`compile_graphs` compiles here, `compiled_graphs` only what is not yet in its cache, and
-`compile_in_child` in another process, so that this one never loads torch or onnx.
+`compile_graphs` compiles in this process. `compiled_graphs` compiles only what its cache lacks.
+`compile_in_child` compiles in another process, so that this one never loads torch or onnx.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Graphs that were compiled before, in a folder: `<key>.bin` is a manifest, beside its `graphs/`.
+"""A folder of graphs that were compiled before: manifests `<key>.bin` and their `graphs/`.
 
-The key covers all that the graphs follow from: the traced model, the loss, what was asked for, and
-the software that compiles. Weights are inputs of the graphs and no part of it.
+The key covers everything the graphs depend on: the traced model, the loss, the requested levels and
+batch sizes, and the software that compiles. Weights are graph inputs, so the key omits them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compiled_graphs(
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
 ) -> CompiledGraphs:
-    """As `compile_graphs`, but from the cache if the same was compiled before.
+    """Return what `compile_graphs` returns, from the cache where possible.
 
     A damaged entry is compiled again. Several processes may share the folder.
     """
@@ -51,14 +51,14 @@ def compiled_graphs(
     except FileNotFoundError:
         logger.info("graphs %s… are not in the cache: compiling", key[:12])
     except (ProtocolError, OSError) as error:
-        logger.warning("graphs %s… in the cache are unusable, compiling: %s", key[:12], error)
+        logger.warning("cached graphs %s… are unusable, compiling again: %s", key[:12], error)
     graphs = compile_graphs(task, levels=levels, batch_sizes=batch_sizes)
     write_graphs(graphs, cache_dir, f"{key}.bin")
     return graphs
 
 
 def cache_key(task: Task, levels: Sequence[float], batch_sizes: Sequence[int]) -> str:
-    """The name of a task's graphs in the cache, 64 hex digits."""
+    """Name of a task's graphs in the cache, 64 hex digits."""
     whole = tuple(axis.atoms for axis in task.plan.axes)
     train, evaluate = task.train_program.at(whole, 2, True), task.traced.evaluate.at(whole, 2)
     parts = (
@@ -78,7 +78,7 @@ def cache_key(task: Task, levels: Sequence[float], batch_sizes: Sequence[int]) -
 
 @cache
 def translator_version() -> str:
-    """A hash of the code that traces and translates: a change there makes every entry stale."""
+    """Hash of the code that traces and translates; changing that code makes every entry stale."""
     package = Path(__file__).parents[1]
     sources = [*package.glob("graphs/**/*.py"), *package.glob("tracing/**/*.py")]
     sources.append(package / "task.py")
@@ -105,9 +105,9 @@ def _loss(task: Task) -> tuple[Any, ...]:
     loss: Any = task.loss
     try:
         source = inspect.getsource(loss)
-    except (OSError, TypeError):  # typed at a prompt, or an object that is called
+    except (OSError, TypeError):  # typed at a prompt, or a callable object
         source = ""
-    # The source does not tell the values it refers to, such as a factor of an enclosing function.
+    # The source does not show the values it refers to, such as a factor of an enclosing function.
     targets = task.data.targets
     outputs = torch.full((2, *task.train_program.output_shape), 0.5)
     ones = torch.ones((2, *targets.shape), dtype=getattr(torch, targets.dtype))

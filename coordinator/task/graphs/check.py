@@ -1,4 +1,4 @@
-"""The build check: a compiled graph against torch, where it was not traced."""
+"""The build check: compare a compiled graph with torch at sizes where it was not traced."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edge_sdk.protocol.task.data_spec import ArraySpec
 from edge_sdk.protocol.task.graphs import GraphEntry
 
 TOLERANCE = 1e-4
-"""The largest difference to torch, relative to the largest gradient, that is let through."""
+"""Largest accepted difference from torch, relative to the largest gradient."""
 
 TRIES = 3
-"""Another point is tried when one fails: rounding can flip a ReLU or a maximum that is nearly tied,
-at one point. A wrong graph is wrong everywhere."""
+"""Points to try before a graph fails. Rounding can flip a ReLU or a nearly tied maximum at one
+point; a wrong graph is wrong everywhere."""
 
 BATCHES = (5, 1)
 """Batch sizes at which a graph that takes any batch is checked."""
@@ -29,19 +29,19 @@ BATCHES = (5, 1)
 
 @dataclass(frozen=True)
 class CheckCase:
-    """A submodel and a batch, by the names of a graph's inputs, and the same as torch tensors."""
+    """A submodel and a batch, under the names of a graph's inputs."""
 
     kept: tuple[int, ...]
     batch: int
     feeds: dict[str, Array]
 
     def tensors(self, names: list[str]) -> list[torch.Tensor]:
-        """These inputs for torch (copies)."""
+        """Return these inputs as torch tensors (copies)."""
         return [torch.tensor(self.feeds[name]) for name in names]
 
 
 def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
-    """Random weights near the task's, of a random submodel; random data, weights and scales."""
+    """Make a case: a random submodel with weights near the task's, random data and scales."""
     plan, rng = task.plan, np.random.default_rng(seed)
     groups = {}
     for axis in plan.axes:
@@ -69,7 +69,7 @@ def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
 
 
 def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
-    """What a gradient graph gives, by torch's autograd."""
+    """Compute a gradient graph's outputs with torch's autograd."""
     plan = task.plan
     forward = task.train_program.at(case.kept, case.batch, True)
     weights = case.tensors([f"w:{tensor.name}" for tensor in plan.tensors])
@@ -95,7 +95,7 @@ def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
 
 
 def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
-    """What an evaluation graph gives, by torch."""
+    """Compute an evaluation graph's outputs with torch."""
     plan = task.plan
     with torch.no_grad():
         outputs = task.traced.evaluate.at(case.kept, case.batch)(
@@ -110,7 +110,7 @@ def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
 def run_graph(
     entry: GraphEntry, session: onnxruntime.InferenceSession, case: CheckCase
 ) -> dict[str, Array]:
-    """The graph's outputs by name, after a check of the shapes the manifest states."""
+    """Run the graph and return its outputs by name, after checking shapes against the manifest."""
     for port in entry.inputs:
         _check_shape(port.name, port.shape(case.kept, case.batch), case.feeds[port.name])
     names = [port.name for port in entry.outputs]
@@ -121,25 +121,25 @@ def run_graph(
 
 
 def open_session(data: bytes) -> onnxruntime.InferenceSession:
-    """A session on one thread."""
+    """Open a session that uses one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
-    """The largest error: of gradients relative to the largest gradient, of others to themselves."""
+    """Largest error: gradients relative to the largest gradient, other outputs to themselves."""
     largest = max((_largest(wanted[name]) for name in wanted if name.startswith("g:")), default=0.0)
     errors = []
     for name, right in wanted.items():
         scale = largest if name.startswith("g:") else _largest(right)
         errors.append(_largest(got[name] - right) / max(scale, 1e-6))
-    worst = float(np.max(errors))  # unlike max(), never passes over a NaN
+    worst = float(np.max(errors))  # unlike max(), never skips a NaN
     return worst if np.isfinite(worst) else float("inf")
 
 
 def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
-    """The largest error of a graph; raises `GraphCompileError` above `TOLERANCE`.
+    """Return the largest error of a graph; raises `GraphCompileError` above `TOLERANCE`.
 
     A graph that takes any width or batch is checked at sizes where it was not traced.
     """
@@ -153,9 +153,7 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
                 case = make_case(task, level=level, batch=batch, seed=seed)
                 wanted = oracle(task, case)
                 if batch == 1 and not _finite(wanted):
-                    best = (
-                        0.0  # one value has no variance: BatchNorm gives no number in torch either
-                    )
+                    best = 0.0  # one value has no variance: BatchNorm returns NaN in torch too
                     break
                 best = min(best, difference(run_graph(entry, session, case), wanted))
                 if best <= TOLERANCE:
@@ -174,7 +172,7 @@ def _finite(arrays: Mapping[str, Array]) -> bool:
 
 
 def _levels(task: Task, entry: GraphEntry) -> tuple[float, ...]:
-    """Levels to check at: those of a fixed graph, else the narrowest and one between."""
+    """Levels to check at: those of a fixed graph, else the narrowest and one in between."""
     if entry.kept is None:
         return (0.5, 0.01)
     shares = [kept / axis.atoms for kept, axis in zip(entry.kept, task.plan.axes, strict=True)]
@@ -192,7 +190,7 @@ def _random(rng: np.random.Generator, batch: int, spec: ArraySpec) -> Array:
 
 
 def _random_targets(task: Task, rng: np.random.Generator, batch: int) -> Array:
-    """A loss of the task's own may take few values: its examples are such."""
+    """Random targets; a custom loss may accept few values, so its examples are used."""
     if task.loss_name == CUSTOM and task.example_targets is not None:
         examples: Array = task.example_targets.detach().cpu().numpy()
         return examples[rng.integers(0, len(examples), batch)]

@@ -1,11 +1,11 @@
-"""Compile in a child process: the one that serves devices never loads torch or onnx.
+"""Compile in a child process, so that the process serving devices never loads torch or onnx.
 
     python -m coordinator.task.graphs.child TASK OUT_DIR --batch-size 32 --level 1.0 --level 0.5
 
-TASK is "path/to/file.py:function" or "package.module:function". The function takes nothing and
-returns a `coordinator.Task`. OUT_DIR then is a saved model (`coordinator.task.saved_model`): the
-plan, the task's initial weights and buffers, the manifest and the graphs. All of it is read without
-torch and checked on the way in.
+TASK is "path/to/file.py:function" or "package.module:function". The function takes no arguments and
+returns a `coordinator.Task`. OUT_DIR becomes a saved model (`coordinator.task.saved_model`): the
+plan, the task's initial weights and buffers, the manifest and the graphs. It is read back without
+torch, and every part is checked.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def compile_in_child(
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
 ) -> SavedModel:
-    """A task's plan, initial weights and buffers, and graphs, made in a process of its own.
+    """Trace and compile a task in a separate process: plan, initial weights and buffers, graphs.
 
-    `task_source` is a reference as above, relative to the working directory. `cache_dir` None: no
-    cache; graphs that are in it are not compiled again, but the task is still traced. `timeout_s`
-    None: no limit. Raises `GraphCompileError` with what the child wrote to stderr.
+    `task_source` is a reference as above, relative to the working directory. `cache_dir` None means
+    no cache; cached graphs are not compiled again, but the task is still traced. `timeout_s` None
+    means no limit. Raises `GraphCompileError` with the child's stderr.
     """
     _parse(task_source)
     check_wanted(levels, batch_sizes)
@@ -55,16 +55,16 @@ def compile_in_child(
             done = run_child([*command, "--", task_source, str(made)], timeout_s=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise GraphCompileError(
-                f"task {task_source!r} was not compiled in {timeout_s} s"
+                f"compiling task {task_source!r} took longer than {timeout_s} s"
             ) from error
         if done.returncode != 0:
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
-            raise GraphCompileError(f"task {task_source!r} was not compiled: {said}")
+            raise GraphCompileError(f"task {task_source!r} did not compile: {said}")
         return read_model(made)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the child does; the exit code."""
+    """Run the child process; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m coordinator.task.graphs.child")
     parser.add_argument("task", help="path/to/file.py:function or package.module:function")
     parser.add_argument("out_dir", type=Path)
@@ -112,7 +112,7 @@ def _parse(reference: str) -> tuple[str, str]:
 
 
 def load_function(reference: str) -> Callable[[], object]:
-    """The function that a reference names. Raises `GraphCompileError` if it is not there."""
+    """Return the function a reference names. Raises `GraphCompileError` if it does not exist."""
     place, name = _parse(reference)
     module = _run_file(Path(place)) if place.endswith(".py") else _import(place)
     function = getattr(module, name, None)
@@ -125,12 +125,12 @@ def load_function(reference: str) -> Callable[[], object]:
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise GraphCompileError(f"there is no file {path.absolute()}")
-    # A name of its own: the file may be called like a module that is already loaded.
+    # A unique name: the file may share its name with a module that is already loaded.
     spec = spec_from_file_location("tessera_task", path)
     if spec is None or spec.loader is None:
         raise GraphCompileError(f"{path} cannot be loaded as Python")
     module = sys.modules["tessera_task"] = module_from_spec(spec)
-    sys.path.insert(0, str(path.absolute().parent))  # its neighbours, as if it were run
+    sys.path.insert(0, str(path.absolute().parent))  # for imports beside it, as if it were run
     spec.loader.exec_module(module)
     return module
 
@@ -140,7 +140,7 @@ def _import(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # a module that the task's own code imports
+            raise  # a module that the task's code imports
         raise GraphCompileError(f"there is no module {name!r}") from error
 
 

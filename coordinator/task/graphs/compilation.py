@@ -1,7 +1,7 @@
 """`compile_graphs`: a gradient graph and an evaluation graph for a task, checked against torch.
 
 Sizes stay open where the operators allow it. In order of preference: one graph for every submodel
-and batch; one graph a level, for every batch; one graph for each level and batch size.
+and batch; one graph per level, for every batch; one graph for each level and batch size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A graph; None: any widths, any batch."""
+    """A compiled graph; `kept` or `batch` None means any."""
 
     graph: Symbolic
     model: onnx.ModelProto
@@ -62,12 +62,12 @@ def compile_graphs(
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
-    `levels` and `batch_sizes` matter only where sizes cannot stay open: there is then one graph for
-    each, and an axis' groups must be of equal size.
+    `levels` and `batch_sizes` matter only where sizes cannot stay open: then there is one graph for
+    each, and all groups of an axis must have the same size.
 
-    Raises `GraphCompileError`, which names the operator and its module when one has no translation,
-    and the differences when a graph does not compute what torch does; `ConfigError` when the task
-    does not say what its targets are.
+    Raises `GraphCompileError`, which names the operator and its module when an operator has no
+    translation, and the differences when a graph disagrees with torch. Raises `ConfigError` when
+    the task does not describe its targets.
     """
     check_wanted(levels, batch_sizes)
     data_spec = task.data
@@ -114,14 +114,14 @@ def _build(
         yield _Built(graph, translate(graph, plan, source), None, None)
         return
     except NotSymbolicError as error:
-        logger.info("one graph a level, because %s", error)
+        logger.info("compiling one graph per level, because %s", error)
     for kept in _kept_at(task, levels):
         base = TracePoint(kept, batch_sizes[0])
         try:
             graph = symbolic(trace, prime_points([False] * len(kept), batch=True, base=base))
             yield _Built(graph, translate(graph, plan, source), kept, None)
         except NotSymbolicError as error:
-            logger.info("one graph a batch size, because %s", error)
+            logger.info("compiling one graph per batch size, because %s", error)
             for batch in dict.fromkeys(batch_sizes):
                 graph = static(trace(kept, batch), TracePoint(kept, batch))
                 yield _Built(graph, translate(graph, plan, source), kept, batch)
@@ -131,7 +131,7 @@ def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:
     for axis in task.plan.axes:
         if len(set(axis.groups)) > 1:
             raise GraphCompileError(
-                f"this model needs one graph a level, so groups must be of equal size; axis "
+                f"this model needs one graph per level, so groups must have equal sizes; axis "
                 f"{axis.name!r} has groups of {axis.groups} atoms: choose a number of groups that "
                 f"divides {axis.atoms}"
             )

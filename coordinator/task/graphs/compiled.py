@@ -1,10 +1,10 @@
 """Compiled graphs, in memory and in a folder. Loads neither torch nor onnx.
 
-    <name>                what the graphs take and give   (`edge_sdk.protocol.task.codec`)
-    graphs/<sha256>.onnx  the graphs that it names
+    <name>                inputs and outputs of the graphs   (`edge_sdk.protocol.task.codec`)
+    graphs/<sha256>.onnx  the graphs it names
 
-The manifest is written last: whoever finds one finds all of its graphs. Reading checks every byte
-against a hash.
+The manifest is written last: a manifest that exists has all of its graphs. Reading checks every
+byte against a hash.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge_sdk.protocol.task.codec import decode_manifest
 from edge_sdk.protocol.task.graphs import Manifest
 
 BATCH_SIZES = (32,)
-"""Batch sizes that graphs are made for where the batch cannot stay open."""
+"""Batch sizes to compile for where the batch cannot stay open."""
 
 GRAPHS = "graphs"
 ABANDONED_S = 86400.0
@@ -31,20 +31,20 @@ ABANDONED_S = 86400.0
 
 @dataclass(frozen=True)
 class CompiledGraphs:
-    """The manifest and the files it names, by the SHA-256 of their bytes."""
+    """A manifest and the files it names, by SHA-256."""
 
     manifest: Manifest
     files: dict[str, bytes]
 
 
 def check_wanted(levels: Sequence[float], batch_sizes: Sequence[int]) -> None:
-    """Raise `GraphCompileError` when nothing is asked for."""
+    """Raise `GraphCompileError` when no level or no batch size is requested."""
     if not levels or not batch_sizes or min(batch_sizes) < 1:
-        raise GraphCompileError("at least one level and one batch size, from 1, are needed")
+        raise GraphCompileError("give at least one level and one batch size of 1 or more")
 
 
 def write_graphs(graphs: CompiledGraphs, folder: Path, name: str) -> None:
-    """Write the graphs, and the manifest under this name; replaces what is there."""
+    """Write the graphs and a manifest of this name, replacing existing files."""
     make_folder(folder / GRAPHS)
     for each in (folder, folder / GRAPHS):
         remove_leftovers(each, older_than_s=ABANDONED_S)
@@ -54,9 +54,9 @@ def write_graphs(graphs: CompiledGraphs, folder: Path, name: str) -> None:
 
 
 def read_graphs(folder: Path, name: str, plan: ModelPlan) -> CompiledGraphs:
-    """The graphs of this plan in a folder.
+    """Read the graphs of this plan from a folder.
 
-    Raises `OSError` when a file is not there, `GraphError` when one is damaged or of another plan.
+    Raises `OSError` when a file is missing, `GraphError` when one is damaged or of another plan.
     """
     manifest = decode_manifest((folder / name).read_bytes())
     manifest.check(plan)
@@ -64,7 +64,7 @@ def read_graphs(folder: Path, name: str, plan: ModelPlan) -> CompiledGraphs:
     for entry in manifest.graphs:
         data = _graph_path(folder, entry.sha256).read_bytes()
         if len(data) != entry.size_bytes or sha256(data).hexdigest() != entry.sha256:
-            raise GraphError(f"the file of {entry} was damaged: its bytes have another hash")
+            raise GraphError(f"the file of {entry} is damaged: its hash does not match")
         files[entry.sha256] = data
     return CompiledGraphs(manifest, files)
 

@@ -1,4 +1,4 @@
-"""Why a task's graphs could not be compiled."""
+"""Errors of compiling a task's graphs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From a task to plain operators: loss, gradients and new statistics at one size.
+"""Trace a task into plain operators: loss, gradients and new statistics at one size.
 
-torch differentiates; its own decompositions then break the result into few kinds of operators.
-Nothing is computed: the tensors are fake and only their shapes count.
+torch differentiates; its own decompositions then reduce the result to few kinds of operators.
+Nothing is computed: the tensors are fake and only their shapes matter.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ KeptSizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A graph of plain operators at one size; names are in placeholder and in output order."""
+    """A graph of plain operators at one size; names follow placeholder and output order."""
 
     graph: fx.Graph
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     masks: tuple[float, ...]
     constants: dict[str, torch.Tensor]
-    """Values of the inputs that are constants made in forward()."""
+    """Values of inputs that are constants made in forward()."""
 
 
 def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
-    """Loss, gradients and new statistics of the submodel with `kept` atoms per axis."""
+    """Trace loss, gradients and new statistics of the submodel with `kept` atoms per axis."""
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
     statistics = [index for index, buffer in enumerate(plan.buffers) if buffer.statistic]
@@ -78,7 +78,7 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
 
 
 def trace_evaluation(task: Task, kept: KeptSizes, batch: int) -> Traced:
-    """Outputs of the submodel in evaluation mode."""
+    """Trace the outputs of the submodel in evaluation mode."""
     forward = task.traced.evaluate.at(kept, batch)
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
@@ -99,14 +99,14 @@ def _trace(
 ) -> fx.Graph:
     functional = torch.func.functionalize(function, remove="mutations_and_views")
     traced = make_fx(functional, tracing_mode="fake", decomposition_table=_decompositions())
-    # Fused kernels for attention and recurrent layers have no plain form; the textbook ones have.
+    # Fused kernels for attention and recurrent layers have no plain form; the textbook ones do.
     with sdpa_kernel(SDPBackend.MATH), _without_mkldnn(), fx.traceback.preserve_node_meta():
         try:
             graph: fx.Graph = traced(arguments).graph
         except GraphCompileError as error:
             # fx appends the whole node to the text of whatever is raised.
             raise GraphCompileError(str(error).partition("\n")[0]) from error
-        except Exception as error:  # torch raises anything at all here; it is told on, not hidden
+        except Exception as error:  # torch may raise anything here; it is reported, not hidden
             reason = str(error).strip().partition("\n")[0] or repr(error)
             raise GraphCompileError(f"torch cannot differentiate the task: {reason}") from error
     graph.eliminate_dead_code()
@@ -166,15 +166,15 @@ def _constants(forward: SubmodelForward) -> dict[str, torch.Tensor]:
 class _Run(fx.Interpreter):
     """Runs a forward pass, node by node so that operators remember their module.
 
-    torch's BatchNorm and InstanceNorm change statistics without saying so in their schemas, and
-    would lose them here; they are written out in operators that do say so.
+    torch's BatchNorm and InstanceNorm change statistics without declaring it in their schemas, so
+    tracing would lose the change; here they are written out in operators that do declare it.
     """
 
     origins: dict[int, dict[str, Any]]
-    """The module that each operation came from, by the number autograd gave it."""
+    """Module each operation came from, by its autograd sequence number."""
 
     def outputs(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
-        """What the model says."""
+        """Run the forward pass and return the model's outputs."""
         self.origins = {}
         order = ("weights", "buffers", "constants", "inputs", "scales", "masks")
         (output,) = self.run(*(tensor for kind in order for tensor in given[kind]))
@@ -204,7 +204,7 @@ class _Run(fx.Interpreter):
 
 
 def _name_backward(loss: torch.Tensor, origins: dict[int, dict[str, Any]]) -> None:
-    """Let the operators of each step of the backward pass remember the module it goes back to."""
+    """Make the operators of each backward step remember the module it belongs to."""
 
     def remember(number: int) -> Callable[[Any], None]:
         return lambda _: fx.traceback.get_current_meta().update(
@@ -241,7 +241,7 @@ def _batch_norm(
         first: torch.Tensor = out[0]
         return first
     if mean is None or var is None:
-        raise GraphCompileError("BatchNorm without statistics cannot be evaluated")
+        raise GraphCompileError("BatchNorm without running statistics cannot be evaluated")
     shape = [1, -1] + [1] * (x.ndim - 2)
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     shift = -mean * scale if bias is None else bias - mean * scale
@@ -272,7 +272,7 @@ def _instance_norm(
     if bias is not None:
         out = out + bias.reshape(shape)
     if mean is not None and var is not None:
-        # Statistics are the samples' means of what each sample has.
+        # New statistics are the mean over samples of each sample's own.
         count = x[0, 0].numel()
         new_var = own_var.detach().mean(0).flatten() * (count / (count - 1))
         mean.copy_(momentum * own_mean.detach().mean(0).flatten() + (1 - momentum) * mean)
@@ -290,7 +290,7 @@ def _batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """As torch's decomposition, with n / (n − 1) computed in the graph: n follows the batch."""
+    """torch's decomposition, with n / (n − 1) computed in the graph because n follows the batch."""
     out, mean, rstd, var = _normalise(x, weight, bias, eps)
     count = torch.full((), float(x.numel() // x.shape[1]))
     unbiased = var * (count / (count - 1))
@@ -336,7 +336,7 @@ def _group_norm(
     groups: int,
     eps: float,
 ) -> tuple[torch.Tensor, ...]:
-    """As torch's decomposition, which goes through strides."""
+    """torch's decomposition, without its use of strides."""
     parts = x.reshape(batch, groups, -1)
     mean = parts.mean(2, keepdim=True)
     centred = parts - mean
@@ -355,7 +355,7 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
 
 
 def _adaptive_max_pool(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows of one size, if the image is a multiple of the output."""
+    """Pool windows of one size; the image must be a multiple of the output."""
     kernel = _window(x, sizes)
     values, indices = aten.max_pool2d_with_indices.default(x, kernel, kernel)
     return values, indices
@@ -375,14 +375,14 @@ def _window(x: torch.Tensor, sizes: Sequence[int]) -> list[int]:
     image = list(x.shape[-2:])
     if any(size % out for size, out in zip(image, sizes, strict=True)):
         raise GraphCompileError(
-            f"adaptive_max_pool2d from {image} to {list(sizes)}: windows of differing size have no "
-            "translation"
+            f"adaptive_max_pool2d from {image} to {list(sizes)}: windows of different sizes have "
+            "no translation"
         )
     return [size // out for size, out in zip(image, sizes, strict=True)]
 
 
 def _upsample_nearest(x: torch.Tensor, sizes: list[int], *_scales: float | None) -> torch.Tensor:
-    """Every pixel repeated, if the output is a multiple of the image."""
+    """Repeat every pixel; the output must be a multiple of the image."""
     times = _repeats(x.shape[2:], sizes)
     split = [part for size in x.shape[2:] for part in (size, 1)]
     whole = [part for size, n in zip(x.shape[2:], times, strict=True) for part in (size, n)]
@@ -401,8 +401,8 @@ def _upsample_nearest_backward(
 def _repeats(image: Sequence[int], sizes: Sequence[int]) -> list[int]:
     if any(out % size for size, out in zip(image, sizes, strict=True)):
         raise GraphCompileError(
-            f"interpolation from {list(image)} to {list(sizes)}: only whole multiples have a "
-            "translation"
+            f"interpolation from {list(image)} to {list(sizes)}: only whole multiples can be "
+            "translated"
         )
     return [out // size for size, out in zip(image, sizes, strict=True)]
 
@@ -442,7 +442,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         (aten.upsample_nearest1d, aten.upsample_nearest1d_backward),
         (aten.upsample_nearest2d, aten.upsample_nearest2d_backward),
     ):
-        table.pop(forward.vec, None)  # it leads to the other one, by torch's own rule
+        table.pop(forward.vec, None)  # torch's own rule leads to the other overload
         table[forward.default] = _upsample_nearest
         table[backward.default] = _upsample_nearest_backward
     table[aten.native_group_norm.default] = _group_norm

@@ -1,10 +1,10 @@
 """One graph for every size, found by comparing traces at different sizes.
 
-The same task is traced at three points. At each point every axis and the batch have a prime size
-of their own. An integer that differs between two points must then have changed by a product of
-those primes' ratios, and unique factorisation says which sizes it is a product of. The third point
-checks what was found. A graph whose operators differ between points, or a number that is no such
-product, raises `NotSymbolicError`.
+The same task is traced at three points. At each point every axis and the batch have their own
+prime size. An integer that differs between two points must then have changed by a product of those
+primes' ratios, and unique factorisation tells which sizes it is a product of. The third point
+checks the result. If operators differ between points, or a number is no such product,
+`NotSymbolicError` is raised.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from coordinator.task.graphs.gradient import KeptSizes, Traced
 from edge_sdk.protocol.task.graphs import SizeTerm
 
 Size = int | SizeTerm
-"""A constant, or what follows an axis or the batch."""
+"""A constant, or a term that depends on an axis or the batch."""
 
 Shape = tuple[Size, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TracePoint:
-    """Where a graph is traced."""
+    """Sizes at which a graph is traced."""
 
     kept: KeptSizes
     batch: int
@@ -40,7 +40,7 @@ class TracePoint:
 
 @dataclass(frozen=True, slots=True)
 class Quotient:
-    """A float that follows sizes: coefficient × over / under."""
+    """A float that depends on sizes: coefficient × over / under."""
 
     coefficient: float
     over: SizeTerm
@@ -49,7 +49,7 @@ class Quotient:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The result of a step or an input, by name."""
+    """The name of a step's result or of an input."""
 
     name: str
 
@@ -64,7 +64,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operator: its name, its arguments by name (defaults filled in), what it returns."""
+    """One operator: its name, its arguments by name (with defaults), its results."""
 
     name: str
     target: str
@@ -76,10 +76,10 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Symbolic:
-    """A graph whose sizes may follow axes and batch."""
+    """A graph whose sizes may depend on axes and batch."""
 
     inputs: dict[str, Spec]
-    """By name, in order; keys are also what `Ref` names."""
+    """Inputs by name, in order; `Ref` uses the same names."""
     steps: tuple[Operation, ...]
     outputs: dict[str, Ref]
     masks: tuple[float, ...]
@@ -87,7 +87,7 @@ class Symbolic:
 
 
 def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tuple[TracePoint, ...]:
-    """Three points; an axis or batch that is False stays as in `base`."""
+    """Return three points; an axis or batch that is False stays as in `base`."""
     free = sum(axes) + batch
     primes = list(islice(_primes(11), 3 * free))
     points = []
@@ -101,33 +101,33 @@ def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tupl
 
 
 def static(traced: Traced, point: TracePoint) -> Symbolic:
-    """The graph of one size."""
+    """Return the graph at one size."""
     return _Comparison([point], [traced]).run()
 
 
 def symbolic(trace: Callable[[KeptSizes, int], Traced], points: Sequence[TracePoint]) -> Symbolic:
-    """The graph for every size, from its traces at these points (`prime_points`)."""
+    """Return the graph for every size, from its traces at these points (`prime_points`)."""
     return _Comparison(points, [trace(point.kept, point.batch) for point in points]).run()
 
 
 def as_term(size: Size) -> SizeTerm:
-    """The size as the manifest states it."""
+    """Return the size as the manifest states it."""
     return SizeTerm(size, (), False) if isinstance(size, int) else size
 
 
 def multiply(*sizes: Size) -> Size:
-    """The product of sizes."""
+    """Return the product of sizes."""
     terms = [as_term(size) for size in sizes]
     axes = tuple(sorted(axis for term in terms for axis in term.axes))
     if sum(term.batch for term in terms) > 1:
-        raise NotSymbolicError("a size follows the batch twice")
+        raise NotSymbolicError("a size depends on the batch twice")
     batch = any(term.batch for term in terms)
     coefficient = prod(term.coefficient for term in terms)
     return SizeTerm(coefficient, axes, batch) if axes or batch else coefficient
 
 
 def subtract(left: Size, right: Size) -> Size:
-    """The difference, if it is a size or zero."""
+    """Return the difference, which must be a size or zero."""
     first, second = as_term(left), as_term(right)
     if right == 0:
         return left
@@ -160,14 +160,14 @@ class _Comparison:
                 "placeholder",
                 "output",
             ):
-                raise NotSymbolicError(f"{node.target} is another operator at other sizes")
+                raise NotSymbolicError(f"{node.target} is a different operator at other sizes")
             if node.op == "placeholder":
                 inputs[node.name] = self._spec([other.meta["val"] for other in nodes])
             elif node.op == "output":
                 refs = self._unify([list(other.args[0]) for other in nodes])
                 outputs = dict(zip(first.outputs, refs, strict=True))
             elif node.op == "get_attr":
-                raise NotSymbolicError(f"the graph holds a tensor of its own: {node.target}")
+                raise NotSymbolicError(f"the graph contains a tensor of its own: {node.target}")
             else:
                 steps.append(self._step(nodes))
         names = dict(zip(inputs, first.inputs, strict=True))
@@ -190,13 +190,13 @@ class _Comparison:
         )
         arguments = self._unify([_bind(other) for other in nodes])
         target = _target(node)
-        if arguments.get("transposed"):  # torch has one operator for two that differ in all else
+        if arguments.get("transposed"):  # one torch operator covers two very different ones
             target = target.replace("convolution", "convolution_transposed")
         return Operation(node.name, target, arguments, results, single, _module_of(node))
 
     def _spec(self, values: Sequence[torch.Tensor]) -> Spec:
         if len({(value.ndim, value.dtype) for value in values}) != 1:
-            raise NotSymbolicError("a tensor has another number of dimensions at other sizes")
+            raise NotSymbolicError("a tensor has a different number of dimensions at other sizes")
         shape = self._unify([tuple(int(size) for size in value.shape) for value in values])
         return Spec(shape, values[0].dtype)
 
@@ -207,11 +207,11 @@ class _Comparison:
                 number.get(value) for number, value in zip(self._numbers, values, strict=True)
             }
             if len(numbers) != 1:
-                raise NotSymbolicError(f"{first} is wired in another way at other sizes")
+                raise NotSymbolicError(f"{first} is connected differently at other sizes")
             return Ref(first.name)
         if isinstance(first, (list, tuple)):
             if len({len(value) for value in values}) != 1:
-                raise NotSymbolicError(f"{first} has another length at other sizes")
+                raise NotSymbolicError(f"{first} has a different length at other sizes")
             parts = [self._unify(part) for part in zip(*values, strict=True)]
             return tuple(parts) if isinstance(first, tuple) else parts
         if isinstance(first, dict):
@@ -232,7 +232,7 @@ class _Comparison:
                 term = SizeTerm(values[0] // total, over.axes, over.batch)
                 if all(term.value(*self._at(i)) == value for i, value in enumerate(values)):
                     return term
-        raise NotSymbolicError(f"the sizes {list(values)} are no product of widths and batch")
+        raise NotSymbolicError(f"the sizes {list(values)} are not products of widths and batch")
 
     def _quotient(self, values: Sequence[float]) -> Quotient:
         if min(values) > 0:
@@ -249,13 +249,13 @@ class _Comparison:
                 for i, value in enumerate(values)
             ):
                 return Quotient(coefficient, over, under)
-        raise NotSymbolicError(f"the numbers {list(values)} follow neither widths nor batch")
+        raise NotSymbolicError(f"the numbers {list(values)} depend on neither widths nor batch")
 
     def _at(self, index: int) -> tuple[KeptSizes, int]:
         return self._points[index].kept, self._points[index].batch
 
     def _powers(self, ratio: Fraction) -> tuple[SizeTerm, SizeTerm]:
-        """The sizes that grew and those that shrank between the first two points."""
+        """Return the sizes that grew and those that shrank between the first two points."""
         batch = len(self._sizes[0]) - 1
         found: list[list[int]] = [[], []]
         for which, number in enumerate((ratio, 1 / ratio)):
@@ -267,7 +267,7 @@ class _Comparison:
                     found[which].append(index)
                     grown, shrunk = grown // after, shrunk // before
         if any(part.count(batch) > 1 for part in found):
-            raise NotSymbolicError("a size follows the batch twice")
+            raise NotSymbolicError("a size depends on the batch twice")
         over, under = (
             SizeTerm(1, tuple(i for i in part if i != batch), batch in part) for part in found
         )
@@ -286,7 +286,7 @@ def _target(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
     name, _, overload = str(node.target).removeprefix("aten.").partition(".")
-    # What torch still does in place here, it reads back only through the result.
+    # Results of operators that torch still runs in place are read only through the result.
     return name.removesuffix("_") + ("" if overload == "default" else f".{overload}")
 
 

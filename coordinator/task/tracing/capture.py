@@ -1,4 +1,4 @@
-"""A torch module as an ATen graph, by `torch.export`, at a batch size of our own."""
+"""Capture a torch module as an ATen graph with `torch.export`, at a batch size we choose."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from coordinator.errors import TraceError
 TORCH = Path(torch.__file__).parent
 
 TRACE_BATCH = 11
-"""Batch size while tracing: a prime, so that no reshape can cut through it unnoticed."""
+"""Batch size for tracing: a prime, so that no reshape can split it unnoticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph and what its placeholders stand for.
+    """A graph and the meaning of its placeholders.
 
     Parameters with `requires_grad=False` are not trained, so they count as buffers.
     """
@@ -40,16 +40,16 @@ class Captured:
 
 
 def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train: bool) -> Captured:
-    """Trace the model in training or evaluation mode. The model itself is left as it was."""
+    """Trace the model in training or evaluation mode. The model itself is not changed."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(train)
     try:
         # On failure torch prints its graph to stderr, and logs, before it raises.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()), _quiet_torch():
-            # nn.LSTM and its kin put their weights in a list anew on every call; nothing is lost.
+            # nn.LSTM and similar modules rebuild a list of weights on every call; it is harmless.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
             exported = torch.export.export(model, example, strict=False)
-    except Exception as error:  # torch.export raises anything at all; it is told on, not hidden
+    except Exception as error:  # torch.export may raise anything; it is reported, not hidden
         raise TraceError(
             f"the model cannot be traced: {type(error).__name__} in {_place_of(error, model)}: "
             f"{first_line(error)}{_hint(error)}"
@@ -61,7 +61,7 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
 
 
 def named_arrays(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer by name; tied ones under each of their names."""
+    """Return every parameter and buffer by name; tied ones appear under each of their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -69,13 +69,13 @@ def named_arrays(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def first_line(error: BaseException) -> str:
-    """What the error says, in one line."""
+    """Return the first line of an error's text."""
     text = str(error).strip()
     return text.splitlines()[0] if text else repr(error)
 
 
 def check_example(model: Any, example: Any) -> tuple[torch.Tensor, ...]:
-    """The example as a tuple of tensors; refuses in words what cannot be traced at all."""
+    """Return the example as a tuple of tensors; reject models and examples we cannot trace."""
     if not isinstance(model, torch.nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else repr(type(model))
         raise TraceError(f"the model must be an instance of torch.nn.Module, not {what}")
@@ -99,10 +99,10 @@ def check_example(model: Any, example: Any) -> tuple[torch.Tensor, ...]:
 
 
 def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, ...]:
-    """The example with its rows repeated until the batch has this size."""
+    """Repeat the example's rows until the batch has this size."""
     for tensor in example:
         if tensor.ndim == 0 or len(tensor) != len(example[0]) or len(tensor) == 0:
-            raise TraceError("every example input needs the same, non-zero number of rows")
+            raise TraceError("all example inputs need the same number of rows, at least one")
     rows = torch.arange(batch) % len(example[0])
     return tuple(tensor[rows] for tensor in example)
 
@@ -120,7 +120,7 @@ def _sort_placeholders(
             array = arrays[spec.target]
             kind = weights if array.requires_grad else buffers
             name = first_names.setdefault(id(array), spec.target)
-            if name in kind:  # of a tied tensor's names torch.export uses the last
+            if name in kind:  # torch.export uses the last of a tied tensor's names
                 exported.graph.erase_node(kind[name])
             kind[name] = node
         elif spec.kind is InputKind.CONSTANT_TENSOR and spec.target is not None:
@@ -132,9 +132,9 @@ def _sort_placeholders(
     (output,) = (node for node in exported.graph.nodes if node.op == "output")
     bare = exported.call_spec.out_spec is not None and exported.call_spec.out_spec.is_leaf()
     if not bare or not isinstance(output.args[0][0], fx.Node):
-        raise TraceError("forward() must return one tensor, by itself")
-    # What is computed and thrown away (nn.MultiheadAttention's averaged maps) must not decide what
-    # can be narrowed; in-place operators stay.
+        raise TraceError("forward() must return a single tensor")
+    # Discarded results (nn.MultiheadAttention's averaged maps) must not decide what can be
+    # narrowed. In-place operators stay.
     exported.graph.eliminate_dead_code()
     return Captured(exported.graph, weights, buffers, constants, inputs)
 
@@ -156,13 +156,13 @@ def _hint(error: BaseException) -> str:
     if not isinstance(error, GuardOnDataDependentSymNode):
         return ""
     return (
-        "\nforward() decides something by the values of a tensor (an `if`, a loop, .item(), or "
-        "indexing by a condition); use torch.where, or a product with the condition"
+        "\nforward() makes a decision based on a tensor's values (an `if`, a loop, .item(), or "
+        "indexing by a condition); use torch.where, or multiply by the condition"
     )
 
 
 def _place_of(error: BaseException, model: torch.nn.Module) -> str:
-    """The innermost of the model's modules that was running, and the line of its code if known."""
+    """Name the model's innermost module that was running, and its line of code if known."""
     names = {id(module): name for name, module in model.named_modules()}
     found, line, inside = "", "", False
     trace: Any = error.__traceback__
@@ -171,7 +171,7 @@ def _place_of(error: BaseException, model: torch.nn.Module) -> str:
         if id(owner) in names:
             found, inside = names[id(owner)] or found, True
         file = Path(trace.tb_frame.f_code.co_filename)
-        # The model's own code runs beneath a module's call, torch's beneath that.
+        # The model's own code runs below a module's call, and torch's below that.
         if inside and not file.is_relative_to(TORCH) and file.exists():
             line = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next

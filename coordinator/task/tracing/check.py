@@ -1,8 +1,8 @@
-"""The last word on a trace: run it, at another batch size and narrowed, against the module.
+"""Final check of a trace: run it at another batch size and narrowed, and compare with the module.
 
-A wrong rule for an operator, or a batch size baked in where nobody looked, ends here. The check
-draws its own weights, because a model's initial ones hide mistakes: a head of zeros gives zero at
-every width, and a norm's ones and zeros look alike wherever they are cut.
+It catches a wrong rule for an operator and an overlooked fixed batch size. The check draws its own
+weights, because a model's initial ones hide mistakes: a head of zeros gives zero at every width,
+and a norm's ones and zeros look alike wherever they are cut.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 BATCH = TRACE_BATCH - 4
 
 TOLERANCE = 1e-4
-"""How far a submodel may be from the zero-masked model, relative to the largest output."""
+"""Largest accepted difference from the zero-masked model, relative to the largest output."""
 
 Arrays = dict[str, torch.Tensor]
 Inputs = tuple[torch.Tensor, ...]
 
 
 def check_runs(model: torch.nn.Module, example: Inputs) -> None:
-    """Raise `TraceError` if the model itself fails on the user's own example."""
+    """Raise `TraceError` if the model itself fails on the user's example."""
     try:
         _run(model, _copies(dict(model.named_buffers())), example, train=False)
-    except Exception as error:  # whatever forward() raises is told on
+    except Exception as error:  # whatever forward() raises is reported
         raise TraceError(
             f"the model fails on the example input: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -45,14 +45,14 @@ def check_programs(
     model: torch.nn.Module,
     example: Inputs,
 ) -> None:
-    """Compare both programs with the module, and narrowed with zero-masked; raise `TraceError`."""
+    """Compare both programs with the module, whole and narrowed; raise `TraceError`."""
     state, inputs = _trial(plan, model, example)
     rng = np.random.default_rng(0)
     choices = [_scattered(plan, rng) for _ in range(2)]
     for mode, program in (("evaluation", evaluate), ("training", train)):
         full = _forward(plan, program, state, inputs)
         drops = bool(program.at(_kept(plan, plan.all_groups()), BATCH).masks)
-        if not drops:  # the module would draw masks of its own
+        if not drops:  # otherwise the module would draw its own masks
             wanted = _run(model, _copies(state), inputs, train=mode == "training")
             _compare(f"the traced model in {mode} mode", full, wanted, wanted)
         for choice in choices[: 2 if mode == "evaluation" else 1]:
@@ -63,7 +63,7 @@ def check_programs(
 
 
 def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Arrays, Inputs]:
-    """Weights, buffers and inputs to try: as random as the model bears."""
+    """Choose weights, buffers and inputs to try: as random as the model tolerates."""
     generator = torch.Generator().manual_seed(0)
     plain, rows = _state_of(plan, model), tile(example, BATCH)
     wild = {**plain, **_randomised(plan, plain, model, generator)}
@@ -71,7 +71,7 @@ def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Ar
     for state, inputs in ((wild, varied), (wild, rows), (plain, varied)):
         try:
             output = _run(model, _copies(state), inputs, train=False)
-        except Exception:  # noqa: S112  # ids out of range and the like; the plain one must run
+        except Exception:  # noqa: S112  # such as ids out of range; the plain example must run
             continue
         if output.isfinite().all():
             return state, inputs
@@ -79,7 +79,7 @@ def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Ar
         _run(model, _copies(plain), rows, train=False)
     except Exception as error:
         raise TraceError(
-            f"the batch size is baked into the model: forward() runs on the example of "
+            f"the batch size is fixed inside the model: forward() runs on the example of "
             f"{len(example[0])} rows but fails at {BATCH}: {first_line(error)}"
         ) from error
     return plain, rows
@@ -88,7 +88,7 @@ def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Ar
 def _randomised(
     plan: ModelPlan, plain: Arrays, model: torch.nn.Module, generator: torch.Generator
 ) -> Arrays:
-    """Nothing zero and nothing equal, at magnitudes that a network keeps."""
+    """Draw values that are neither zero nor equal, at magnitudes normal for a network."""
     trained = {tensor.name for tensor in plan.tensors}
     constant = {
         buffer.name
@@ -100,7 +100,7 @@ def _randomised(
         if name in constant or not old.is_floating_point():
             continue
         noise = torch.empty(old.shape, dtype=old.dtype)
-        if name not in trained:  # perhaps a variance: signs stay
+        if name not in trained:  # it may be a variance, so signs stay
             noise.uniform_(generator=generator)
             found[name] = old * (0.75 + noise.to(old.device) / 2) + noise.to(old.device) / 10
             continue
@@ -111,7 +111,7 @@ def _randomised(
 
 
 def _varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Rows that differ, even if the example has but one: equal rows have no variance."""
+    """Make rows differ, even if the example has only one: equal rows have no variance."""
     if tensor.is_floating_point():
         noise = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(generator=generator)
         spread = tensor.std() if tensor.numel() > 1 else torch.ones(())
@@ -122,7 +122,7 @@ def _varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _scattered(plan: ModelPlan, rng: np.random.Generator) -> Groups:
-    """About half of each axis's groups, anywhere."""
+    """Choose about half of each axis's groups at random."""
     return {
         axis.name: sorted(
             rng.choice(len(axis.groups), size=max(1, len(axis.groups) // 2), replace=False).tolist()
@@ -152,7 +152,7 @@ def _forward(
     inputs: Inputs,
     choice: Groups | None = None,
 ) -> torch.Tensor:
-    """A program's output with nothing dropped."""
+    """Return a program's output with nothing dropped."""
     forward = program.at(_kept(plan, choice or plan.all_groups()), BATCH)
     copies = _copies(state)
     device = inputs[0].device
@@ -171,10 +171,10 @@ def _kept(plan: ModelPlan, choice: Groups) -> tuple[int, ...]:
 
 
 def _compare(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Tensor) -> None:
-    """`full` is the whole model's output: how far it is from `wanted` says how much is at stake.
+    """Raise `TraceError` if `got` is too far from `wanted`; `full` is the whole model's output.
 
-    Where narrowing hardly moves the output (a deep residual model), an error is small too, and is
-    held to a finer measure, down to what rounding allows.
+    Where narrowing hardly moves the output (a deep residual model), an error is small too, so the
+    tolerance shrinks with it, down to what rounding allows.
     """
     if got.shape != wanted.shape:
         error = float("nan")
@@ -185,8 +185,8 @@ def _compare(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Ten
         if error <= min(TOLERANCE, max(TOLERANCE / 10, stake * TOLERANCE * 10)):
             return
     raise TraceError(
-        f"{what} does not compute what the model does at batch size {BATCH} "
-        f"(relative error {error:.1e}): forward() does something that tracing missed"
+        f"{what} does not compute the same as the model at batch size {BATCH} "
+        f"(relative error {error:.1e}): tracing missed something forward() does"
     )
 
 
@@ -197,10 +197,10 @@ def _largest(tensor: torch.Tensor) -> float:
 def _run(
     model: torch.nn.Module, state: Mapping[str, torch.Tensor], inputs: Inputs, *, train: bool
 ) -> torch.Tensor:
-    """The model itself with these weights and buffers; it is left as it was."""
+    """Run the model itself with these weights and buffers, and leave it unchanged."""
     with torch.no_grad(), _mode(model, train=train):
         copies = tuple(tensor.clone() for tensor in inputs)
-        # Ties are ours to keep: given two names of one module, torch would not put back the first.
+        # We tie the names: given two names of one module, torch would not restore the first.
         output: torch.Tensor = torch.func.functional_call(
             model, _by_owner(model, state), copies, tie_weights=False
         )
@@ -208,7 +208,7 @@ def _run(
 
 
 def _by_owner(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> Arrays:
-    """The same tensors under one name for each module that has them."""
+    """Return the same tensors under one name for each module that owns them."""
     arrays = named_arrays(model)
     new = {id(arrays[name]): tensor for name, tensor in state.items()}
     return {

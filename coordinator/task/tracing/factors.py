@@ -8,12 +8,12 @@ dimension's size; a dimension of size one is an empty list. Operators relate fac
                 a factor splits that factor, everywhere it occurs;
 - `freeze`      a factor cannot be narrowed, and why (it is normalised over, indexed, an input).
 
-When the whole graph has been walked, each factor that is left free and occurs in a weight is a
+Once the whole graph has been walked, each factor that is still free and occurs in a weight is a
 width axis. Flattening an image, fused q/k/v, attention heads, GroupNorm groups and tied residual
 widths need no special case: they are all splits and ties.
 
-One more factor is special: the batch. It is an ordinary factor whose size is chosen anew for each
-run; freezing it means that the model bakes in its batch size.
+The batch is one more, special factor: an ordinary factor whose size is chosen for each run.
+Freezing it means that the batch size is fixed inside the model.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Factor:
         self.parts: tuple[Factor, Factor] | None = None
 
     def leaves(self) -> list[Factor]:
-        """The factors this one has become through ties and splits, in order."""
+        """Return the factors this one has become through ties and splits, in order."""
         root = self
         while root.root is not None:
             root = root.root
         step = self
-        while step.root is not None:  # a thousand ties make a long way: shorten it for next time
+        while step.root is not None:  # many ties make a long chain: shorten it for next time
             step.root, step = root, step.root
         if root.parts is not None:
             return root.parts[0].leaves() + root.parts[1].leaves()
@@ -54,31 +54,31 @@ Factors = list[Factor]
 
 
 def fresh(size: int, *, frozen: str | None = None) -> Factors:
-    """A dimension nothing is known about yet (or one that is frozen from the start)."""
+    """Make a dimension about which nothing is known yet, or one frozen from the start."""
     return [] if size == 1 else [Factor(size, frozen=frozen)]
 
 
 def leaves(dim: Iterable[Factor]) -> list[Factor]:
-    """The dimension's present factors, in order."""
+    """Return the dimension's current factors, in order."""
     return [leaf for factor in dim for leaf in factor.leaves()]
 
 
 def size_of(dim: Iterable[Factor]) -> int:
-    """The dimension's size."""
+    """Return the dimension's size."""
     return prod(leaf.size for leaf in leaves(dim))
 
 
 def freeze(dim: Iterable[Factor], why: str) -> None:
-    """Keep the dimension whole, remembering the first reason given."""
+    """Keep the dimension whole, and remember the first reason given."""
     for leaf in leaves(dim):
         if leaf.batch:
-            raise TraceError(f"the batch size is baked into the model: {why}")
+            raise TraceError(f"the batch size is fixed inside the model: {why}")
         if leaf.frozen is None:
             leaf.frozen = why
 
 
 def tie(one: Factors, other: Factors, why: str) -> None:
-    """Make two dimensions of equal size one and the same, splitting factors where they must be.
+    """Make two dimensions of equal size the same, splitting factors where necessary.
 
     Where no common factors exist (6 as 2·3 against 3·2) both are frozen.
     """
@@ -101,7 +101,7 @@ def tie(one: Factors, other: Factors, why: str) -> None:
 
 
 def reshape(dims: Sequence[Factors], shape: Sequence[int], why: str) -> list[Factors]:
-    """The same elements with another shape; factors that cannot be followed are frozen."""
+    """Return the same elements in another shape; factors that cannot be followed are frozen."""
     todo = leaves([factor for dim in dims for factor in dim])
     out: list[Factors] = []
     for size in shape:
@@ -125,7 +125,7 @@ def reshape(dims: Sequence[Factors], shape: Sequence[int], why: str) -> list[Fac
 
 
 def split_front(dim: Factors, count: int, why: str) -> tuple[Factors, Factors]:
-    """A dimension as (count, rest): the way groups lie in channels."""
+    """Split a dimension into (count, rest), the way groups lie in channels."""
     front, rest = reshape([dim], [count, size_of(dim) // count], why)
     return front, rest
 
@@ -140,7 +140,7 @@ def _unite(a: Factor, b: Factor) -> None:
     if a.batch or b.batch:
         frozen = a.frozen or b.frozen
         if frozen is not None:
-            raise TraceError(f"the batch size is baked into the model: {frozen}")
+            raise TraceError(f"the batch size is fixed inside the model: {frozen}")
         a.batch = b.batch = True
     a.frozen = a.frozen or b.frozen
     b.root = a

@@ -1,4 +1,4 @@
-"""Which inputs are ids: what is looked up in a table must be one of its rows."""
+"""Find the inputs that are ids: an id must be a row of the table it is looked up in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SAME_VALUES = frozenset(
         *("getitem", "cat", "stack", "repeat"),
     }
 )
-"""Operators whose results hold nothing but values of their input."""
+"""Operators whose results contain only values of their input."""
 
 
 def vocabulary(node: fx.Node) -> int | None:
-    """The rows of the smallest table this integer input is looked up in, as it is; None: in none.
+    """Rows of the smallest table that this integer input indexes directly; None: no table.
 
-    Ids that are computed from the input first are not followed.
+    Ids computed from the input are not followed.
     """
     if node.meta["val"].is_floating_point():
         return None

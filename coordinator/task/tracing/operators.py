@@ -1,11 +1,11 @@
-"""What each ATen operator does to dimensions. One short function an operator.
+"""The effect of each ATen operator on dimensions, one short function per operator.
 
-Semantics of normalisation, which decide what can be narrowed (docs/plans.md):
+Normalisation decides what can be narrowed (docs/plans.md):
 
 - BatchNorm and InstanceNorm work channel by channel: channels may be cut.
 - GroupNorm works group by group: whole norm groups may be cut; they are the axis's atoms.
-- LayerNorm, RMSNorm and softmax mix what they normalise over: it stays whole. That is why a
-  transformer's residual stream is never cut.
+- LayerNorm, RMSNorm and softmax mix the values they normalise over, so those stay whole. That is
+  why a transformer's residual stream is never cut.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _conv(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     if groups == 1:
         walk.contract(node, ("input", a["input"], channels), ("weight", a["weight"], weight[1]))
     else:
-        # Channels are cut by whole convolution groups; what is inside a group stays.
+        # Channels are cut by whole convolution groups; the inside of a group stays.
         why = describe(node, "is inside a convolution group")
         front, inside = split_front(channels, groups, why)
         out_front, out_inside = split_front(weight[0], groups, why)
@@ -86,7 +86,7 @@ def _conv(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def _conv_transpose(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """The weight is (in, out, kernel…); every input element meets every output channel's kernel."""
+    """Handle a weight of (in, out, kernel…): each input element meets each output's kernel."""
     if a["groups"] != 1:
         return not_understood(walk, node)
     inputs, weight = walk.dims(a["input"]), walk.dims(a["weight"])
@@ -112,20 +112,20 @@ def _embedding(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("embedding_bag")
 def _embedding_bag(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Bags of one length (a 2-D input): torch flattens the ids and makes offsets by `arange`."""
+    """Handle bags of one length (a 2-D input): torch flattens the ids, offsets by `arange`."""
     table, ids, offsets = walk.dims(a["weight"]), walk.dims(a["indices"]), a["offsets"]
     walk.ban(node, table[0], "is a vocabulary")
     bags = shape_of(offsets)[0]
     made_here = getattr(offsets.target, "__name__", "") == "arange.start_step"
     if not made_here or offsets.args[2] * bags != prod(shape_of(a["indices"])):
-        raise TraceError(describe(node, "bags of differing length; give a 2-D batch of ids"))
+        raise TraceError(describe(node, "bags of different lengths; give a 2-D batch of ids"))
     batch, _ = split_front(ids[0], bags, describe(node, "is a bag"))
     if a["per_sample_weights"] is not None:
         walk.tie(node, walk.dims(a["per_sample_weights"])[0], ids[0])
     walk.patch(offsets, "end", ids[0])
     walk.values[offsets] = [batch]
     rest = [
-        [fresh(int(size), frozen="is bookkeeping of embedding_bag") for size in value.shape]
+        [fresh(int(size), frozen="is internal to embedding_bag") for size in value.shape]
         for value in node.meta["val"][1:]
     ]
     return ([batch, table[1]], *rest)
@@ -148,7 +148,7 @@ def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("einsum")
 def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Two operands, every label at most once in each; anything else stays whole."""
+    """Handle two operands with each label at most once in each; anything else stays whole."""
     operands = a["tensors"]
     terms, _, result = a["equation"].replace(" ", "").partition("->")
     labels = terms.split(",")
@@ -194,10 +194,10 @@ def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Stays whole; only the batch passes, which the state made of zeros has to follow."""
+    """Keep everything whole except the batch, which the initial state of zeros must follow."""
     if "batch_first" not in a or len(shape_of(a["input"])) != 3:
         raise TraceError(
-            describe(node, "packed or unbatched sequences; give a batch of one length")
+            describe(node, "packed or unbatched sequences; give a batch of sequences of one length")
         )
     if a["dropout"] and a["train"]:
         raise TraceError(describe(node, "dropout inside the fused operator; set it to 0"))
@@ -253,7 +253,7 @@ def _group_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 
 def _mixed(walk: Walk, node: fx.Node, dims: Sequence[Factors]) -> None:
-    """Dimensions whose mean and variance are taken; of the batch that is well known."""
+    """Freeze dimensions whose mean and variance are taken, but not the batch, which may be."""
     for dim in dims:
         others = [factor for factor in leaves(dim) if not factor.batch]
         walk.ban(node, others, "is normalised over")
@@ -295,7 +295,7 @@ def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("max", "min", "median")
 def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Of two tensors, of all elements, or (values, indices) along a dimension."""
+    """Handle two tensors, all elements, or (values, indices) along a dimension."""
     if "other" in a:
         return _pointwise(walk, node, a)
     out = _reduce(walk, node, a)
@@ -307,7 +307,7 @@ def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles(
     "pointwise", "where", "masked_fill", "copy", "fill", "zero", "rsub", "hardswish", "log_sigmoid",
-    "mish", "threshold", "gelu", "relu6", "abs",  # in place these are not marked as pointwise
+    "mish", "threshold", "gelu", "relu6", "abs",  # not marked as pointwise when in place
 )  # fmt: skip
 def _pointwise(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     out: list[Factors] = []
@@ -382,7 +382,7 @@ def _reshape(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 def _permute(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     source = node.all_input_nodes[0]
     dims = walk.dims(source)
-    # Let torch itself say where each dimension goes, on a small tensor of distinct sizes.
+    # Ask torch where each dimension goes, with a small tensor of distinct sizes.
     probe = torch.empty([i + 2 for i in range(len(dims))], device="meta")
     rest = [argument for argument in node.args if not isinstance(argument, fx.Node)]
     moved = node.target(probe, *rest)  # type: ignore[operator]
@@ -406,7 +406,7 @@ def _expand(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("repeat", "tile")
 def _repeat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """A dimension of size one becomes a new one, such as a class token's batch."""
+    """Repeat: a dimension of size one becomes a new one, such as a class token's batch."""
     source, shape = walk.dims(a["self"]), shape_of(node)
     name = "repeats" if "repeats" in a else "dims"
     times = [1] * (len(shape) - len(a[name])) + list(a[name])
@@ -517,7 +517,7 @@ def _split(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
 def _pool(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """As many of the last dimensions as the operator's name says are spatial; the rest pass."""
+    """Take the last n dimensions, n from the operator's name, as spatial; the rest pass."""
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in operator_name(node))
     rank = len(shape_of(node.all_input_nodes[0]))
     return _resize(walk, node, range(rank - spatial, rank))
@@ -525,7 +525,7 @@ def _pool(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("pad")
 def _pad(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Before and after, from the last dimension backwards; size alone would not tell a shift."""
+    """Read (before, after) pairs from the last dimension backwards; size would not show a shift."""
     rank, pad = len(shape_of(node)), a["pad"]
     touched = [rank - 1 - i for i in range(len(pad) // 2) if pad[2 * i] or pad[2 * i + 1]]
     return _resize(walk, node, touched)
@@ -548,7 +548,7 @@ def _resize(walk: Walk, node: fx.Node, touched: Collection[int]) -> Value:
 
 
 def _broadcast(walk: Walk, node: fx.Node, one: list[Factors], two: list[Factors]) -> list[Factors]:
-    """Dimensions aligned from the right; ones stretch."""
+    """Align dimensions from the right; ones stretch."""
     longer, shorter = (one, two) if len(one) >= len(two) else (two, one)
     out = list(longer)
     for back in range(1, len(shorter) + 1):

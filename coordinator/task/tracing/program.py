@@ -1,8 +1,8 @@
-"""A traced model that runs at any width: one graph, its sizes filled in per submodel.
+"""A traced model that runs at any width: one graph, with sizes filled in per submodel.
 
-A program is the exported graph with every size that depends on a width or on the batch known as a
-product of factors. `at(kept, batch)` writes the graph for one submodel: a real, narrower model, in
-which nothing of the other groups exists any more.
+A program is the exported graph in which every size that depends on a width or on the batch is
+known as a product of factors. `at(kept, batch)` writes the graph of one submodel: a truly narrower
+model, with nothing left of the other groups.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SubmodelForward:
         scales: Sequence[float | torch.Tensor],
         masks: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """The model's output. `scales` has one entry per axis (ignored unless built scaled)."""
+        """Return the model's output. `scales` has one entry per axis, used only if built scaled."""
         constants = [constant.to(inputs[0].device) for constant in self.constants]
         (output,) = self.module.forward(*weights, *buffers, *constants, *inputs, *scales, *masks)
         result: torch.Tensor = output
@@ -68,7 +68,7 @@ class TracedProgram:
 
     @property
     def inputs(self) -> tuple[ArraySpec, ...]:
-        """What the model takes of every sample, in order."""
+        """Inputs the model takes for every sample, in order."""
         return tuple(
             ArraySpec(
                 str(node.meta["val"].dtype).removeprefix("torch."),
@@ -80,12 +80,12 @@ class TracedProgram:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of the model's output, without its first dimension; widths never show there."""
+        """Shape of the model's output, without its first dimension; widths never appear there."""
         (output,) = (node for node in self._captured.graph.nodes if node.op == "output")
         return shape_of(output.args[0][0])[1:]
 
     def _at(self, kept: tuple[int, ...], batch: int, scaled: bool = False) -> SubmodelForward:
-        """The submodel with `kept` atoms per axis; `scaled` multiplies layer inputs (rescale)."""
+        """Build the submodel with `kept` atoms per axis; `scaled` multiplies layer inputs."""
         old, new = self._captured.graph, fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node in self._placeholders():
@@ -93,7 +93,7 @@ class TracedProgram:
         scales = [new.placeholder(f"scale_{axis}") for axis in range(self._axis_count)]
         masks = {name: new.placeholder(f"mask_{name}") for name in self._dropped}
         for node in self._captured.inputs:
-            if node in self._walk.written:  # a second pass needs the same input
+            if node in self._walk.written:  # a second pass needs the original input
                 copies[node] = new.call_function(torch.ops.aten.clone.default, (copies[node],))
         factors = self._scaled_arguments() if scaled else {}
         scaled_nodes: dict[tuple[fx.Node, int], fx.Node] = {}
@@ -134,7 +134,7 @@ class TracedProgram:
         return [*c.weights.values(), *c.buffers.values(), *c.constants, *c.inputs]
 
     def _scaled_arguments(self) -> dict[str, list[tuple[str, int]]]:
-        """For each contraction over an axis: the argument to scale, and the axis."""
+        """Map each contraction over an axis to the argument to scale and the axis."""
         found: dict[str, list[tuple[str, int]]] = {}
         for contraction in self._walk.contractions:
             for leaf in leaves(contraction.dim):
@@ -158,7 +158,7 @@ class TracedProgram:
 
 
 def _squeeze_as_traced(copy: fx.Node, shape: tuple[int, ...]) -> None:
-    """Squeeze what had size one when traced, not what a submodel or a batch of one made so."""
+    """Squeeze dimensions of size one in the trace, not those a submodel or batch made so."""
     named = arguments(copy).get("dim", range(len(shape)))
     named = [named] if isinstance(named, int) else named
     dims = [dim % len(shape) for dim in named if shape[dim] == 1]
@@ -174,7 +174,7 @@ def _position(node: fx.Node, argument: str) -> int:
 
 
 def _get_argument(node: fx.Node, argument: str) -> fx.Node:
-    """An argument by name; `tensors.1` is the second of a list."""
+    """Return an argument by name; `tensors.1` is the second of a list."""
     name, _, index = argument.partition(".")
     value: Any = node.kwargs[name] if name in node.kwargs else node.args[_position(node, name)]
     found: fx.Node = value[int(index)] if index else value

@@ -1,4 +1,4 @@
-"""From a torch module to a plan: `trace_model`, and `trace_plan` for the plan alone."""
+"""Derive a plan from a torch module: `trace_model`, and `trace_plan` for the plan alone."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 @dataclass(frozen=True)
 class TracedModel:
-    """A model's plan, and its forward pass at every width in both modes."""
+    """A model's plan, and its forward pass at every width, in training and evaluation mode."""
 
     plan: ModelPlan
     train: TracedProgram
     evaluate: TracedProgram
     reasons: tuple[str, ...]
-    """Why hidden dimensions of weights stayed whole: one line for each, naming it."""
+    """Reasons why hidden dimensions of weights stay whole, one line per dimension."""
 
     def weights_of(self, model: torch.nn.Module) -> dict[str, Array]:
-        """The model's weights as numpy arrays (copies), as the plan names them."""
+        """Return the model's weights as numpy arrays (copies), named as in the plan."""
         state = named_arrays(model)
         return {tensor.name: _numpy(state[tensor.name]) for tensor in self.plan.tensors}
 
     def buffers_of(self, model: torch.nn.Module) -> dict[str, Array]:
-        """The model's buffers as numpy arrays (copies), as the plan names them."""
+        """Return the model's buffers as numpy arrays (copies), named as in the plan."""
         state = named_arrays(model)
         return {buffer.name: _numpy(state[buffer.name]) for buffer in self.plan.buffers}
 
@@ -56,7 +56,7 @@ class TracedModel:
         inputs: Sequence[Array],
         groups: Groups | None = None,
     ) -> Array:
-        """Outputs of a submodel (None: the whole model) in evaluation mode."""
+        """Compute a submodel's outputs (None: the whole model's) in evaluation mode."""
         plan = self.plan
         kept = plan.kept_atoms(plan.choose(groups or plan.all_groups()))
         forward = self.evaluate.at(kept, len(inputs[0]))
@@ -82,9 +82,9 @@ def trace_plan(
 
     `example_input` is a batch (dimension 0), or a tuple of batches for several inputs. Give either
     `groups`, the number of equal groups per axis, or `ratios`, their relative sizes. An axis with
-    fewer atoms than groups gets one group an atom.
+    fewer atoms than groups gets one group per atom.
 
-    Raises `TraceError`, which names the module, when the model cannot be traced or when nothing in
+    Raises `TraceError`, which names the module, when the model cannot be traced or when no part of
     it can be narrowed.
     """
     return trace_model(model, example_input, groups=groups, ratios=ratios).plan
@@ -97,13 +97,13 @@ def trace_model(
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
 ) -> TracedModel:
-    """As `trace_plan`, with the programs that run the model at any width."""
+    """Derive a plan as `trace_plan` does, with the programs that run the model at any width."""
     if (groups is None) == (ratios is None):
         raise TraceError("give either groups=K or ratios=[…]")
     parts: int | Sequence[float] = ratios if groups is None else groups  # type: ignore[assignment]
     if isinstance(ratios, (int, float)):
-        raise TraceError(f"ratios is a list such as [5, 10, 20], one for each group, not {ratios}")
-    specs.split_atoms(1, parts)  # refuses nonsense before the slow part
+        raise TraceError(f"ratios must be a list such as [5, 10, 20], one per group, not {ratios}")
+    specs.split_atoms(1, parts)  # rejects bad values before the slow part
     example = check_example(model, example_input)
     batch = tile(example, TRACE_BATCH)
     check_runs(model, example)
@@ -124,7 +124,7 @@ def trace_model(
 
 
 def _named_dims(model: torch.nn.Module) -> dict[str, list[Factors]]:
-    """A fresh factor for every dimension of every weight and buffer."""
+    """Make a fresh factor for every dimension of every weight and buffer."""
     named = named_arrays(model)
     return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
 
@@ -152,11 +152,11 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Facto
     for name in dims:
         for dim in dims[name]:
             if any(leaf.batch for leaf in leaves(dim)):
-                raise TraceError(f"the shape of {name!r} follows the batch size")
+                raise TraceError(f"the shape of {name!r} depends on the batch size")
             free = [leaf for leaf in leaves(dim) if leaf.frozen is None]
             freeze({leaf for leaf in free if free.count(leaf) > 1}, f"is squared in {name!r}")
             free = [leaf for leaf in free if leaf.frozen is None]
-            # What most layers share, such as attention heads, before what is largest.
+            # Prefer the width most layers share, such as attention heads, then the largest.
             keep = max(free, key=lambda leaf: (used[leaf], leaf.size), default=None)
             others = [leaf for leaf in free if leaf is not keep]
             freeze(others, f"shares a dimension of {name!r} with a width that more layers use")
@@ -177,7 +177,7 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Facto
 
 
 def _reasons(name: str, shape: Sequence[Factors]) -> list[tuple[str, str]]:
-    """Each frozen factor's reason, and a line that says where it is."""
+    """Return each frozen factor's reason, and a line that says where it is."""
     return [
         (reason, f"{name}, dimension {position}: it {reason}")
         for position, dim in enumerate(shape)
@@ -197,7 +197,7 @@ NEVER_CUT = (
 def _hidden_reasons(
     names: Sequence[str], dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]
 ) -> tuple[str, ...]:
-    """Of dimensions without an axis, but for those that no one would expect to have one."""
+    """Reasons for dimensions without an axis, except those nobody expects to have one."""
     return tuple(
         line
         for name in names
@@ -243,7 +243,7 @@ def _plan(
 
 
 def _is_statistic(array: torch.Tensor, name: str, written: set[str]) -> bool:
-    """Counters (`num_batches_tracked`) are written too, but there is nothing to average in them."""
+    """Tell statistics from counters (`num_batches_tracked`), which are written but not averaged."""
     return name in written and array.is_floating_point()
 
 
@@ -258,7 +258,7 @@ def _plan_dim(dim: Factors, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
 
 
 def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -> list[str]:
-    """Axes are named after the first module whose weights have them, numbered if need be."""
+    """Name each axis after the first module whose weights have it, numbered if necessary."""
     names: dict[Factor, str] = {}
     for name in dims:
         for dim in dims[name]:

@@ -1,8 +1,8 @@
-"""One walk over a traced graph: what every operator says about the dimensions it touches.
+"""One walk over a traced graph, collecting facts about the dimensions each operator touches.
 
-`walk_graph` visits the nodes in order and asks `operators.py` about each. What it gathers is in
-terms of factors (`factors.py`), which keep changing until the last graph of a model has been
-walked; only then are they turned into a plan (`trace.py`) and into programs (`program.py`).
+`walk_graph` visits the nodes in order and asks `operators.py` about each. The facts are in terms of
+factors (`factors.py`), which keep changing until the last graph of a model has been walked; only
+then do they become a plan (`trace.py`) and programs (`program.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Handler = Callable[["Walk", fx.Node, dict[str, Any]], Value]
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """An argument that holds sizes: recompute it for each submodel and batch size.
+    """An argument that holds sizes, recomputed for each submodel and batch size.
 
     A tuple of dimensions stands for a list of sizes, one dimension for a single size.
     """
@@ -48,7 +48,7 @@ class Contraction:
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """A dropout whose mask becomes an input, so that every backend can draw the same one."""
+    """A dropout whose mask becomes an input, so that every backend can draw the same mask."""
 
     node: str
     probability: float
@@ -62,40 +62,40 @@ class Walk:
     graph: fx.Graph
     values: dict[fx.Node, Value]
     weights: set[fx.Node]
-    """Weights and buffers, and views of them: what is cut like the model itself."""
+    """Weights and buffers, and views of them: they are cut like the model itself."""
     patches: list[Patch] = field(default_factory=list)
     contractions: list[Contraction] = field(default_factory=list)
     dropouts: list[Dropout] = field(default_factory=list)
     products: list[tuple[int, Factors]] = field(default_factory=list)
-    """Multiply-accumulates: a constant times these factors."""
+    """Multiply-accumulates: a constant times these factors, per product."""
     written: set[fx.Node] = field(default_factory=set)
     """Placeholders that the graph writes to."""
 
     def dims(self, node: fx.Node) -> list[Factors]:
-        """The dimensions of a tensor-valued node."""
+        """Return the dimensions of a node whose value is a tensor."""
         value: list[Factors] = self.values[node]
         return value
 
     def ban(self, node: fx.Node, dim: Iterable[Factor], why: str) -> None:
-        """Freeze a dimension, saying where."""
+        """Freeze a dimension, and say where."""
         freeze(dim, describe(node, why))
 
     def tie(self, node: fx.Node, one: Factors, other: Factors) -> None:
-        """Two dimensions are the same at this node."""
+        """Note that two dimensions are the same at this node."""
         tie(one, other, describe(node, "is regrouped in a way that cannot be followed"))
 
     def patch(self, node: fx.Node, argument: str, sizes: Factors | tuple[Factors, ...]) -> None:
-        """This argument states sizes (a tuple) or a size (one dimension)."""
+        """Note that this argument states sizes (a tuple) or a size (one dimension)."""
         self.patches.append(Patch(node.name, argument, sizes))
 
     def count(self, dims: Sequence[Factors], constant: int = 1) -> None:
-        """This many multiply-accumulates are done: the product of all sizes."""
+        """Count multiply-accumulates: the product of all sizes."""
         self.products.append((constant, [factor for dim in dims for factor in dim]))
 
     def contract(
         self, node: fx.Node, left: tuple[str, fx.Node, Factors], right: tuple[str, fx.Node, Factors]
     ) -> None:
-        """A sum over one dimension of two operands, each (argument name, node, dimension)."""
+        """Note a sum over one dimension of two operands, each (argument name, node, dimension)."""
         self.tie(node, left[2], right[2])
         is_weight = [side[1] in self.weights for side in (left, right)]
         if sum(is_weight) == 1:
@@ -111,7 +111,7 @@ def walk_graph(
     weights: Iterable[fx.Node],
     handlers: Mapping[str, Handler],
 ) -> Walk:
-    """Follow dimensions through a graph whose placeholders' dimensions are given."""
+    """Follow dimensions through a graph, given those of its placeholders."""
     walk = Walk(graph, dict(values), set(weights))
     for node in graph.nodes:
         if node.op == "output":
@@ -131,7 +131,7 @@ def walk_graph(
 
 
 def describe(node: fx.Node, why: str) -> str:
-    """The reason, with the operator and the module it came from."""
+    """Return the reason, with the operator and the module it came from."""
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     where = f"module {path!r}" if path else "the model's own forward()"
@@ -139,7 +139,7 @@ def describe(node: fx.Node, why: str) -> str:
 
 
 def operator_name(node: fx.Node) -> str:
-    """`linear` for aten.linear.default; in-place twins (`relu_`) count as the operator itself."""
+    """`linear` for aten.linear.default; in-place variants (`relu_`) count as the operator."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         namespace, _, name = target._schema.name.partition("::")
@@ -149,7 +149,7 @@ def operator_name(node: fx.Node) -> str:
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The node's arguments by name, defaults filled in."""
+    """Return the node's arguments by name, defaults included."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return dict(enumerate(node.args))  # type: ignore[arg-type]  # only operator.getitem
     bound: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The shape the node had when it was traced."""
+    """Return the shape the node had when it was traced."""
     return tuple(int(size) for size in node.meta["val"].shape)
 
 
@@ -187,7 +187,7 @@ def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
 
 
 def _created(walk: Walk, node: fx.Node) -> Value:
-    """A tensor made from nothing (zeros, arange): free until something says what it is."""
+    """Handle a tensor made from nothing (zeros, arange): free until something constrains it."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -200,7 +200,7 @@ def _created(walk: Walk, node: fx.Node) -> Value:
 
 
 def _note_writes(walk: Walk, node: fx.Node) -> None:
-    """Remember placeholders that an in-place operator changes, itself or through a view."""
+    """Remember placeholders that an in-place operator changes, directly or through a view."""
     if isinstance(node.target, torch._ops.OpOverload):
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
@@ -211,7 +211,7 @@ def _note_writes(walk: Walk, node: fx.Node) -> None:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory this one may look into."""
+    """Return the node whose memory this one may share."""
     while node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):
             first = next(iter(node.target._schema.arguments), None)
@@ -225,9 +225,9 @@ def _owner(node: fx.Node) -> fx.Node:
 
 
 def not_understood(walk: Walk, node: fx.Node) -> Value:
-    """Keep everything whole that an unknown operator touches; the batch is assumed to pass.
+    """Keep whole everything an unknown operator touches; assume that the batch passes.
 
-    The assumption is checked by numbers at the end of every trace.
+    A numerical check at the end of every trace verifies the assumption.
     """
     inputs = [walk.dims(n) for n in node.all_input_nodes if isinstance(walk.values.get(n), list)]
     for dims in inputs:
@@ -256,4 +256,4 @@ def not_understood(walk: Walk, node: fx.Node) -> Value:
 def _check_rank(walk: Walk, node: fx.Node) -> None:
     value = walk.values[node]
     if isinstance(value, list) and len(value) != len(shape_of(node)):
-        raise TraceError(describe(node, f"{len(value)} dimensions followed of {shape_of(node)}"))
+        raise TraceError(describe(node, f"followed {len(value)} dimensions of {shape_of(node)}"))

@@ -1,13 +1,12 @@
-"""Calibrating a device: a few training steps, timed, and what they say, kept on disk.
+"""Calibrates a device: a few timed training steps, kept on disk.
 
     <state_dir>/<task>/<device>/costs.json     `KeptCosts`: machine, calibration, what rounds taught
 
-It holds for one machine (`MachineKey`): other versions, another plan, provider, number of threads
-or power mode make it worthless, and it is done again. A file that cannot be read is told in the log
-and treated as if it were not there.
+A calibration holds for one machine (`MachineKey`): it is repeated when versions, plan, provider,
+number of threads or power mode change. An unreadable file is logged and treated as missing.
 
 The steps are real ones of the device's backend, on random weights and random data of the task's
-shape: none of the owner's data is needed, and nothing is sent.
+shape: they need none of the owner's data, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -54,21 +53,21 @@ Runtime = Literal["onnxruntime", "torch"]
 FILE_VERSION = 1
 FILE_NAME = "costs.json"
 LIMIT_S = 5.0
-"""For all timed steps. A board whose steps are so slow that they do not fit takes fewer."""
+"""Time for all timed steps. A board with slow steps takes fewer of them."""
 MOST_STEPS = 15
-"""Timed in each case, besides the first."""
+"""Steps timed in each case, besides the first."""
 BATCH = 32
-"""Calibrated with this, and with a quarter of it, when the rounds' batch is not known yet."""
+"""Batch size for calibration, with a quarter of it, while the rounds' batch is unknown."""
 RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
-"""A rate at which random weights stay what they are; with momentum, as most rounds have it."""
+"""A rate so low that random weights stay as they are; with momentum, as in most rounds."""
 
 
-# -- what a calibration holds for ----------------------------------------------------------------
+# -- validity of a calibration -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKey:
-    """All that times depend on, and that may be another one at the next start."""
+    """Everything that times depend on and that may differ at the next start."""
 
     tessera: str
     runtime: str
@@ -81,7 +80,7 @@ class MachineKey:
     power_mode: str | None = None
 
     def changed(self, before: MachineKey) -> str | None:
-        """What is other than before, in words; None: nothing."""
+        """Describe the first difference from before; None: there is none."""
         for each in fields(self):
             now, then = getattr(self, each.name), getattr(before, each.name)
             if now != then:
@@ -97,7 +96,7 @@ def this_machine(
     providers: Sequence[str] = (),
     threads: int = 1,
 ) -> MachineKey:
-    """The machine that this program runs on, as `snapshot` has it."""
+    """Describe the machine that this program runs on; `snapshot` is of the same machine."""
     from edge_sdk import __version__
 
     return MachineKey(
@@ -115,7 +114,7 @@ def this_machine(
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a build of its own, such as onnxruntime-gpu
+    except PackageNotFoundError:  # a different build, such as onnxruntime-gpu
         module = sys.modules.get(package)
         return str(getattr(module, "__version__", "of unknown version"))
 
@@ -125,7 +124,7 @@ def _version(package: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCosts:
-    """What is kept between starts."""
+    """Contents of the file."""
 
     machine: MachineKey
     calibration: Calibration
@@ -134,7 +133,7 @@ class KeptCosts:
 
 
 def why_calibrate(kept: KeptCosts | None, machine: MachineKey) -> str | None:
-    """Why costs have to be measured on this machine now, in words; None: what is kept holds."""
+    """Explain why costs must be measured on this machine now; None: the kept ones hold."""
     if kept is None:
         return "nothing was measured yet"
     if kept.learned.is_off:
@@ -143,22 +142,22 @@ def why_calibrate(kept: KeptCosts | None, machine: MachineKey) -> str | None:
 
 
 def load(path: Path) -> KeptCosts | None:
-    """What was kept; None: nothing, or nothing that can be read, which is told in the log."""
+    """Load the file; None: it is missing or unreadable, which is logged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         kept = from_plain(KeptCosts, content, "")
         if kept.version != FILE_VERSION:
-            raise ProfileError(f"version {kept.version} is not known here")
+            raise ProfileError(f"version {kept.version} is unknown")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError, ProfileError) as error:
-        log.warning("%s cannot be used, and costs are measured anew: %s", path, error)
+        log.warning("%s cannot be used, measuring costs again: %s", path, error)
         return None
     return kept
 
 
 def save(path: Path, kept: KeptCosts) -> None:
-    """Put a file in the place of what was there, whole or not at all. Raises `OSError`."""
+    """Replace the file, completely or not at all. Raises `OSError`."""
     text = json.dumps(to_plain(kept), indent=1, allow_nan=False)
     write_whole(path, text.encode("utf-8"))
 
@@ -178,18 +177,18 @@ def calibrate(
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Calibration:
-    """Time training steps: the smallest level and the largest, a batch and a quarter of it.
+    """Time training steps: the smallest and the largest level, a batch and a quarter of it.
 
-    `room_bytes`: memory that may be taken; levels that might not fit are left out. None: enough.
-    `held_bytes`: what earlier trainings left in this process. `watts`: a sensor; it adds a second
-    of rest. Blocks for about `limit_s`, longer only where a first step takes longer.
+    `room_bytes`: memory that may be used; levels that might not fit are left out. None: enough.
+    `held_bytes`: memory that earlier trainings left in this process. `watts`: a sensor; it adds a
+    second of rest. Blocks for about `limit_s`, longer only where a first step takes longer.
 
     Raises `TrainingError` when not even the smallest level can be tried, and what the backend
     raises.
     """
     data = backend.data
     if data is None:
-        raise TrainingError("nobody has said what data the task wants, so none can be made up")
+        raise TrainingError("the task does not describe its data, so none can be made up")
     cases = _cases(backend.plan, manifest, data, sorted(set(levels)), batch, room_bytes)
     idle_w = None if watts is None else idle_watts(watts)
     start_bytes = resident_bytes()
@@ -238,7 +237,7 @@ def _cases(
     batch: int,
     room_bytes: float | None,
 ) -> list[tuple[float, int, Work]]:
-    """(level, batch, work) of the cases to time, the least work first; no two are alike."""
+    """Return (level, batch, work) of the cases to time, least work first; no two are alike."""
     found: dict[float, list[tuple[float, int, Work]]] = {}
     for level in levels:
         for size in _batch_sizes(plan, manifest, level, batch):
@@ -248,7 +247,7 @@ def _cases(
                 found.setdefault(level, []).append((level, size, work))
     if not found:
         raise TrainingError(
-            f"level {min(levels):g} cannot be calibrated: it may take more than the "
+            f"level {min(levels):g} cannot be calibrated: it may need more than the "
             f"{(room_bytes or 0) / 1e6:.0f} MB that are free"
         )
     chosen = {case[2]: case for level in (min(found), max(found)) for case in found[level]}
@@ -258,7 +257,7 @@ def _cases(
 def _batch_sizes(
     plan: ModelPlan, manifest: Manifest | None, level: float, batch: int
 ) -> tuple[int, ...]:
-    """A quarter of a batch and a whole one, or the sizes that graphs were made for."""
+    """Return a quarter of a batch and a whole one, or the sizes that graphs were made for."""
     wanted = (max(1, batch // 4), batch)
     if manifest is None:
         return wanted
@@ -277,15 +276,15 @@ def _batch_sizes(
 
 
 def _too_slow(last: Sample, work: Work, left_s: float) -> bool:
-    """Whether the least that can be timed, three steps, would take longer than there is time."""
+    """True if the least that can be timed, three steps, would take longer than there is time."""
     more = max(1.0, work.macs / max(1, last.macs))
     return 3 * last.step_s * more > left_s
 
 
 def _share(works: Sequence[Work]) -> float:
-    """Of the time that is left, for the first of these.
+    """Share of the remaining time for the first of these.
 
-    Less where steps are short, but not by as much: a few of each kind are wanted.
+    Smaller where steps are short, but not in proportion: each kind needs a few.
     """
     roots = [sqrt(work.macs + 1) for work in works]
     return roots[0] / sum(roots)
@@ -299,9 +298,9 @@ def _time_steps(
     share_s: float,
     clock: Callable[[], float],
 ) -> tuple[list[float], float]:
-    """Seconds of each step, and of the whole training; the graph is opened before.
+    """Return seconds of each step, and of the whole training; the graph is opened before.
 
-    The first of several steps makes the momentum and fills the caches; it is not like the others.
+    The first of several steps makes the momentum and fills the caches; it differs from the others.
     """
     random = stream(0, "calibration", size)
     inputs = tuple(_array(spec, 2 * size, random) for spec in data.inputs)
@@ -309,7 +308,7 @@ def _time_steps(
     stamps: list[float] = []
 
     def batches(most: int) -> Iterator[Batch]:
-        """Batches until time is up, with the time at which each was asked for, and the last."""
+        """Yield batches until time is up, noting when each, and the end, was asked for."""
         stamps.clear()
         until = clock() + share_s
         source = made.batches(most, size, random)
@@ -330,13 +329,13 @@ def _time_steps(
             total_s = clock() - started
             return [after - before for before, after in pairwise(stamps)], total_s
         except NonFiniteError as error:
-            # Which constants a model wants, such as those of an attention mask, nobody says.
+            # Nothing says which constants a model needs, such as those of an attention mask.
             failure = error
     raise failure
 
 
 def _job(plan: ModelPlan, level: float, constant: int) -> Job:
-    """A training of the largest submodel of a level; `constant` fills what is not trained."""
+    """Make a job for the largest submodel of a level; `constant` fills what is not trained."""
     random = stream(0, "calibration", "weights")
     groups = largest_groups(plan, level)
     kept = plan.kept_atoms(plan.choose(groups))

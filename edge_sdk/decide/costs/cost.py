@@ -1,4 +1,4 @@
-"""What a round at one level costs a device, before it is trained."""
+"""The predicted cost of a round at one level."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 EnergySource = Literal["measured", "profile", "unknown"]
-"""Of watts: this device's own sensors, the profile of its board, or nobody."""
+"""Source of watts: this device's own sensors, the profile of its board, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """A prediction for one round at one level; None: not known."""
+    """A prediction for one round at one level; None: unknown."""
 
     level: float
     seconds: float
-    """Fetching, training and sending, from the assignment to the receipt."""
+    """Time to fetch, train and send, from the assignment to the receipt."""
     joules: float | None
-    """Above what the device would draw without it."""
+    """Energy above what the device would draw without it."""
     peak_bytes: float
-    """Memory above what the program holds now; a bound, with its margin."""
+    """Memory beyond what the program holds now; an upper bound, with its margin."""
     bytes_down: float
     bytes_up: float
     energy_from: EnergySource = "unknown"
-    """Where `joules` come from."""
+    """Source of `joules`."""
     transfers_counted: bool = True
-    """False: nobody knows how fast the link is, and `seconds` are those of training alone."""
+    """False: the link's speed is unknown, and `seconds` covers training alone."""

@@ -1,9 +1,9 @@
-"""What one task costs on this device: measured when it has to be, corrected by every round, kept.
+"""The costs of one task on this device: measured when needed, corrected by every round, kept.
 
     costs.json    beside the device's other state; see `edge_sdk.decide.costs.calibration`
 
-For the thread that trains. A calibration takes a few seconds; it is done when a task is new, when
-the machine is another one than before, and when predictions have come to be off by a quarter.
+For the thread that trains. A calibration takes a few seconds. It runs when a task is new, when the
+machine has changed, and when predictions are off by more than a quarter.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Costing:
         may_measure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`path`: the file that keeps what was measured; None: it is gone with the process.
-        `levels`: those that may be trained.
+        """`path`: the file for measurements; None: they are lost with the process. `levels`: those
+        that may be trained.
 
-        `samples`: how many the device has. `memory_share`: of available memory that a calibration
-        may take. `may_measure`: whether the device may train now; a calibration waits until then.
-        Raises what the backend raises.
+        `samples`: number that the device has. `memory_share`: share of available memory that a
+        calibration may use. `may_measure`: True if the device may train now; a calibration waits
+        until then. Raises what the backend raises.
         """
         self._backend = backend
         self._manifest = manifest
@@ -76,9 +76,9 @@ class Costing:
         self._may_measure = may_measure
         self._clock = clock
         self._held_bytes = 0
-        """By which trainings have made this process larger."""
+        """Bytes by which training has made this process larger."""
         self._failed_at: float | None = None
-        """Bytes there were for a calibration that failed."""
+        """Bytes that were available for a calibration that failed."""
         self._machine = this_machine(
             backend.plan, probe.snapshot(), providers=providers, threads=threads
         )
@@ -98,7 +98,7 @@ class Costing:
             why = f"predictions are off by {learned.off:.0%}"
             self._measure(why, learned.recalibrated(), within_s)
         elif self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
-            self._measure("it could not be before", Learned(), within_s)
+            self._measure("it was not possible before", Learned(), within_s)
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
         return self._model.predict(
@@ -112,7 +112,7 @@ class Costing:
     def _measure(self, why: str, learned: Learned, limit_s: float = LIMIT_S) -> None:
         if not self._may_measure():
             return
-        log.info("what levels cost is measured: %s", why, extra=fact("calibrating"))
+        log.info("measuring the costs of levels: %s", why, extra=fact("calibrating"))
         room, before = self._room(), resident_bytes()
         try:
             calibration = calibrate(
@@ -126,7 +126,7 @@ class Costing:
                 clock=self._clock,
             )
         except TrainingError as error:
-            log.warning("what levels cost is not known: %s", error, extra=fact("calibrating"))
+            log.warning("the costs of levels are unknown: %s", error, extra=fact("calibrating"))
             self._failed_at = room
             return
         finally:
@@ -136,7 +136,7 @@ class Costing:
         self._keep()
 
     def _room(self) -> float:
-        """Bytes that a calibration may take; infinite: not known."""
+        """Bytes that a calibration may use; infinite: unknown."""
         available = self._probe.snapshot().memory.available_bytes
         return math.inf if available is None else self._memory_share * available
 
@@ -158,7 +158,7 @@ class Costing:
         )
 
     def _trained(self, meter: Meter, *, complete: bool) -> None:
-        """Correct the costs by what a meter says of a training to its end."""
+        """Correct the costs by a meter's readings of a completed training."""
         if self._model is None or not complete:
             return
         self._model = self._model.observed(
@@ -181,7 +181,7 @@ class Costing:
         try:
             save(self._path, kept)
         except OSError as error:
-            log.warning("costs are measured again at the next start: %s", error)
+            log.warning("costs will be measured again at the next start: %s", error)
 
 
 class Meter:
@@ -210,7 +210,7 @@ class Meter:
 
     @property
     def joules(self) -> float | None:
-        """What a sensor says, else seconds times the watts that are known; None: neither."""
+        """Energy from a sensor, else seconds times the known watts; None: neither."""
         if self.measured.energy is not None and self.measured.energy.net_j is not None:
             return self.measured.energy.net_j
         model = self._costing._model

@@ -1,4 +1,4 @@
-"""Fits of measured seconds and bytes to what training steps are made of."""
+"""Fits measured seconds and bytes to the components of training steps."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ class Fit:
     coefficients: tuple[float, ...]
 
     def __call__(self, work: Work) -> float:
-        """The prediction."""
+        """Predict."""
         pairs = zip(self.coefficients, self.features(work), strict=True)
         return sum(coefficient * value for coefficient, value in pairs)
 
 
 def time_features(work: Work) -> tuple[float, ...]:
-    """What a step's seconds are fitted to."""
+    """Features to which a step's seconds are fitted."""
     return work.macs, work.weight_bytes, work.samples, 1.0
 
 
 def fixed_features(work: Work) -> tuple[float, ...]:
-    """What the seconds of a training besides its steps are fitted to."""
+    """Features to which the seconds of a training besides its steps are fitted."""
     return work.weight_bytes, 1.0
 
 
 def memory_features(work: Work) -> tuple[float, ...]:
-    """What a training's memory is fitted to."""
+    """Features to which a training's memory is fitted."""
     size = work.activation_bytes or work.macs
     return size, work.weight_bytes, work.samples, 1.0
 
 
 def fit(features: Callable[[Work], Sequence[float]], measured: Sequence[tuple[Work, float]]) -> Fit:
-    """The fit of least relative error; of two as good, the one with fewer features.
+    """Find the fit of least relative error; among equals, the one with fewer features.
 
-    All measured values are above 0. One value makes a prediction in proportion to the first
-    feature that is not 0.
+    All measured values must be above 0. A single value gives a prediction in proportion to the
+    first feature that is not 0.
     """
     rows = np.array([features(work) for work, _ in measured], dtype=np.float64)
     values = np.array([value for _, value in measured], dtype=np.float64)
@@ -54,7 +54,7 @@ def fit(features: Callable[[Work], Sequence[float]], measured: Sequence[tuple[Wo
     relative = rows[:, useful] / scale[useful] / values[:, None]
     wanted = np.ones(len(values))
     best, best_error = np.zeros(len(useful)), math.inf
-    # Four features have fifteen subsets, and the best non-negative fit is the plain one of some.
+    # Four features have fifteen subsets, and the best non-negative fit is a plain one of some.
     for count in range(1, min(len(useful), len(values)) + 1):
         for chosen in combinations(range(len(useful)), count):
             part = relative[:, chosen]

@@ -1,4 +1,4 @@
-"""What a round costs at each level: from a calibration on the device, corrected by every round.
+"""The cost of a round at each level: from a calibration on the device, corrected by every round.
 
     seconds = steps · (a · MACs + b · weight bytes + c · samples + d) + (e · weight bytes + f)
               + bytes / bandwidth
@@ -6,18 +6,18 @@
     bytes   = the encoded movement, and the packs of the model with their index
 
 `a` to `f` are not negative, and fitted to a few timed steps: two levels × two batch sizes. MACs
-alone will not do: a narrow convolution pays for its input (`c`), a perceptron for its optimiser
+alone are not enough: a narrow convolution pays for its input (`c`), a perceptron for its optimiser
 (`b`), a small model for its calls (`d`). Where a task has no manifest of graphs, three forward
 passes stand for a step.
 
-Memory is a fit of the same kind, of what training grew the process by while it was calibrated, to
-samples, weights and activations, plus arrays as large as the weights that are there before and
-after training; times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a
-level above all that were calibrated there is only `memory_bound`, which knows nothing but the
-graph and is up to six times the truth.
+Memory is a fit of the same kind: the growth of the process during calibration, fitted to samples,
+weights and activations, plus arrays as large as the weights that exist before and after training;
+times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a level above all
+calibrated ones there is only `memory_bound`, which knows nothing but the graph and is up to six
+times too high.
 
-All here is pure. Laws: predictions do not fall with the level or the steps, and a constant ratio
-of observed to predicted seconds is learned until nothing is left of it.
+Everything here is pure. Laws: predictions do not fall with the level or the steps, and a constant
+ratio of observed to predicted seconds is learned completely.
 """
 
 from __future__ import annotations
@@ -44,39 +44,39 @@ from edge_sdk.protocol.task.graphs import Manifest
 SMOOTHING = 0.3
 """Weight of the newest round."""
 OFF = 0.25
-"""A calibration is done again when predictions are off by more than this, smoothed over rounds."""
+"""A calibration is repeated when predictions, smoothed over rounds, are off by more than this."""
 ROUNDS_TO_JUDGE = 4
-"""Before that many rounds since a calibration, being off is chance."""
+"""Rounds since a calibration before which an error counts as chance."""
 MARGIN = 1.2
 MARGIN_BYTES = 10e6
 """Memory is predicted as `MARGIN` times what was measured, plus this."""
 FLOOR_BYTES = 18e6
-"""What the runtime takes for its first graph, however small: 12 to 18 MB were seen."""
+"""Memory the runtime takes for its first graph, however small: 12 to 18 MB were seen."""
 ARRAYS_BESIDES = 3
-"""As large as the weights, before and after training: blocks that came, that go, their bytes."""
+"""Arrays as large as the weights, before and after training: blocks received, sent, their bytes."""
 ARRAYS = ARRAYS_BESIDES + 4
-"""And while training: weights that came, where they started, where they are, their velocity."""
+"""And during training: received weights, starting weights, current weights, their velocity."""
 HEADER_BYTES = 512
-"""At least what a movement says before its statistics and its payload."""
+"""Least size of a movement before its statistics and its payload."""
 
 
-# -- what was measured ---------------------------------------------------------------------------
+# -- measurements --------------------------------------------------------------------------------
 
 
 def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encoding) -> float:
-    """Bytes that a round takes at most on the onnx backend, when nothing was measured yet.
+    """Most bytes that a round takes on the onnx backend, when nothing was measured yet.
 
-    `data_bytes` are those of a batch. Half of all activations live at once at most, since those of
-    the backward pass take the place of those of the forward pass; a convolution unfolds its input,
-    which takes up to sixty times its bytes. Seen over all model families of the benchmarks.
+    `data_bytes` are those of a batch. At most half of all activations live at once, since those of
+    the backward pass replace those of the forward pass; a convolution unfolds its input, which
+    takes up to sixty times its bytes. Verified over all model families of the benchmarks.
     """
-    arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # and the gradients
+    arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # plus the gradients
     grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
     return MARGIN * grown + MARGIN_BYTES
 
 
 def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
-    """Arrays as large as the weights that a rule and an encoding make besides the usual ones."""
+    """Arrays as large as the weights that a rule and an encoding need besides the usual ones."""
     second = 2 if rule.sam_radius > 0 or rule.proximal > 0 or rule.clip_norm is not None else 0
     return second + (4 if encoding.kind == "top-k" else 0)
 
@@ -91,17 +91,17 @@ class Sample:
     weight_bytes: int
     activation_bytes: int
     step_s: float
-    """Median of its steps."""
+    """Median time of its steps."""
     fixed_s: float
-    """Of its training, besides the steps."""
+    """Time of its training besides the steps."""
     steps: int
-    """That were timed."""
+    """Number of timed steps."""
     grown_bytes: float
-    """By which the process was larger than before the calibration, at most, until then."""
+    """Peak growth of the process since the calibration began."""
 
     @property
     def work(self) -> Work:
-        """What its step is made of."""
+        """Components of its step."""
         return Work(
             samples=self.samples,
             macs=self.macs,
@@ -112,72 +112,72 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was measured on a device, for one task. Raises `ProfileError` for what cannot be."""
+    """Measurements on a device, for one task. Raises `ProfileError` for impossible values."""
 
     samples: tuple[Sample, ...]
     idle_w: float | None = None
     net_w: float | None = None
-    """Drawn while training, above idle; None: no sensor tells."""
+    """Power drawn while training, above idle; None: no sensor."""
 
     def __post_init__(self) -> None:
         if not self.samples:
-            raise ProfileError("a calibration without a timed step says nothing; calibrate again")
+            raise ProfileError("a calibration needs a timed step; calibrate again")
         if min(self.idle_w or 0.0, self.net_w or 0.0) < 0:
-            raise ProfileError(f"a calibration that cannot be: {self}")
+            raise ProfileError(f"impossible calibration: {self}")
         for sample in self.samples:
             numbers = (sample.step_s, sample.grown_bytes, sample.samples, sample.weight_bytes)
             others = (sample.fixed_s, sample.macs, sample.activation_bytes)
             if not min(numbers) > 0 or min(others) < 0:
-                raise ProfileError(f"a step that cannot be: {sample}")
+                raise ProfileError(f"impossible step: {sample}")
 
 
-# -- what rounds teach ---------------------------------------------------------------------------
+# -- corrections by rounds -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """What real rounds said about predictions. None: nothing yet. Raises `ProfileError`."""
+    """Corrections learned from real rounds. None: nothing yet. Raises `ProfileError`."""
 
     rounds: int = 0
-    """Since the calibration."""
+    """Rounds since the calibration."""
     ratio: float = 1.0
-    """Of observed to calibrated seconds of training, over all levels."""
+    """Observed over calibrated seconds of training, over all levels."""
     ratios: Mapping[str, float] = field(default_factory=dict)
     """The same by level, such as "0.5"."""
     off: float = 0.0
-    """By how much predictions miss, smoothed: 0.25 is a quarter too much or too little."""
+    """Smoothed error of predictions: 0.25 is a quarter too much or too little."""
     net_w: float | None = None
 
     def __post_init__(self) -> None:
         above_0 = [self.ratio, *self.ratios.values()]
         if not min(above_0) > 0 or min(self.rounds, self.off, self.net_w or 0.0) < 0:
-            raise ProfileError(f"what rounds taught cannot be: {self}")
+            raise ProfileError(f"impossible corrections: {self}")
         for level in self.ratios:
             if not _is_level(level):
                 raise ProfileError(f"ratios.{level}: a level is a share in (0, 1]")
 
     @property
     def is_off(self) -> bool:
-        """Whether predictions miss by so much that a new calibration is due."""
+        """True if predictions are so wrong that a new calibration is due."""
         return self.rounds >= ROUNDS_TO_JUDGE and self.off > OFF
 
     def recalibrated(self) -> Learned:
-        """All that stays true when a new calibration is done: the watts."""
+        """Return what stays true after a new calibration: the watts."""
         return Learned(net_w=self.net_w)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What owner and board profile say, for what no sensor and no round has told. None: nothing."""
+    """Facts from owner and board profile, used where no sensor or round gave any. None: nothing."""
 
     net_w: float | None = None
-    """Drawn while training, above idle."""
+    """Power drawn while training, above idle."""
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
 
 
 def known_of(board: Board | None, bytes_per_s: float | None) -> Known:
-    """What a board's profile says, and before it the owner's word on the link, both ways.
+    """Return a board profile's facts; the owner's link speed, for both directions, comes first.
 
     The profile's watts are those of all cores: with fewer threads a round takes less.
     """
@@ -202,17 +202,17 @@ def _bytes_per_s(mbit_s: Quantity | None) -> float | None:
 
 
 def bytes_up(plan: ModelPlan, level: float, encoding: Encoding) -> int:
-    """Bytes of a movement at this level, at most. Raises `GroupError` for no level."""
+    """Most bytes of a movement at this level. Raises `GroupError` for an invalid level."""
     groups = largest_groups(plan, level)
     packs = find_packs(plan)
-    # Statistics go up with a movement; constants do not, but are few and bound them.
+    # Statistics go up with a movement; constants do not, but they are few and bound them.
     statistics = int(packs.part_sizes[packs.parts_of_submodel(plan, plan.choose(groups))].sum())
     names = sum(len(buffer.name) + 64 for buffer in plan.buffers if buffer.statistic)
     return encoded_size(plan, groups, encoding) + statistics + names + HEADER_BYTES
 
 
 def bytes_down(plan: ModelPlan, level: float, encoding: Encoding) -> int:
-    """Bytes of a level's packs; the model's index comes on top. Raises `GroupError`."""
+    """Bytes of a level's packs, without the model's index. Raises `GroupError`."""
     packs = find_packs(plan)
     sizes = packs.sizes(plan, encoding)
     chosen = plan.choose(largest_groups(plan, level))
@@ -221,11 +221,11 @@ def bytes_down(plan: ModelPlan, level: float, encoding: Encoding) -> int:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts what rounds of one task cost on one device. A value: observing makes a new one."""
+    """Predicts the cost of one task's rounds on one device. A value: observing makes a new one."""
 
     plan: ModelPlan
     manifest: Manifest | None
-    """None: the torch backend's, which has none."""
+    """None on the torch backend, which has none."""
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
     known: Known = field(default_factory=Known)
@@ -239,17 +239,17 @@ class CostModel:
         held_bytes: float = 0.0,
         model_encoding: Encoding | None = None,
     ) -> tuple[Cost, ...]:
-        """What the round costs at each of these levels, in their order.
+        """Predict the round's cost at each of these levels, in their order.
 
-        `samples`: those the device has, if fewer than a batch; None: enough. `held_bytes`: of the
-        memory that the program has now, what training grew it by earlier; one graph for all levels
-        uses that again, but arrays as large as the weights may not find room in it.
-        `model_encoding`: of the last model's index; None: fp32, the most it can be.
-        Raises `GroupError` for no level, `GraphError` when no gradient graph fits.
+        `samples`: number the device has, if fewer than a batch; None: enough. `held_bytes`: part of
+        the program's memory by which earlier training made it grow; one graph for all levels uses
+        that again, but arrays as large as the weights may not find room in it. `model_encoding`:
+        that of the last model's index; None: fp32, the largest possible. Raises `GroupError` for an
+        invalid level, `GraphError` when no gradient graph fits.
         """
         levels = tuple(levels)
         batch = _batch(opened, samples)
-        # A correction that only some levels have must not make a larger one look cheaper.
+        # A correction known for some levels only must not make a larger one look cheaper.
         asked = sorted({*levels, *(float(each) for each in self.learned.ratios)})
         memory = self._memory(opened, batch)
         seconds, peaks = {}, {}
@@ -282,7 +282,7 @@ class CostModel:
         samples: int | None = None,
         energy: Energy | None = None,
     ) -> CostModel:
-        """The model after a round was trained to its end; `energy`: what a meter said of it."""
+        """Return the model after a completed round; `energy`: a meter's reading of it."""
         calibrated = self._train_s(level, opened, _batch(opened, samples))
         if not (train_s > 0 and math.isfinite(train_s)):
             return self
@@ -307,7 +307,7 @@ class CostModel:
     # -- seconds ------------------------------------------------------------------------------
 
     def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
-        """As calibrated, without what rounds taught."""
+        """Seconds as calibrated, without the corrections by rounds."""
         passes = 2 if opened.local_rule.sam_radius > 0 else 1
         work = work_at(self.plan, self.manifest, level, batch)
         return opened.steps * passes * self._step(work) + self._fixed(work)
@@ -328,7 +328,7 @@ class CostModel:
 
     @property
     def _shares_memory(self) -> bool:
-        """Whether all levels run in one session, so that one can use what another left."""
+        """True if all levels run in one session, so that each can reuse the others' memory."""
         if self.manifest is None:
             return True
         graphs = [entry for entry in self.manifest.graphs if entry.kind == "gradient"]
@@ -344,7 +344,7 @@ class CostModel:
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)
             if self.manifest is not None and work.weight_bytes > largest:
-                # More batch is more of the same; a level that was not tried is not.
+                # A larger batch is more of the same; an untried level is not.
                 return memory_bound(work, batch_bytes(self.manifest.data, batch), rule, encoding)
             training = max(FLOOR_BYTES, grown(work))
             return MARGIN * (training + arrays * work.weight_bytes) + MARGIN_BYTES
@@ -352,7 +352,7 @@ class CostModel:
         return predicted
 
     def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
-        """What a round takes however much is held: its arrays may not find room in that."""
+        """Memory a round takes however much is held: its arrays may not find room in that."""
         arrays = ARRAYS + _more_arrays(opened.local_rule, opened.up)
 
         def predicted(level: float) -> float:
@@ -362,8 +362,8 @@ class CostModel:
         return predicted
 
     def watts(self) -> tuple[float | None, EnergySource]:
-        """What training draws above idle, and who says so; None: nobody knows."""
-        # A sensor that is too slow for the difference says that training is free.
+        """Return the power of training above idle, and its source; None: unknown."""
+        # A sensor too slow to see the difference would say that training is free.
         least = 0.05 * (self.calibration.idle_w or 0.0)
         for watts in (self.learned.net_w, self.calibration.net_w):
             if watts is not None and watts > least:

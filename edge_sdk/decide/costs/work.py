@@ -1,4 +1,4 @@
-"""What a training step at a level is made of, as far as a task's plan and manifest tell."""
+"""The components of a training step at a level, as far as a task's plan and manifest tell."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Work:
     """One training step at a level."""
 
     samples: int
-    """That are computed: those of the batch, and what it is padded with."""
+    """Samples computed: those of the batch and its padding."""
     macs: int
     """Multiply-accumulates of the loss and its gradients."""
     weight_bytes: int
     activation_bytes: int
-    """Of all tensors in between, as if none were freed; 0: not known."""
+    """Bytes of all intermediate tensors, as if none were freed; 0: unknown."""
 
 
 def work_at(plan: ModelPlan, manifest: Manifest | None, level: float, batch: int) -> Work:
-    """What a step at this level is made of, at most.
+    """Return the most work a step at this level can be.
 
     `manifest` None: from the plan alone, which knows no activations. Raises `GroupError` unless
     0 < level ≤ 1, `GraphError` when no gradient graph fits.
@@ -53,16 +53,16 @@ def work_at(plan: ModelPlan, manifest: Manifest | None, level: float, batch: int
 
 
 def batch_bytes(data: DataSpec, batch: int) -> int:
-    """Bytes of so many samples, targets included."""
+    """Bytes of this many samples, including targets."""
     specs = (*data.inputs, data.targets)
     return batch * sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in specs)
 
 
 def largest_groups(plan: ModelPlan, level: float) -> dict[str, tuple[int, ...]]:
-    """Groups that a device at this level may be assigned at most. Raises `GroupError`.
+    """Return the largest groups that a device at this level may be assigned. Raises `GroupError`.
 
-    Where groups are equal, as many as the level means, the largest of them; where they are not,
-    the fullest set that stays within it.
+    With equal groups: the level's number of them, the largest. With unequal groups: the fullest
+    set that stays within the level.
     """
     if not 0 < level <= 1:
         raise GroupError(f"a level is a share in (0, 1], not {level!r}")
@@ -73,7 +73,7 @@ def _largest(axis: Axis, level: float) -> tuple[int, ...]:
     by_size = sorted(range(len(axis.groups)), key=lambda group: -axis.groups[group])
     if axis.equal:
         return tuple(sorted(by_size[: axis.wanted(level)]))
-    # Bit n of a row says whether the groups so far can hold exactly n atoms together.
+    # Bit n of a row is set if the groups so far can hold exactly n atoms together.
     rows = [1]
     for atoms in axis.groups:
         rows.append(rows[-1] | rows[-1] << atoms)

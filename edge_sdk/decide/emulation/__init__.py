@@ -1,1 +1,1 @@
-"""Emulated devices: fleets of profiles, and how their time and batteries pass."""
+"""Emulated devices: fleets of profiles, and the passing of their time and batteries."""

@@ -1,23 +1,23 @@
-"""A device that is pretended: what its probe shows, and how its time and its battery pass.
+"""An emulated device: its probe, and the passing of its time and battery.
 
     emulation.probe          a `Probe`: cores, memory, battery and network of the member's board
-    emulation.clock, .wall   seconds that pass only when the device is said to work or to wait
-    emulation.emulated(b)    a `Backend`: trains for real, then lets the time pass it would take
+    emulation.clock, .wall   seconds that pass only while the device works or waits
+    emulation.emulated(b)    a `Backend`: trains for real, then advances the time it would take
     emulation.round_opened   lets the time between rounds pass
 
-Nothing else of the SDK knows of it: costs are calibrated, gates checked and levels decided as on a
-real device, with these in the place of the machine's own. Rules:
+The rest of the SDK does not know of it: costs are calibrated, gates checked and levels decided as
+on a real device, with these in place of the machine's own. Rules:
 
 - Time is virtual, so the same rounds give the same story, on any machine and at any load.
 - A step takes three forward passes, with SAM six, counted in multiply-accumulates, times `work`;
-  it gets the speed of all of the board's cores, less what others use.
-- While the device trains it draws `train_w`. While it waits it draws `idle_w`, and of what lies
-  between the two the share of the processor that others use. A charger gives `CHARGER_W`.
-- The battery is never below 0 nor above 100 %. A device that runs empty goes on: gates are there
-  to prevent that, and a comparison without them shows it.
-- What the profile does not know stays unknown. Memory is the board's: `work` does not change what
-  a training takes. Nobody knows how warm a board gets, so heat is unknown. Transfers take no time
-  here; `transfer_s` says how long they would.
+  it runs at the speed of all of the board's cores, less what others use.
+- While training, the device draws `train_w`. While waiting, it draws `idle_w`, plus the share of
+  the difference that equals the share of the processor others use. A charger gives `CHARGER_W`.
+- The battery stays between 0 and 100 %. A device that runs empty continues: gates are there to
+  prevent that, and a comparison without them shows it.
+- Facts missing from the profile stay unknown. Memory is the board's: `work` does not change the
+  memory of a training. How warm a board gets is unknown, so heat is unknown. Transfers take no time
+  here; `transfer_s` tells how long they would.
 """
 
 from __future__ import annotations
@@ -55,39 +55,39 @@ REFERENCE_MACS_PER_S = Quantity(
     "its own matrix product does, and 32 % makes a round number",
     "assumed",
 )
-"""Multiply-accumulates that one reference core trains with, in a second."""
+"""Multiply-accumulates per second of one reference core in training."""
 CHARGER_W = Quantity(
     7.5, "= 5 × 1.5: the least a dedicated charger gives by USB Battery Charging 1.2", "assumed"
 )
-"""What a charger feeds into battery and device together."""
+"""Power that a charger feeds into battery and device together."""
 STORY = "emulation.jsonl"
-"""The file of a device's story, beside its other state."""
+"""Name of the file with a device's story, beside its other state."""
 PASSES = 3
-"""Forward passes that a step takes as long as."""
+"""Forward passes that take as long as one step."""
 MIB = 1024.0**2
 MIDNIGHT = (2026, 1, 1, 0, 0, 0, 0, 0, -1)
-"""Local time from which `starts` counts; a day on which no clock is changed."""
+"""Local time from which `starts` counts; a day without a clock change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A pretended device at one time. None: it has no battery, or what it draws is not known."""
+    """An emulated device at one time. None: it has no battery, or its power is unknown."""
 
     round: int
-    """The newest that was heard of; 0: none yet."""
+    """Newest round heard of; 0: none yet."""
     opened_s: float
-    """When that round began."""
+    """Start of that round."""
     now_s: float
-    """Since it was switched on."""
+    """Seconds since it was switched on."""
     battery_j: float | None
     train_s: float
-    """Spent on training so far, calibration included."""
+    """Seconds spent training so far, including calibration."""
     train_j: float | None
-    """Drawn while training so far, idle included."""
+    """Joules drawn while training so far, including idle power."""
 
 
 class Emulation:
-    """One pretended device. For one thread at a time."""
+    """One emulated device. For one thread at a time."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Emulation:
         starts: int = 720,
         story: Path | None = None,
     ) -> None:
-        """As `Fleet` has them. `story`: a file to which every moment is added, and from which a
-        device that is started again goes on; None: there is none.
+        """Takes its settings from a `Fleet`. `story`: a file to which every moment is added, and
+        from which a restarted device continues; None: no file.
 
-        Raises `ConfigError` when the profile lacks a number that is needed, or `story` cannot be
+        Raises `ConfigError` when the profile lacks a necessary number, or `story` cannot be
         read; `OSError` when it cannot be written.
         """
         self.member = member
@@ -129,24 +129,24 @@ class Emulation:
         if story is not None:
             self.moment = next(reversed(read_story(story)), self.moment)
 
-    # -- what the SDK is given ----------------------------------------------------------------
+    # -- replacements for the machine ---------------------------------------------------------
 
     @property
     def probe(self) -> Emulation:
-        """It is a `Probe` itself."""
+        """The emulation itself, which is a `Probe`."""
         return self
 
     def clock(self) -> float:
-        """Seconds since the device was switched on."""
+        """Return seconds since the device was switched on."""
         return self.moment.now_s
 
     def wall(self) -> float:
-        """Seconds since 1970 of a day that is the same for every run, in local time."""
+        """Return seconds since 1970 of a day that is the same for every run, in local time."""
         return time.mktime(MIDNIGHT) + 60.0 * self._starts + self.moment.now_s
 
     @property
     def board(self) -> Board:
-        """The member's board, with the link that the member has."""
+        """The member's board, with the member's link."""
         network, member = self.member.board.network, self.member
         rates = {
             key: Quantity(value, "the fleet's scenario", "assumed")
@@ -156,9 +156,9 @@ class Emulation:
         return replace(member.board, network=replace(network, link=member.network, **rates))
 
     def snapshot(self) -> Snapshot:
-        """What the device looks like now; see `Probe`.
+        """Return the device's current state; see `Probe`.
 
-        No sensor tells what it draws, since a meter would read it by real time: the profile's
+        No sensor gives its power, because a meter would read it in real time: the profile's
         watts count.
         """
         board, minute = self.member.board, self._minute
@@ -181,7 +181,7 @@ class Emulation:
             ),
             memory=MemoryState(
                 total_bytes=MIB * board.memory.memory_mb.value,
-                # Others take as large a share of it as of the processor: assumed.
+                # Assumes that others use the same share of memory as of the processor.
                 available_bytes=None if app_mb is None else MIB * app_mb.value * (1 - load),
             ),
             battery=Battery(present=False)
@@ -196,11 +196,11 @@ class Emulation:
         )
 
     def emulated(self, backend: Backend) -> Backend:
-        """A backend that trains as this one does, in this device's time."""
+        """Return a backend that trains like this one, in this device's time."""
         return _Emulated(backend, self)
 
     def round_opened(self, round: int, now_s: float | None = None) -> None:
-        """A round begins: an interval after the last one that was heard of, whatever its number.
+        """Begin a round: one interval after the last one heard of, whatever its number.
 
         The first one begins at once, as does one that was due while the device still trained. A
         round that is heard of again changes nothing. `now_s`: when it begins, if somebody else
@@ -222,32 +222,32 @@ class Emulation:
         self._pass(max(0.0, now_s - self.moment.now_s), self._waiting_w)
 
     def note(self) -> None:
-        """Add the present moment to the story."""
+        """Add the current moment to the story."""
         if self._story is not None:
             with self._story.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(self.moment)) + "\n")
 
-    # -- what it comes to ---------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------
 
     @property
     def percent(self) -> float | None:
-        """Of the battery now; None: there is none."""
+        """Current battery charge; None: there is no battery."""
         return self.percent_at(self.moment)
 
     def percent_at(self, moment: Moment) -> float | None:
-        """Of the battery at some moment of this device; None: there is none."""
+        """Return the battery charge at some moment of this device; None: there is no battery."""
         if moment.battery_j is None or self._capacity_j is None:
             return None
         return min(100.0, 100 * moment.battery_j / self._capacity_j)
 
     def step_s(self, macs: float) -> float:
-        """Seconds in which the device does a training step of so many multiply-accumulates."""
+        """Seconds of a training step of this many multiply-accumulates."""
         speed = self.member.board.speed.speed_ratio
         cores = (0.0 if speed is None else speed.value) * (1 - self.member.background_load)
         return self._work * macs / (REFERENCE_MACS_PER_S.value * cores)
 
     def trained(self, macs: float) -> None:
-        """The device did a training step of so many multiply-accumulates."""
+        """Note a training step of this many multiply-accumulates."""
         seconds, moment = self.step_s(macs), self.moment
         watts = self.member.board.power.train_w
         self._pass(seconds, 0.0 if watts is None else watts.value)
@@ -257,14 +257,14 @@ class Emulation:
         self.moment = replace(self.moment, train_s=moment.train_s + seconds, train_j=joules)
 
     def transfer_s(self, bytes_down: float, bytes_up: float) -> float | None:
-        """Seconds that transfers take on the member's link; None: nobody knows how fast it is."""
+        """Seconds of transfers on the member's link; None: its speed is unknown."""
         network = self.board.network
         if network.down_mbit_s is None or network.up_mbit_s is None:
             return None
         return 8e-6 * (bytes_down / network.down_mbit_s.value + bytes_up / network.up_mbit_s.value)
 
     def _pass(self, seconds: float, watts: float) -> None:
-        """Time passes while so much is drawn, in pieces where a charger comes and goes."""
+        """Let time pass at this power, in pieces where a charger comes and goes."""
         end = self.moment.now_s + seconds
         while self.moment.now_s < end:
             now = self.moment.now_s
@@ -273,7 +273,7 @@ class Emulation:
             self.moment = replace(self.moment, now_s=until, battery_j=battery_j)
 
     def _plugged_s(self, now_s: float) -> float:
-        """When the charger is next plugged in or out."""
+        """Time at which the charger is next plugged in or out."""
         marks = [60.0 * (minute - self._starts) for minute in self.member.charging_hours or ()]
         return min((mark + DAY_S * ((now_s - mark) // DAY_S + 1) for mark in marks), default=inf)
 
@@ -288,7 +288,7 @@ class Emulation:
     def _waiting_w(self) -> float:
         power = self.member.board.power
         if power.idle_w is None or power.train_w is None:
-            return 0.0  # without a battery, which is checked, nobody asks
+            return 0.0  # never used: there is no battery, which is checked
         span = power.train_w.value - power.idle_w.value
         return power.idle_w.value + self.member.background_load * span
 
@@ -303,7 +303,7 @@ class Emulation:
 
 
 def emulate(fleet: Fleet, name: str, *, story: Path | None = None) -> Emulation:
-    """The member of this name, in its fleet's scenario. Raises as `Emulation` and `Fleet.find`."""
+    """Emulate the member of this name, in its fleet's scenario. Raises as the classes do."""
     return Emulation(
         fleet.find(name),
         work=fleet.work,
@@ -314,9 +314,9 @@ def emulate(fleet: Fleet, name: str, *, story: Path | None = None) -> Emulation:
 
 
 def read_story(path: Path) -> list[Moment]:
-    """The moments that a device has written; a last line that is being written is left out.
+    """Read the moments a device has written, without a last line that is still being written.
 
-    Raises `ConfigError` for what no device has written.
+    Raises `ConfigError` for a file that is not such a story.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")[:-1]
@@ -328,7 +328,7 @@ def read_story(path: Path) -> list[Moment]:
 
 
 class _Emulated:
-    """Trains with another backend; time passes with every step that is done."""
+    """Trains with another backend; every completed step advances the time."""
 
     def __init__(self, backend: Backend, emulation: Emulation) -> None:
         self._backend = backend
@@ -355,7 +355,7 @@ class _Emulated:
         def timed() -> Iterator[Batch]:
             for batch in batches:
                 yield batch
-                # Asked for the next one: this one's step is done. One that was stopped is not.
+                # Asked for the next batch: this one's step is done, unless it was stopped.
                 self._emulation.trained(macs * len(batch.targets))
 
         try:

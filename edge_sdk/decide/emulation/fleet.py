@@ -1,8 +1,8 @@
-"""A fleet: devices that are emulated together, each a profile and the state it starts in.
+"""A fleet: devices that are emulated together, each a profile and its initial state.
 
-A fleet is a TOML file: how time passes and how much work there is, then one table `[[members]]`
-per device; docs/devices.md describes it. What is in it is a scenario somebody chose, so its numbers
-need no source.
+A fleet is a TOML file: the passing of time and the amount of work, then one table `[[members]]`
+per device; docs/devices.md describes it. Its contents are a chosen scenario, so its numbers need no
+source.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Minute = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetMember:
-    """A device of a fleet as it starts. Raises `ConfigError` for a state that cannot be."""
+    """A device of a fleet as it starts. Raises `ConfigError` for an impossible state."""
 
     board: BoardProfile
     """Profile of the device: a name from docs/devices.md, or a file relative to the fleet's."""
@@ -107,21 +107,21 @@ class FleetMember:
 
     @property
     def metered(self) -> bool:
-        """Whether traffic costs money, but for `wifi_hours`: on mobile networks."""
+        """True if traffic costs money outside `wifi_hours`: on mobile networks."""
         return self.network == "mobile"
 
     def charges_at(self, minute: int) -> bool:
-        """Whether it is on its charger in this minute of the day."""
+        """True if it is on its charger in this minute of the day."""
         return self.charging or _is_within(self.charging_hours, minute)
 
     def metered_at(self, minute: int) -> bool:
-        """Whether traffic costs money in this minute of the day."""
+        """True if traffic costs money in this minute of the day."""
         return self.metered and not _is_within(self.wifi_hours, minute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Members, and what they are told to do when. Raises `ConfigError` for what cannot be."""
+    """Members and their schedule. Raises `ConfigError` for impossible values."""
 
     members: tuple[FleetMember, ...]
     """The devices, in the order of the file."""
@@ -148,19 +148,19 @@ class Fleet:
                 )
 
     def __iter__(self) -> Iterator[FleetMember]:
-        """Its members."""
+        """Iterate over its members."""
         return iter(self.members)
 
     def __len__(self) -> int:
-        """How many members it has."""
+        """Return the number of members."""
         return len(self.members)
 
     def __getitem__(self, index: int) -> FleetMember:
-        """One of its members."""
+        """Return one of its members."""
         return self.members[index]
 
     def find(self, name: str) -> FleetMember:
-        """The member of this name. Raises `ConfigError`."""
+        """Return the member of this name. Raises `ConfigError`."""
         named = {member.name: member for member in self.members}
         if name not in named:
             raise ConfigError(f"the fleet has no member {name!r}{nearest(name, named)}")
@@ -173,12 +173,12 @@ def load_fleet(path: str | Path) -> Fleet:
 
 
 def find_fleet(name: str) -> Fleet:
-    """A fleet that ships with the project, such as `mixed`. Raises `ConfigError`."""
+    """Load a fleet that ships with the project, such as `mixed`. Raises `ConfigError`."""
     return load_fleet(shipped_fleet(name))
 
 
 def shipped_fleet(name: str) -> Path:
-    """The file of a fleet that ships with the project. Raises `ConfigError`."""
+    """Return the file of a fleet that ships with the project. Raises `ConfigError`."""
     folder = shipped() / "fleets"
     names = sorted(path.stem for path in folder.glob("*.toml"))
     if name not in names:

@@ -1,1 +1,1 @@
-"""Sensors: what each kind of machine shows of cores, memory, battery, heat and power."""
+"""Sensors of each kind of machine: cores, memory, battery, heat and power."""

@@ -1,7 +1,7 @@
-"""What a phone tells a program in Termux: battery and Wi-Fi, through the app Termux:API.
+"""Sensors of a phone, for a program in Termux: battery and Wi-Fi, through the app Termux:API.
 
 Android hides /proc/stat, /proc/net and most of /sys from programs; memory, affinity and often
-clocks are there. A host app can push what is missing, and knows it better.
+clocks are readable. A host app can push the rest, and knows it better.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from edge_sdk.machine.sensors.linux import power_supply
 from edge_sdk.machine.snapshot import Battery, Heat, Network, Snapshot, Zone
 
 IN_MILLIAMPERES = 10_000
-"""Phones report µA, some of them mA. None runs a program on 10 mA, nor takes 10 A."""
+"""Phones report µA, some mA. No phone runs a program on 10 mA, and none draws 10 A."""
 
 
 def is_android(files: Files) -> bool:
-    """By the program that starts every Android app."""
+    """True if the program that starts every Android app exists."""
     return files.exists("system/bin/app_process") or files.exists("system/build.prop")
 
 
 def read_battery(files: Files) -> Snapshot:
-    """From the kernel where it may be seen. Every phone has a battery, so none is none seen."""
+    """Read the kernel's files where visible. Every phone has a battery, so none seen is unknown."""
     seen = power_supply.read_battery(files)
     return seen if seen.battery.present else Snapshot()
 
 
 def battery_status(files: Files) -> Command:
-    """`termux-battery-status`, which can take seconds, and hangs where the app is missing."""
+    """`termux-battery-status`, which can take seconds, and hangs if the app is missing."""
     return Command(
         argv=("termux-battery-status",),
         program=files.program,
@@ -40,7 +40,7 @@ def battery_status(files: Files) -> Command:
 
 
 def wifi_info(files: Files) -> Command:
-    """`termux-wifi-connectioninfo`: a phone that is not on Wi-Fi is on its mobile network."""
+    """`termux-wifi-connectioninfo`: a phone without Wi-Fi uses its mobile network."""
     return Command(
         argv=("termux-wifi-connectioninfo",),
         program=files.program,
@@ -50,7 +50,7 @@ def wifi_info(files: Files) -> Command:
 
 
 def parse_battery(output: str) -> Snapshot:
-    """The battery, and its temperature as a zone. Raises `ValueError` for anything else."""
+    """Read the battery, and its temperature as a zone. Raises `ValueError` for other output."""
     said = _object(output)
     plugged, status = said.get("plugged"), said.get("status")
     charging = None
@@ -59,7 +59,7 @@ def parse_battery(output: str) -> Snapshot:
     elif status in ("CHARGING", "FULL") or (status == "NOT_CHARGING" and isinstance(plugged, str)):
         charging = True
     celsius = _number(said, "temperature")
-    # Where there is no sensor, Android says 0 or a number far below.
+    # Without a sensor, Android reports 0 or a number far below.
     zones = (Zone(name="battery", celsius=celsius),) if celsius and celsius > -50 else None
     return Snapshot(
         battery=Battery(
@@ -73,14 +73,14 @@ def parse_battery(output: str) -> Snapshot:
 
 
 def parse_wifi(output: str) -> Snapshot:
-    """Metered without Wi-Fi; with it unknown, as it may be somebody's hotspot."""
+    """Metered without Wi-Fi; with Wi-Fi unknown, because it may be a hotspot."""
     state = _object(output).get("supplicant_state")
     off = isinstance(state, str) and state in ("DISCONNECTED", "INACTIVE", "INTERFACE_DISABLED")
     return Snapshot(network=Network(metered=True if off else None))
 
 
 def _watts(said: dict[str, Any]) -> float | None:
-    """Newer versions give a voltage, in mV; the sign of the current depends on the phone."""
+    """Newer versions report a voltage, in mV; the sign of the current depends on the phone."""
     millivolts, current = _number(said, "voltage"), _number(said, "current")
     if millivolts is None or current is None or not 2_000 <= millivolts <= 20_000:
         return None

@@ -1,7 +1,7 @@
-"""Programs that know what no file tells: run in the background, with a timeout, and killed.
+"""Programs that know what no file shows: run in the background, with a timeout.
 
-A command may take seconds or never end, so nobody waits for it: a snapshot takes what the last run
-said, with its age, and starts the next run when that is due. Nothing runs while nobody asks.
+A command may take seconds or never end, so nobody waits for it: a snapshot takes the result of the
+last run, with its age, and starts the next run when due. Nothing runs unless snapshots are taken.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from edge_sdk.machine.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 KEPT_RUNS = 10
-"""A value is unknown once so many runs in a row could have renewed it and none did."""
+"""A value becomes unknown once this many runs in a row failed to renew it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A program, what it tells and how that is read. `parse` may raise on foreign output."""
+    """A program, the values it reports and their parser, which may raise on foreign output."""
 
     argv: tuple[str, ...]
     program: Callable[[str], str | None]
-    """Where a program of this name is; None: nowhere."""
+    """Path of a program by name; None: not installed."""
     parse: Callable[[str], Snapshot]
     fills: tuple[str, ...]
-    """Paths of what it tells; it is run only while one of them is otherwise unknown."""
+    """Paths of the values it reports; it runs only while one of them is otherwise unknown."""
     every_s: float = 30.0
     timeout_s: float = 10.0
 
 
 class CommandFailed(Exception):
-    """A run that told nothing."""
+    """A run gave no result."""
 
 
 class Background:
-    """Runs one command again and again, for as long as somebody asks. Never raises."""
+    """Runs one command repeatedly, as long as snapshots are taken. Never raises."""
 
     def __init__(self, command: Command, clock: Callable[[], float]) -> None:
         self._command = command
@@ -58,11 +58,11 @@ class Background:
 
     @property
     def fills(self) -> tuple[str, ...]:
-        """Paths of what the command tells."""
+        """Paths of the values the command reports."""
         return self._command.fills
 
     def latest(self) -> Snapshot:
-        """What the last good run said, aged; starts another run when one is due."""
+        """Return the result of the last good run, aged; start another run when due."""
         with self._lock:
             now = self._clock()
             due = self._started is None or now - self._started >= self._command.every_s
@@ -78,7 +78,7 @@ class Background:
         return said.aged(now - then).no_older_than(KEPT_RUNS * self._command.every_s)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait for the run under way, if there is one; False: it is still running."""
+        """Wait for the current run, if any; False: it is still running."""
         with self._lock:
             thread = self._thread
         if thread is None:
@@ -87,7 +87,7 @@ class Background:
         return not thread.is_alive()
 
     def close(self) -> None:
-        """Kill the run under way; no other is started."""
+        """Kill the current run and start no other."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -100,8 +100,8 @@ class Background:
         except CommandFailed as error:
             self._tell(str(error), str(error), logging.INFO)
         except Exception as error:
-            # Whatever a parser stumbles over in foreign output costs this one value.
-            why = f"prints what makes no sense ({error!r:.200})"
+            # Whatever a parser stumbles over in foreign output costs only this value.
+            why = f"prints unexpected output ({error!r:.200})"
             self._tell("nonsense", why, logging.WARNING)
         else:
             with self._lock:
@@ -122,7 +122,7 @@ class Background:
         try:
             output, _ = process.communicate(timeout=self._command.timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise CommandFailed(f"gives no answer in {self._command.timeout_s:g} s") from error
+            raise CommandFailed(f"does not answer within {self._command.timeout_s:g} s") from error
         finally:
             with self._lock:
                 self._process = None
@@ -132,7 +132,7 @@ class Background:
         return output.decode("utf-8", "replace")
 
     def _tell(self, kind: str, why: str, level: int) -> None:
-        """Log why nothing is known, once for each kind of failure."""
+        """Log why a value is unknown, once for each kind of failure."""
         if kind not in self._told:
             self._told.add(kind)
             fills = ", ".join(self.fills)
@@ -142,17 +142,17 @@ class Background:
 # -- processes -----------------------------------------------------------------------------------
 
 _running: set[subprocess.Popen[bytes]] = set()
-"""To be killed at exit, when threads that wait for them are gone."""
+"""Processes to kill at exit, when the threads that wait for them are gone."""
 
 
 def _start(argv: list[str]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(  # noqa: S603 - programs of the system, no shell, no foreign text
+    process = subprocess.Popen(  # noqa: S603 - system programs, no shell, no foreign text
         argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "LC_ALL": "C"},
-        # A group of its own: scripts leave children behind that must be killed with them.
+        # Its own process group: scripts leave children behind that must be killed with them.
         start_new_session=True,
     )
     _running.add(process)
@@ -160,7 +160,7 @@ def _start(argv: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of it and reap it, without waiting for children that hold its output."""
+    """Kill and reap the process, without waiting for children that hold its output."""
     _kill(process)
     process.wait()
     if process.stdout is not None:
@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is not None:
-        return  # Reaped: its number may belong to somebody else by now.
+        return  # Reaped: its number may belong to another process by now.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""macOS and Windows: what psutil tells there, and commands for what it does not.
+"""macOS and Windows: psutil, and commands for what it does not report.
 
-On Linux psutil is not used: it knows no control groups, one battery only, and no /sys but the
-machine's own.
+Linux does not use psutil: it ignores control groups, knows one battery only, and reads no /sys but
+the machine's own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PsutilSources:
         self._cpu_time = Rates(clock)
 
     def cpu(self) -> Snapshot:
-        """Cores, clock and use; the load average only where the system has one."""
+        """Read cores, clock and use; the load average only where the system has one."""
         import psutil
 
         process = psutil.Process()
@@ -44,21 +44,21 @@ class PsutilSources:
         times = psutil.cpu_times()
         rates = self._cpu_time.since("cpu", sum(times) - times.idle, sum(times))
         clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-        # Windows has no load average; psutil's is 0 in the beginning.
+        # Windows has no load average; psutil's starts at 0.
         load = None if psutil.WINDOWS else psutil.getloadavg()[0]
         return Snapshot(
             cpu=Cpu(
                 cores=affinity or psutil.cpu_count(),
                 load=load,
                 busy=rates[0] / rates[1] if rates and rates[1] > 0 else None,
-                # psutil says 0 for clocks that it does not know.
+                # psutil reports 0 for unknown clocks.
                 mhz=(clock.current or None) if clock else None,
                 max_mhz=(clock.max or None) if clock else None,
             )
         )
 
     def memory(self) -> Snapshot:
-        """Of the machine."""
+        """Read the machine's memory."""
         import psutil
 
         memory = psutil.virtual_memory()
@@ -67,7 +67,7 @@ class PsutilSources:
         )
 
     def battery(self) -> Snapshot:
-        """Percent and whether it is plugged in."""
+        """Read the percentage, and if it is plugged in."""
         import psutil
 
         battery = psutil.sensors_battery()
@@ -78,7 +78,7 @@ class PsutilSources:
         )
 
     def network(self) -> Snapshot:
-        """Traffic of all interfaces but the loopback."""
+        """Read the traffic of all interfaces except loopback."""
         import psutil
 
         counters = {
@@ -106,7 +106,7 @@ def ioreg(files: Files) -> Command:
 
 
 def pmset(files: Files) -> Command:
-    """Whether the processor is slowed down for heat."""
+    """Reports if the processor is slowed down because of heat."""
     return Command(
         argv=("pmset", "-g", "therm"),
         program=files.program,
@@ -117,7 +117,7 @@ def pmset(files: Files) -> Command:
 
 
 def parse_ioreg(output: str) -> Snapshot:
-    """A property list, in mV, mA, mAh and 1/100 °C; empty where there is no battery."""
+    """Parse a property list, in mV, mA, mAh and 1/100 °C; empty if there is no battery."""
     import plistlib
 
     if not output.strip():
@@ -125,10 +125,10 @@ def parse_ioreg(output: str) -> Snapshot:
     said: dict[str, Any] = plistlib.loads(output.encode())[0]
     volts = said["Voltage"] / 1000
     amperes = said.get("InstantAmperage", said.get("Amperage", 0))
-    if amperes >= 1 << 63:  # A negative number, printed without its sign.
+    if amperes >= 1 << 63:  # a negative number, printed without its sign
         amperes -= 1 << 64
     drained = amperes < 0 and not said.get("ExternalConnected", False)
-    # Apple's own chips give MaxCapacity in percent and the charge under another name.
+    # Apple's chips give MaxCapacity in percent and the charge under another name.
     milliampere_hours = said.get("AppleRawMaxCapacity", said.get("MaxCapacity", 0))
     celsius = said.get("Temperature", 0) / 100
     return Snapshot(
@@ -141,7 +141,7 @@ def parse_ioreg(output: str) -> Snapshot:
 
 
 def parse_pmset(output: str) -> Snapshot:
-    """Limits in percent; without a note of any, nothing was slowed down since the start."""
+    """Parse limits in percent; no record means that nothing was slowed down since the start."""
     limits = re.findall(r"^\s*CPU_(?:Speed|Scheduler)_Limit\s*=\s*([0-9]{1,3})\s*$", output, re.M)
     if limits:
         return Snapshot(heat=Heat(throttling=any(int(limit) < 100 for limit in limits)))
@@ -153,7 +153,7 @@ def parse_pmset(output: str) -> Snapshot:
 
 
 def powershell(files: Files) -> Command:
-    """What the battery gives, its capacity, and whether the network costs."""
+    """Power drawn from the battery, its capacity, and the cost of the network."""
     return Command(
         argv=("powershell", "-NoProfile", "-NonInteractive", "-Command", POWERSHELL),
         program=files.program,
@@ -165,7 +165,7 @@ def powershell(files: Files) -> Command:
 
 
 def parse_powershell(output: str) -> Snapshot:
-    """One object, in mW and mWh; the cost as the network profile calls it."""
+    """Parse one object, in mW and mWh; the cost is as in the network profile."""
     said: dict[str, Any] = json.loads(output)
     discharge, full = sum(said["discharge_mw"]), sum(said["full_mwh"])
     costs = {"Unrestricted": False, "Fixed": True, "Variable": True}

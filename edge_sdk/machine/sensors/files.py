@@ -1,7 +1,7 @@
-"""Reading what the kernel shows in files, below a root folder that tests and emulation replace.
+"""Reads the kernel's files, below a root folder that tests and emulation replace.
 
-Nothing here raises: a file that is not there is no news, one that is there and cannot be read or
-makes no sense is unknown and logged, once per file.
+Nothing here raises: a missing file is normal; one that exists but is unreadable or makes no sense
+is unknown and logged, once per file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20
-"""Of a file that is looked at; a machine full of containers has long mount tables."""
+"""Most bytes read of a file; a machine full of containers has long mount tables."""
 
 NUMBER = re.compile(r"[+-]?[0-9]{1,30}(\.[0-9]{1,30})?", re.ASCII)
 
@@ -29,18 +29,18 @@ class Files:
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.is_machine = root == Path("/")
-        """True: this is the machine itself, so that system calls tell of the same machine."""
+        """True: this is the machine itself, so system calls describe the same machine."""
         self._told: set[str] = set()
 
     def text(self, path: str) -> str | None:
-        """A file's content without space and NULs around it; None: unknown."""
+        """Return a file's content without surrounding space and NULs; None: unknown."""
         try:
             with open(self.root / path, "rb") as file:
                 data = file.read(MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError:
-            self.tell(path, "not readable for this user", level=logging.INFO)
+            self.tell(path, "not readable by this user", level=logging.INFO)
             return None
         except (OSError, ValueError) as error:
             self.tell(path, str(error))
@@ -48,24 +48,24 @@ class Files:
         return data.decode("utf-8", "replace").strip(" \t\r\n\0")
 
     def number(self, path: str) -> float | None:
-        """The one number in a file; None: unknown."""
+        """Return the one number in a file; None: unknown."""
         content = self.text(path)
         if content is None:
             return None
         number = to_number(content)
         if number is None:
-            self.tell(path, f"{content[:40]!r} is no number")
+            self.tell(path, f"{content[:40]!r} is not a number")
         return number
 
     def exists(self, path: str) -> bool:
-        """Whether something is there, readable or not."""
+        """True if the path exists, readable or not."""
         try:
             return (self.root / path).exists()
         except (OSError, ValueError):
             return True
 
     def names(self, folder: str, pattern: str = "*") -> list[str] | None:
-        """Of what a folder holds, `zone2` before `zone10`; None where it cannot be listed."""
+        """List a folder, `zone2` before `zone10`; None if it cannot be listed."""
         try:
             names = os.listdir(self.root / folder)
         except (OSError, ValueError):
@@ -73,19 +73,19 @@ class Files:
         return sorted(fnmatch.filter(names, pattern), key=lambda name: (len(name), name))
 
     def program(self, name: str) -> str | None:
-        """Where a program is: on the PATH of the machine itself, in a root's usual folders."""
+        """Find a program: on the PATH of the machine itself, in the usual folders of a root."""
         if self.is_machine:
             return shutil.which(name)
         folders = (str(self.root / folder) for folder in PROGRAM_FOLDERS)
         return shutil.which(name, path=os.pathsep.join(folders))
 
     def tell(self, path: str, why: str, *, level: int = logging.WARNING) -> None:
-        """Log that a file is of no use, the first time."""
+        """Log that a file is unusable, the first time."""
         if path not in self._told:
             self._told.add(path)
-            log.log(level, "%s: %s; what it says is unknown", self.root / path, why)
+            log.log(level, "%s: %s; its value is unknown", self.root / path, why)
 
 
 def to_number(text: str) -> float | None:
-    """The decimal number that a text is; None: it is none."""
+    """Parse a decimal number; None: it is not one."""
     return float(text) if NUMBER.fullmatch(text) else None

@@ -1,8 +1,8 @@
-"""What a Jetson tells beyond any Linux: power rails, GPU, power mode, unified memory.
+"""Sensors that a Jetson has beyond any Linux: power rails, GPU, power mode, unified memory.
 
-Rails are measured by INA3221 chips with three channels each, found by their labels: addresses and
-numbers differ from board to board. JetPack 4 shows them as `iio` devices, later ones as `hwmon`.
-Their sum or total is the module's, without the carrier board.
+INA3221 chips with three channels each measure the rails. Channels are found by their labels:
+addresses and numbers differ between boards. JetPack 4 shows them as `iio` devices, later versions
+as `hwmon`. Their sum or total is that of the module, without the carrier board.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ I2C = "sys/bus/i2c/drivers"
 DEVFREQ = "sys/class/devfreq"
 
 TOTALS = ("VDD_IN", "POM_5V_IN")
-"""Rails that feed all others. The AGX boards have none, there the rails are summed: where one of
-them feeds another this is too much, never too little."""
+"""Rails that feed all others. The AGX boards have none, so their rails are summed: where one feeds
+another, the sum is too high, never too low."""
 
 GPUS = ("gpu", "gm20b", "gp10b", "gv11b", "ga10b")
-"""Names in the device tree."""
+"""GPU names in the device tree."""
 
 UDEV_HINT = (
-    "a power rail cannot be read; where only root may, chmod a+r it at boot (by a udev rule), "
-    "or install jetson-stats"
+    "a power rail cannot be read; if only root may read it, chmod a+r it at boot (with a udev "
+    "rule), or install jetson-stats"
 )
 
 READ_JTOP = """
@@ -41,11 +41,11 @@ with jtop() as jetson:
 rails = {name: rail["power"] for name, rail in power["rail"].items()}
 print(json.dumps({"total": power["tot"]["power"], "rails": rails, "mode": str(mode or "")}))
 """
-"""Run by another Python: jetson-stats is the user's to install (AGPL), and its service may hang."""
+"""Run by another Python: the user installs jetson-stats (AGPL), and its service may hang."""
 
 
 def is_jetson(files: Files, model: str) -> bool:
-    """By the device tree's model, or, in a container that hides it, by NVIDIA's release file."""
+    """True by the device tree's model or, in a container that hides it, NVIDIA's release file."""
     return (
         "jetson" in model.lower()
         or "nvidia,tegra" in (files.text("proc/device-tree/compatible") or "")
@@ -54,7 +54,7 @@ def is_jetson(files: Files, model: str) -> bool:
 
 
 def read_power(files: Files) -> Snapshot:
-    """Watts of every rail, their total, and the power mode."""
+    """Read the watts of every rail, their total, and the power mode."""
     rails: dict[str, float] = {}
     complete = True
     for label, watts in _channels(files):
@@ -69,7 +69,7 @@ def read_power(files: Files) -> Snapshot:
 
 
 def read_gpu(files: Files) -> Snapshot:
-    """The load that the GPU's driver measures, in 1/1000."""
+    """Read the load that the GPU's driver measures, in 1/1000."""
     for name in files.names(DEVFREQ) or ():
         device = f"{DEVFREQ}/{name}/device"
         kind = files.text(f"{device}/of_node/name") or name.rpartition(".")[2]
@@ -80,12 +80,12 @@ def read_gpu(files: Files) -> Snapshot:
 
 
 def read_unified() -> Snapshot:
-    """CPU and GPU share one memory on every Jetson."""
+    """Report unified memory: CPU and GPU share one memory on every Jetson."""
     return Snapshot(memory=MemoryState(unified=True))
 
 
 def nvpmodel(files: Files) -> Command:
-    """The power mode, where the file that remembers it cannot be read."""
+    """The power mode, for when the file that stores it cannot be read."""
 
     def parse(output: str) -> Snapshot:
         match = re.search(r"^NV Power Mode: *(\S+)$", output, re.M)
@@ -97,7 +97,7 @@ def nvpmodel(files: Files) -> Command:
 
 
 def jtop(files: Files) -> Command:
-    """Rails from the service of jetson-stats, where it is installed and we may not read them."""
+    """Rails from the service of jetson-stats, if it is installed and we may not read them."""
 
     def interpreter(_: str) -> str | None:
         installed = files.is_machine and importlib.util.find_spec("jtop") is not None
@@ -113,7 +113,7 @@ def jtop(files: Files) -> Command:
 
 
 def parse_jtop(output: str) -> Snapshot:
-    """What `READ_JTOP` prints: milliwatts. Raises `ValueError`, `TypeError` or `KeyError`."""
+    """Parse `READ_JTOP`'s output, in milliwatts. Raises `ValueError`, `TypeError`, `KeyError`."""
     content = json.loads(output)
     rails = {str(name): float(milli) / 1000 for name, milli in content["rails"].items()}
     return Snapshot(
@@ -126,7 +126,7 @@ def parse_jtop(output: str) -> Snapshot:
 
 
 def _channels(files: Files) -> Iterator[tuple[str, float | None]]:
-    """Label and watts of every channel that is connected; None: cannot be read."""
+    """Yield label and watts of every connected channel; None: unreadable."""
     for driver in ("ina3221x", "ina3221"):
         for address in files.names(f"{I2C}/{driver}", "*-*") or ():
             chip = f"{I2C}/{driver}/{address}"
@@ -166,7 +166,7 @@ def _labelled(label: str | None, watts: float | None) -> Iterator[tuple[str, flo
 
 
 def _mode(files: Files) -> str | None:
-    """The mode that nvpmodel has set, by name where its table can be read, else by number."""
+    """Return nvpmodel's mode, by name if its table is readable, else by number."""
     match = re.search(r"pmode:0*([0-9]{1,4})\b", files.text("var/lib/nvpmodel/status") or "")
     if match is None:
         return None

@@ -1,6 +1,6 @@
-"""What the firmware of a Raspberry Pi tells: throttling and a weak supply.
+"""The firmware of a Raspberry Pi: throttling and undervoltage.
 
-It has no sensor for what it draws; a device profile knows that.
+It has no power sensor; a device profile supplies the power.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ HWMON = "sys/class/hwmon"
 
 UNDERVOLTAGE = 1 << 0
 SLOWED_DOWN = 1 << 1 | 1 << 2 | 1 << 3
-"""Frequency capped, throttled, soft temperature limit. Bits from 16 on tell of the past."""
+"""Frequency capped, throttled, soft temperature limit. Bits from 16 on describe the past."""
 
 
 def is_raspberry_pi(model: str) -> bool:
-    """Whether a device tree's model, such as `Raspberry Pi 5 Model B Rev 1.0`, is one."""
+    """True for a device tree's model such as `Raspberry Pi 5 Model B Rev 1.0`."""
     return model.startswith("Raspberry Pi")
 
 
 def read_flags(files: Files) -> Snapshot:
-    """The firmware's flags, from the file that its driver has had since Linux 4.14."""
+    """Read the firmware's flags, from the file its driver has provided since Linux 4.14."""
     for chip in files.names(PLATFORM, "soc*") or ():
         for device in files.names(f"{PLATFORM}/{chip}", "*firmware*") or ():
             path = f"{PLATFORM}/{chip}/{device}/get_throttled"
@@ -35,12 +35,12 @@ def read_flags(files: Files) -> Snapshot:
             if content is not None:
                 if re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", content):
                     return _told(int(content, 16))
-                files.tell(path, f"{content[:40]!r} is no set of flags")
+                files.tell(path, f"{content[:40]!r} is not a set of flags")
     return Snapshot()
 
 
 def read_undervoltage(files: Files) -> Snapshot:
-    """The alarm of the driver `rpi_volt`: the supply was too weak within the last seconds."""
+    """Read the alarm of the driver `rpi_volt`: the supply was too weak in the last seconds."""
     for name in files.names(HWMON) or ():
         if files.text(f"{HWMON}/{name}/name") == "rpi_volt":
             alarm = files.number(f"{HWMON}/{name}/in0_lcrit_alarm")
@@ -49,13 +49,13 @@ def read_undervoltage(files: Files) -> Snapshot:
 
 
 def read_zones(files: Files) -> Snapshot:
-    """Temperatures alone: here the firmware slows down, and Linux does not see it."""
+    """Read temperatures alone: here the firmware slows down, and Linux does not see it."""
     heat = read_heat(files).heat
     return Snapshot(heat=replace(heat, throttling=None))
 
 
 def vcgencmd(files: Files) -> Command:
-    """The firmware's flags, where there is no file for them. Needs the group `video`."""
+    """The firmware's flags, if there is no file for them. Needs the group `video`."""
 
     def parse(output: str) -> Snapshot:
         match = re.fullmatch(r"throttled=0x([0-9a-fA-F]{1,8})", output.strip())

@@ -1,15 +1,15 @@
-"""Counters that only grow, as rates."""
+"""Rates of counters that only grow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
 MIN_S = 0.5
-"""Less time than this between two looks measures noise; the earlier rates are given again."""
+"""Shortest time between two readings; over less, the previous rates are returned."""
 
 
 class Rates:
-    """Growth per second of some counters between two looks at them."""
+    """Growth per second of some counters between two readings."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -18,9 +18,9 @@ class Rates:
         self._rates: tuple[float, ...] | None = None
 
     def since(self, key: Hashable, *counters: float) -> tuple[float, ...] | None:
-        """Rates since an earlier look; None: there was none.
+        """Return rates since the previous reading; None: there was none.
 
-        `key` says what is counted: another one starts anew, as does a counter that went back.
+        `key` identifies what is counted: a new key restarts, as does a counter that went back.
         """
         now = self._clock()
         if self._before is None or key != self._key:

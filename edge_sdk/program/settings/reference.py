@@ -50,7 +50,7 @@ def meanings(cls: type[Any]) -> dict[str, str]:
 
 
 def summary(cls: type[Any]) -> str:
-    """What a class says of itself, up to what it raises."""
+    """Return a class's own description, up to the errors it raises."""
     text = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
     return re.sub(r" (Raises|Made by) .*", "", text)
 

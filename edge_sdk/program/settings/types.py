@@ -42,7 +42,7 @@ class Within:
     below: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a number is in the range; NaN never is."""
+        """True if a number is in the range; NaN never is."""
         return (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
@@ -118,12 +118,12 @@ class FieldType(NamedTuple):
     optional: bool
 
     def mark(self, wanted: type[T]) -> T | None:
-        """What the type says besides, of this class; None: nothing."""
+        """Return the type's annotation of this class; None: there is none."""
         return next((each for each in self.marks if isinstance(each, wanted)), None)
 
     @property
     def flat(self) -> bool:
-        """Whether its keys stand beside those of its owner."""
+        """True if its keys stand beside those of its owner."""
         return Flat in self.marks
 
     @property

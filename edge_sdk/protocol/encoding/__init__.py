@@ -1,1 +1,1 @@
-"""How values of blocks become bytes: fp32, fp16, int8, top-k, zstd."""
+"""Values of blocks as bytes: fp32, fp16, int8, top-k, zstd."""

@@ -2,7 +2,7 @@
 
     message = length of header as uint32 ‖ header ‖ zeros up to a multiple of 16 ‖ payload
     header  = msgpack [ "tessera-blocks", 1, kind, keep | nil, zstd, plan hash, [mask per axis] ]
-    payload = the parts below, one behind the other; with zstd a frame of them (`zstd.py`)
+    payload = the parts below, one after the other; with zstd a frame of them (`zstd.py`)
 
     fp32      values as float32
     fp16      values as float16 ‖ an exponent per block as int8
@@ -10,16 +10,17 @@
     top-k     kept values as float16 ‖ an exponent per block as int8 ‖ positions (`top_k.py`)
 
 All numbers are little-endian. The plan's hash is 32 bytes, `keep` float64 (top-k only). Bit `g` of
-an axis's mask says that group `g` is chosen: masks and plan give every block's number, size and
+an axis's mask means that group `g` is chosen: masks and plan give every block's number, size and
 place, so nothing else is written. In every part the blocks are in ascending order, and parts of
-wider numbers come first, so that each is aligned; fp32 is read where it lies.
+wider numbers come first, so that each is aligned in the message; fp32 is read where it lies.
 
-`quantise.py` and `top_k.py` say what the numbers mean and how near the decoded values are. Top-k's
-values are fp16 because what rounding loses goes into the residual with the rest
+`quantisation.py` and `top_k.py` say what the numbers mean and how near the decoded values are.
+Top-k's values are fp16 because what rounding loses goes into the residual with the rest
 (`device.stores.residuals`). Compression that saves nothing is left out, and the header says so.
 
-Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` to the encoding's bound, to the
-bit for fp32; `len(encode_blocks(plan, S, …)) == encoded_size(plan, S, …)`, at most so with zstd.
+Laws: `decode_blocks(plan, encode_blocks(plan, S, b, …)) == (S, b)` within the encoding's bound,
+bit for bit with fp32; `len(encode_blocks(plan, S, …)) == encoded_size(plan, S, …)`, or at most that
+with zstd.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ Part = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message says about its payload."""
+    """Description of a message's payload."""
 
     encoding: Encoding
-    """As written: without zstd where compressing saved nothing."""
+    """Encoding as written: without zstd where compressing saved nothing."""
     groups: dict[str, tuple[int, ...]]
     size_bytes: int
-    """Of the header itself, up to the payload."""
+    """Bytes of the header itself, up to the payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part of a payload: the type of its numbers, and how many of them every block has."""
+    """One part of a payload: the type of its numbers, and the count of them in every block."""
 
     dtype: np.dtype[Any]
     counts: Indices
@@ -84,7 +85,7 @@ def encode_blocks(
     encoding: Encoding,
     stream: np.random.Generator,
 ) -> bytes:
-    """The blocks of a submodel as a message. Only int8 draws from the stream.
+    """Write the blocks of a submodel as a message. Only int8 draws from the stream.
 
     Raises `GroupError` or `BlockError` if these are not the submodel's blocks, `EncodingError` if
     the encoding is not available here.
@@ -99,10 +100,10 @@ def encode_blocks(
 def decode_blocks(
     plan: ModelPlan, data: bytes | bytearray | memoryview
 ) -> tuple[dict[str, tuple[int, ...]], Blocks]:
-    """The groups and the blocks in a message; the values are read-only, fp32 ones a view of `data`.
+    """Read groups and blocks of a message; the values are read-only, fp32 ones a view of `data`.
 
-    Raises `BlockError`, and nothing else, for any bytes that are no blocks of this plan. Every
-    size is checked against the plan before anything is allocated. Values may be NaN or infinite.
+    Raises only `BlockError`, for any bytes that are not blocks of this plan. Every size is checked
+    against the plan before anything is allocated. Values may be NaN or infinite.
     """
     header = decode_header(plan, data)
     ids = plan.block_ids(plan.choose(header.groups))
@@ -111,18 +112,18 @@ def decode_blocks(
 
 
 def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Header:
-    """What a message says about its payload, which is not looked at. Raises only `BlockError`."""
+    """Read a message's header; the payload is not looked at. Raises only `BlockError`."""
     view = memoryview(data).cast("B")
     length = int.from_bytes(view[:4], "little")
     # An envelope of fixed fields, and up to nine bytes for the mask of each axis.
     if len(view) < 4 or length > min(len(view) - 4, 128 + 9 * len(plan.axes)):
-        raise BlockError("these bytes are not blocks of this plan: no header of a fitting size")
+        raise BlockError("these bytes are not blocks of this plan: the header's size is wrong")
     fields = unpacked(bytes(view[4 : 4 + length]), BlockError, "blocks")
     if not isinstance(fields, list) or len(fields) < 2 or fields[0] != MAGIC:
         raise BlockError("these bytes are not blocks")
     if fields[1] != VERSION:
         raise BlockError(
-            f"version {fields[1]!r} of blocks is not known here; this side speaks {VERSION}"
+            f"version {fields[1]!r} of blocks is unknown; this side uses version {VERSION}"
         )
     try:
         encoding, chosen = _decode_fields(plan, fields)
@@ -136,7 +137,7 @@ def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Head
 
 
 def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
-    """Bytes of a submodel's message: exactly, or with zstd at most. Raises `GroupError`."""
+    """Return the bytes of a submodel's message, with zstd the most. Raises `GroupError`."""
     chosen = plan.choose(groups)
     sizes = plan.block_sizes[plan.block_ids(chosen)]
     specs = part_specs(sizes, encoding)
@@ -147,7 +148,7 @@ def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
 
 
 def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
-    """The parts of a payload of blocks of these sizes."""
+    """Describe the parts of a payload of blocks of these sizes."""
     one = np.ones(len(sizes), dtype=np.int64)
     match encoding.kind:
         case "fp32":
@@ -165,7 +166,7 @@ def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
 def encode_parts(
     values: Float32, sizes: Indices, encoding: Encoding, stream: np.random.Generator
 ) -> list[Part]:
-    """The parts of a payload. fp32 is the values themselves."""
+    """Encode values as the parts of a payload. fp32 is not copied."""
     values = np.ascontiguousarray(values)
     parts: list[Part]
     match encoding.kind:
@@ -183,7 +184,7 @@ def encode_parts(
 
 
 def decode_parts(parts: Sequence[Part], sizes: Indices, encoding: Encoding) -> Float32:
-    """The values again; fp32 is not copied. Raises `BlockError` if top-k's positions are wrong."""
+    """Decode parts to values; fp32 is not copied. Raises `BlockError` for wrong top-k positions."""
     match encoding.kind:
         case "fp32":
             return parts[0].astype(np.float32, copy=False)
@@ -199,7 +200,7 @@ def decode_parts(parts: Sequence[Part], sizes: Indices, encoding: Encoding) -> F
 def decode_payload(
     plan: ModelPlan, ids: Indices, encoding: Encoding, payload: bytes | memoryview
 ) -> Blocks:
-    """The blocks with these ascending ids out of a payload. Raises only `BlockError` for its bytes.
+    """Read the blocks with these ascending ids from a payload. Raises only `BlockError`.
 
     The values are read-only; fp32 ones without zstd are a view of the payload.
     """
@@ -222,7 +223,7 @@ def decode_payload(
 def join_message(
     plan: ModelPlan, chosen: Chosen, encoding: Encoding, parts: Sequence[Part]
 ) -> bytes:
-    """Header and parts as one message; compressed if the encoding asks for it and it helps."""
+    """Join header and parts to a message; compressed if the encoding asks for it and it helps."""
     if encoding.zstd:
         compressed = compress(parts)
         if len(compressed) < sum(part.nbytes for part in parts):
@@ -234,7 +235,7 @@ def join_message(
 def _split(view: memoryview, specs: Sequence[PartSpec]) -> list[Part]:
     expected = sum(spec.size_bytes for spec in specs)
     if len(view) != expected:
-        raise BlockError(f"{len(view)} bytes of values for blocks that take {expected}")
+        raise BlockError(f"{len(view)} bytes of values for blocks that need {expected}")
     parts, start = [], 0
     for spec in specs:
         end = start + spec.size_bytes

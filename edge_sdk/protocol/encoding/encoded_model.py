@@ -1,9 +1,9 @@
-"""The whole model, encoded once; what any device gets is cut out of it.
+"""The whole model, encoded once; the blocks of each device are cut out of it.
 
-The papers' compression `C(·)` acts on the way down: the coordinator encodes θ once a round, each
-device receives its own blocks of the result, and everybody trains from the same `C(θ)`.
+The papers' compression `C(·)` acts on the way down: the coordinator encodes θ once per round, each
+device receives its own blocks of the result, and all train from the same `C(θ)`.
 
-Law: `decode_blocks(plan, model.cut(S)) == (S, plan.select(model.decoded, S))`, to the bit.
+Law: `decode_blocks(plan, model.cut(S)) == (S, plan.select(model.decoded, S))`, bit for bit.
 """
 
 from __future__ import annotations
@@ -32,23 +32,28 @@ class EncodedModel:
 
     plan: ModelPlan
     encoding: Encoding
-    decoded: Float32
-    """`C(θ)` in block order, read-only: what devices decode."""
     parts: tuple[Part, ...]
     offsets: tuple[Indices, ...]
-    """Per part: where the numbers of every block start, and their end as a last entry."""
+    """Per part: the start of every block's numbers, with their end as last entry."""
+
+    @property
+    def decoded(self) -> Float32:
+        """`C(θ)` in block order, as devices decode it; read-only. fp32 is no copy."""
+        decoded: Float32 = decode_parts(self.parts, self.plan.block_sizes, self.encoding).view()
+        decoded.flags.writeable = False
+        return decoded
 
     def cut(self, groups: Groups) -> bytes:
-        """The message that brings a submodel its blocks. Raises `GroupError`."""
+        """Make the message with a submodel's blocks. Raises `GroupError`."""
         chosen = self.plan.choose(groups)
         parts = self._take(self.plan.block_ids(chosen))
         return join_message(self.plan, chosen, self.encoding, parts)
 
     def payload(self, ids: Indices) -> bytes | memoryview:
-        """The bytes of some blocks (ascending ids) without a header, never compressed.
+        """Return the bytes of some blocks (ascending ids) without a header, never compressed.
 
-        `decode_payload` reads them, under this encoding without zstd. They are not copied where
-        one part has them all.
+        `decode_payload` reads them, under this encoding without zstd. They are not copied if one
+        part has them all.
         """
         parts = [part.data.cast("B") for part in self._take(ids)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -75,19 +80,17 @@ def encode_model(
             f"{plan.parameters} float32 values"
         )
     parts = encode_parts(theta, plan.block_sizes, encoding, stream)
-    decoded = decode_parts(parts, plan.block_sizes, encoding).view()
-    decoded.flags.writeable = False
     offsets = tuple(
         np.concatenate(([0], np.cumsum(spec.counts)))
         for spec in part_specs(plan.block_sizes, encoding)
     )
-    return EncodedModel(plan, encoding, decoded, tuple(parts), offsets)
+    return EncodedModel(plan, encoding, tuple(parts), offsets)
 
 
 def compression_noise(theta: Float32, decoded: Float32) -> float:
-    """The theorems' `w₂² = ‖C(θ) − θ‖² / ‖θ‖²`; 0 for a model of zeros that arrives as such."""
+    """Compute the theorems' `w₂² = ‖C(θ) − θ‖² / ‖θ‖²`; 0 for zeros that arrive as such."""
     lost = total = 0.0
-    for start in range(0, len(theta), 2**16):  # in pieces: float64 copies of a model are large
+    for start in range(0, len(theta), 2**16):  # piecewise: float64 copies of a model are large
         exact = theta[start : start + 2**16].astype(np.float64)
         error = decoded[start : start + 2**16] - exact
         lost += float(error @ error)

@@ -1,13 +1,13 @@
-"""How the values of blocks travel: which encoding, as a value, as text, and who can read it.
+"""Encodings of block values: as a value, as text, and which of them each side can read.
 
-| text | per value | what arrives |
+| text | per value | after decoding |
 |---|---|---|
 | `fp32` | 4 bytes | the same bits |
-| `fp16` | 2 bytes | within 2⁻¹¹ of the value, or 2⁻³⁹ of its block's largest (`quantise.py`) |
+| `fp16` | 2 bytes | within 2⁻¹¹ of the value, or 2⁻³⁹ of its block's largest (`quantisation.py`) |
 | `int8` | 1 byte | within one step, 1/127 of its block's largest; right on average |
 | `top-k:0.1` | about 0.3 bytes | the largest tenth of each block as fp16, zeros elsewhere |
 
-`+zstd` behind any of them compresses the bytes without loss; it needs the package `zstandard`.
+`+zstd` after any of them compresses the bytes without loss; it needs the package `zstandard`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["fp32", "fp16", "int8", "top-k"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_KEEP = 0.1
-KNOWN = "fp32, fp16, int8, top-k or top-k:<share>, each alone or with +zstd behind it"
+KNOWN = "fp32, fp16, int8, top-k or top-k:<share>, each optionally followed by +zstd"
 
 _TEXT = re.compile(
     r"(?:(?P<plain>fp32|fp16|int8)|top-k(?::(?P<keep>[0-9.e+-]*[0-9.]))?)(?P<zstd>\+zstd)?"
@@ -36,32 +36,32 @@ _TEXT = re.compile(
 class Encoding:
     """One way to write blocks. `str()` gives the text that `parse` reads.
 
-    Raises `EncodingError` for a value that is no encoding.
+    Raises `EncodingError` for invalid values.
     """
 
     kind: Kind = "fp32"
     keep: float = DEFAULT_KEEP
-    """Top-k: the share of each block's values that is kept, in (0, 1]; at least one value is."""
+    """Top-k: share of each block's values to keep, in (0, 1]; at least one value is kept."""
     zstd: bool = False
-    """Compressed without loss where that makes it smaller."""
+    """Compress without loss where that makes it smaller."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise EncodingError(f"unknown encoding {self.kind!r}; there are {KNOWN}")
+            raise EncodingError(f"unknown encoding {self.kind!r}; use {KNOWN}")
         number = isinstance(self.keep, (int, float)) and not isinstance(self.keep, bool)
         if not (number and math.isfinite(self.keep) and 0 < self.keep <= 1):
             raise EncodingError(f"top-k keeps a share in (0, 1] of each block, not {self.keep!r}")
         if self.kind != "top-k" and self.keep != DEFAULT_KEEP:
             raise EncodingError(f"only top-k keeps a share; {self.kind} sends every value")
         if not isinstance(self.zstd, bool):
-            raise EncodingError(f"zstd is true or false, not {self.zstd!r}")
+            raise EncodingError(f"zstd must be true or false, not {self.zstd!r}")
 
     @classmethod
     def parse(cls, text: str) -> Encoding:
-        """The encoding that a config file or a command line names. Raises `EncodingError`."""
+        """Read the name of an encoding in a config file or command. Raises `EncodingError`."""
         found = _TEXT.fullmatch(text)
         if found is None:
-            raise EncodingError(f"unknown encoding {text!r}; there are {KNOWN}")
+            raise EncodingError(f"unknown encoding {text!r}; use {KNOWN}")
         try:
             keep = DEFAULT_KEEP if found["keep"] is None else float(found["keep"])
         except ValueError:
@@ -75,7 +75,7 @@ class Encoding:
         return f"{self.kind}{share}{'+zstd' if self.zstd else ''}"
 
     def agreed(self, available: Collection[str]) -> Encoding:
-        """This encoding for a side with these `available_encodings`: without zstd if it has none.
+        """Adapt to a side with these `available_encodings`: no zstd if it has none.
 
         Raises `EncodingError` if the other side does not know the kind.
         """
@@ -86,5 +86,5 @@ class Encoding:
 
 
 def available_encodings() -> tuple[str, ...]:
-    """What can be written and read here: every kind, and "zstd" where `zstandard` is installed."""
+    """List what this side reads and writes: every kind, and "zstd" if `zstandard` is installed."""
     return (*KINDS, "zstd") if find_spec("zstandard") else KINDS

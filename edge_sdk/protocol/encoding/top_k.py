@@ -1,16 +1,16 @@
-"""The largest values of every block, and where they are.
+"""The largest values of every block, and their positions.
 
-A block of `n` values keeps the `k = max(1, ⌊keep·n⌋)` of largest magnitude; of equal ones the
-first. NaN counts as largest, so that it is seen where the block arrives. Kept values are in the
-order of their positions. A block's positions are written in the shorter of two forms, which its
-size and `keep` decide:
+A block of `n` values keeps the `k = max(1, ⌊keep·n⌋)` of largest magnitude; ties go to the first.
+NaN counts as largest, so that the receiver sees it. Kept values are in the order of their
+positions. A block's positions are written in the shorter of two forms, which follows from its size
+and `keep`:
 
 - a bitmap: `⌈n/8⌉` bytes, value `i` is bit `i mod 8` of byte `⌊i/8⌋`, unused bits are 0;
 - `k` positions in ascending order, little-endian, in 1, 2, 4 or 8 bytes: the fewest that can hold
   `n − 1`.
 
-(In blocks of 257 to 65536 values the bitmap is shorter from a share of 1/16 on.) Blocks of equal
-size that lie side by side are worked on as the rows of one table.
+(In blocks of 257 to 65536 values the bitmap is shorter from a share of 1/16 on.) Adjacent blocks of
+equal size are processed as the rows of one table.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from edge_sdk.protocol.plan.layout import Indices
 Bytes = NDArray[np.uint8]
 
 TABLE = 2**20
-"""Values of one table at most, unless a single block has more: bounds the memory on the way."""
+"""Most values of one table, unless a single block has more: bounds the memory in use."""
 
 
 def kept_counts(sizes: Indices, keep: float) -> Indices:
-    """How many values every block keeps."""
+    """Return the number of values every block keeps."""
     whole = np.floor(keep * sizes + 1e-9).astype(np.int64)  # 0.29 · 100 keeps 29, not 28
     counts: Indices = np.clip(whole, 1, sizes)
     return counts
 
 
 def place_bytes(sizes: Indices, keep: float) -> Indices:
-    """How many bytes the positions of every block take."""
+    """Return the bytes that the positions of every block take."""
     listed: Indices = kept_counts(sizes, keep) * _widths(sizes)
     shorter: Indices = np.minimum(_bitmap_bytes(sizes), listed)
     return shorter
 
 
 def pick(values: Float32, sizes: Indices, keep: float) -> tuple[Float32, Bytes]:
-    """The kept values of all blocks, and the bytes that say where they were."""
+    """Pick the kept values of all blocks, and write their positions as bytes."""
     kept = np.empty(int(kept_counts(sizes, keep).sum()), dtype=np.float32)
     places = np.empty(int(place_bytes(sizes, keep).sum()), dtype=np.uint8)
     for table in _tables(sizes, keep):
@@ -62,9 +62,9 @@ def pick(values: Float32, sizes: Indices, keep: float) -> tuple[Float32, Bytes]:
 
 
 def put_back(kept: Float32, places: Bytes, sizes: Indices, keep: float) -> Float32:
-    """All values: the kept ones in their places, zeros elsewhere.
+    """Put the kept values back in their places, zeros elsewhere.
 
-    Raises `BlockError` for bytes that name no place, or a place twice, or too few or too many.
+    Raises `BlockError` for bytes that name no place, a place twice, or the wrong number of places.
     """
     values = np.zeros(int(sizes.sum()), dtype=np.float32)
     for table in _tables(sizes, keep):
@@ -79,7 +79,7 @@ def put_back(kept: Float32, places: Bytes, sizes: Indices, keep: float) -> Float
 
 
 class _Table(NamedTuple):
-    """Neighbouring blocks of equal size: where their values, kept values and positions lie."""
+    """Neighbouring blocks of equal size, and the places of their values and positions."""
 
     rows: int
     size: int
@@ -124,15 +124,15 @@ def _tables(sizes: Indices, keep: float) -> Iterator[_Table]:
 
 
 def _largest(rows: Float32, kept: int) -> NDArray[np.bool_]:
-    """For every value, whether it is among the `kept` largest of its row."""
+    """Mark the `kept` largest values of every row."""
     if kept == rows.shape[1]:
         return np.ones(rows.shape, dtype=bool)
-    # Without the sign, floats are ordered as their bits are, NaN above everything.
+    # Without the sign, floats sort like their bits, with NaN above everything.
     magnitudes = rows.view(np.uint32) & np.uint32(0x7FFFFFFF)
     at = rows.shape[1] - kept
     least = np.partition(magnitudes, at, axis=1)[:, at : at + 1]
     chosen: NDArray[np.bool_] = magnitudes >= least
-    # Values equal to the least kept one may be more than there is room for: the first are taken.
+    # More values may equal the least kept one than there is room for: take the first.
     for row in np.flatnonzero(np.count_nonzero(chosen, axis=1) > kept).tolist():
         equal = np.flatnonzero(magnitudes[row] == least[row])
         surplus = int(np.count_nonzero(chosen[row])) - kept
@@ -150,7 +150,7 @@ def _read_bitmap(written: Bytes, table: _Table) -> NDArray[np.bool_]:
 def _read_positions(written: Bytes, table: _Table) -> Indices:
     where = written.view(f"<u{table.width}").reshape(table.rows, table.kept)
     if (where >= table.size).any() or (where[:, 1:] <= where[:, :-1]).any():
-        raise BlockError(f"positions are not ascending, or not of a block of {table.size} values")
+        raise BlockError(f"positions are not ascending, or outside a block of {table.size} values")
     return where.astype(np.int64)
 
 

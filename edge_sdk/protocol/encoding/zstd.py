@@ -1,10 +1,10 @@
 """Lossless compression: byte shuffle, then zstd.
 
-Shuffle writes the first bytes of all numbers, then all second bytes, and so on. Signs and
+Shuffling writes the first bytes of all numbers, then all second bytes, and so on. Signs and
 exponents, which resemble each other, then lie side by side, where zstd can use it; mantissas are
 noise.
 
-The package `zstandard` is optional: it is imported when it is first needed.
+The package `zstandard` is optional and is imported on first use.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from edge_sdk.protocol.errors import BlockError, EncodingError
 
 LEVEL = 1
-"""Higher levels find little more in what is mostly noise, and take many times as long."""
+"""Higher levels gain little on data that is mostly noise, and take many times as long."""
 
 MAX_WINDOW = 2**23
-"""Memory that reading a frame may take beside its output; level 1 needs 2¹⁹."""
+"""Memory that reading a frame may take besides its output; level 1 needs 2¹⁹."""
 
 PIECE = 2**14
-"""Numbers put together at a time: all their bytes are written while they are in the cache."""
+"""Numbers joined at a time: all their bytes are written while they are in the cache."""
 
 
 def compress(parts: Sequence[NDArray[Any]]) -> bytes:
-    """One zstd frame that holds all parts, each shuffled. Raises `EncodingError` without zstd."""
+    """Compress all parts, each shuffled, to one zstd frame. Raises `EncodingError` without zstd."""
     zstandard = _zstandard()
     shuffled = np.concatenate([_shuffled(part) for part in parts])
     compressed: bytes = zstandard.ZstdCompressor(level=LEVEL).compress(shuffled)
@@ -37,10 +37,10 @@ def compress(parts: Sequence[NDArray[Any]]) -> bytes:
 
 
 def decompress(data: memoryview, shapes: Sequence[tuple[np.dtype[Any], int]]) -> list[NDArray[Any]]:
-    """The parts again; `shapes` has the type and length of each.
+    """Invert `compress`; `shapes` has the type and length of each part.
 
-    Nothing is allocated unless the frame announces exactly these sizes, and no more is written
-    than that. Raises `BlockError` for any other frame, `EncodingError` without zstd.
+    Memory is allocated only if the frame announces exactly these sizes, and no more than that is
+    written. Raises `BlockError` for any other frame, `EncodingError` without zstd.
     """
     zstandard = _zstandard()
     expected = sum(dtype.itemsize * length for dtype, length in shapes)
@@ -53,7 +53,7 @@ def decompress(data: memoryview, shapes: Sequence[tuple[np.dtype[Any], int]]) ->
     except zstandard.ZstdError as error:
         raise BlockError(f"blocks cannot be decompressed: {error}") from error
     if len(shuffled) != expected:
-        raise BlockError(f"{len(shuffled)} bytes came out of compressed blocks, not {expected}")
+        raise BlockError(f"compressed blocks hold {len(shuffled)} bytes, not {expected}")
     parts, start = [], 0
     for dtype, length in shapes:
         planes = np.frombuffer(shuffled, np.uint8, dtype.itemsize * length, start)

@@ -1,1 +1,1 @@
-"""The messages of both sides: values, topics, and their bytes."""
+"""The messages between device and coordinator: values, topics, and their bytes."""

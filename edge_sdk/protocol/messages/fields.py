@@ -1,9 +1,9 @@
-"""Maps of named fields, as messages travel: `{"v": 1, …fields by name}` in msgpack.
+"""Maps of named fields, the wire form of messages: `{"v": 1, …fields by name}` in msgpack.
 
-Every field has a *form*: what stands for its value on the wire, and how that is read again. Fields
-that are not known are ignored, and missing ones take the default of their class, so either side
-may be newer. Everything that is read is checked: a wrong version, type or range raises
-`MessageError`, and nothing else does.
+Every field has a *form*: its representation on the wire, and a way to read that back. Unknown
+fields are ignored, and missing ones take the default of their class, so either side may be newer.
+Everything read is checked: a wrong version, type or range raises `MessageError`, and nothing else
+does.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from edge_sdk.protocol.plan.specs import MAX_GROUPS
 
 VERSION = 1
 MAX_COUNT = 2**53
-"""Of any whole number: every language has these, and they are exact as float64."""
+"""Largest whole number: every language has it, and it is exact as float64."""
 MAX_ENTRIES = 2**14
-"""Of any array or map."""
+"""Most entries of any array or map."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Form(NamedTuple):
-    """How a field's value is written, and how it is read.
+    """Writer and reader of a field's value.
 
-    `read` raises `TypeError`, `ValueError` or a `ProtocolError` for what is no such value. `name`:
-    what the field is called on the wire; None: as in its class.
+    `read` raises `TypeError`, `ValueError` or a `ProtocolError` for an invalid value. `name` is the
+    field's name on the wire; None: as in its class.
     """
 
     write: Callable[[Any], Any]
@@ -52,14 +52,14 @@ class Form(NamedTuple):
 
 
 Forms = Mapping[str, Form]
-"""Of all fields of a class, by name."""
+"""Forms of all fields of a class, by name."""
 
 
 # -- maps ----------------------------------------------------------------------------------------
 
 
 def pack_map(kind: str, content: Mapping[str, Any]) -> bytes:
-    """The map in msgpack, with version and kind in front. Raises `MessageError`."""
+    """Write the map in msgpack, with version and kind in front. Raises `MessageError`."""
     try:
         data: bytes = msgpack.packb({"v": VERSION, "type": kind, **content}, use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
@@ -68,10 +68,10 @@ def pack_map(kind: str, content: Mapping[str, Any]) -> bytes:
 
 
 def unpack_map(data: bytes | memoryview, what: str, max_bytes: int) -> dict[str, Any]:
-    """The map in these bytes, of this version. Raises only `MessageError`.
+    """Read the map in these bytes, of this version. Raises only `MessageError`.
 
-    The size is looked at before anything else, and what comes out takes at most about 80 times as
-    much memory.
+    The size is checked before anything else; the result takes at most about 80 times as much
+    memory.
     """
     if len(data) > max_bytes:
         raise MessageError(f"{len(data)} bytes are too many for {what} (at most {max_bytes})")
@@ -90,12 +90,12 @@ def unpack_map(data: bytes | memoryview, what: str, max_bytes: int) -> dict[str,
         raise MessageError(f"these bytes are not {what}: no map with a version")
     if content["v"] != VERSION or type(content["v"]) is not int:
         theirs = repr(content["v"])[:40]
-        raise MessageError(f"version {theirs} of {what} is not known here; this side has {VERSION}")
+        raise MessageError(f"version {theirs} of {what} is unknown; this side has {VERSION}")
     return content
 
 
 def write_fields(message: Any, forms: Forms) -> dict[str, Any]:
-    """Every field of a message in its form. Raises `MessageError` for a value that has none."""
+    """Write every field of a message in its form. Raises `MessageError` for an invalid value."""
     return {
         form.name or name: _converted(form.write, getattr(message, name), form.name or name)
         for name, form in forms.items()
@@ -103,7 +103,7 @@ def write_fields(message: Any, forms: Forms) -> dict[str, Any]:
 
 
 def read_fields(cls: type[Any], content: Mapping[str, Any], forms: Forms) -> dict[str, Any]:
-    """The arguments that make a message of this class. Raises `MessageError`."""
+    """Read the arguments that make a message of this class. Raises `MessageError`."""
     known = {each.name: each for each in fields(cls)}
     arguments = {}
     for name, form in forms.items():
@@ -129,7 +129,7 @@ def _converted(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
 def _without_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     content = dict(pairs)
     if len(content) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field occurs twice")
     return content
 
 
@@ -137,14 +137,14 @@ def _without_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def count(value: Any) -> int:
-    """A whole number from 0 to 2⁵³."""
+    """Check a whole number from 0 to 2⁵³."""
     if natural(value) > MAX_COUNT:
         raise ValueError(f"{value} is above 2⁵³")
     return int(value)
 
 
 def number(value: Any) -> float:
-    """A finite number."""
+    """Check a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not a number")
     if not math.isfinite(value):
@@ -172,7 +172,7 @@ def _reason(value: Any) -> str:
 
 
 def _cut_reason(value: str) -> str:
-    """Texts of the operating system may be of any length, and not be Unicode."""
+    """Shorten a reason: system messages may have any length, and may not be Unicode."""
     return value.encode("utf-8", "replace").decode()[:MAX_REASON_CHARACTERS]
 
 
@@ -240,7 +240,7 @@ def _read_ranges(value: Any) -> tuple[tuple[int, int], ...]:
 def read_array(
     data: memoryview | NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> Array:
-    """A copy of an array in foreign bytes of the right length. Raises `MessageError`."""
+    """Copy an array out of foreign bytes of the right length. Raises `MessageError`."""
     array = np.frombuffer(bytes(data), dtype=dtype.newbyteorder("<")).reshape(shape)
     if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
         raise MessageError(f"{name!r} holds bytes that are neither true nor false")
@@ -248,7 +248,7 @@ def read_array(
 
 
 def optional(form: Form) -> Form:
-    """The same, or nil for None."""
+    """Return the same form, with nil for None."""
     return Form(
         lambda value: None if value is None else form.write(value),
         lambda value: None if value is None else form.read(value),

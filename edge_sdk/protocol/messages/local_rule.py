@@ -1,4 +1,4 @@
-"""How a device trains: the numbers a round carries to every device (docs/algorithms.md)."""
+"""Numbers that define local training, sent to every device with a round (docs/algorithms.md)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LocalRule:
        every round; `w ← w − learning_rate · v`.
 
     `rescale` multiplies the input of each layer that consumes a narrowed axis by
-    `(1 / level)^rescale`; 0 is the papers' reading and the only one under which a submodel
-    computes exactly what the zero-masked model does.
+    `(1 / level)^rescale`. 0 follows the papers, and only then does a submodel compute exactly what
+    the zero-masked model does.
     """
 
     learning_rate: float

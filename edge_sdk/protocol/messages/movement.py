@@ -1,14 +1,14 @@
-"""A movement as the bytes that are uploaded. Version 1.
+"""The bytes of an uploaded movement. Version 1.
 
     movement   = length of header as uint32 ‖ header ‖ statistics ‖ payload
     header     = msgpack { "v": 1, "type": "movement", …fields, "statistics": [ statistic … ] }
     statistic  = [ name, dtype, shape ]
-    statistics = the arrays that the header lists, each row-major, one behind the other
+    statistics = the arrays that the header lists, each row-major, one after the other
 
 All numbers are little-endian. The payload, to the end, is blocks (`encoding/codec.py`). A replay is
 the same bytes; the `Offer` says which round it answers.
 
-Law: `decode_movement(encode_movement(m))` has the fields of `m`, to the bit.
+Law: `decode_movement(encode_movement(m))` has the fields of `m`, bit for bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from edge_sdk.protocol.plan.specs import BUFFER_DTYPES, MAX_DIMS
 
 TYPE = "movement"
 MAX_HEADER_BYTES = 2**20
-"""Some ten thousand statistics."""
+"""Enough for some ten thousand statistics."""
 
 MOVEMENT_FORMS: Forms = {
     "device": NAME,
@@ -54,7 +54,7 @@ MOVEMENT_FORMS: Forms = {
     "train_s": NUMBER,
     "keeps_copy": FLAG,
 }
-"""All fields but the statistics and the payload."""
+"""All fields except the statistics and the payload."""
 
 
 def encode_movement(movement: Movement) -> bytes:
@@ -86,7 +86,7 @@ def decode_movement(data: bytes | bytearray | memoryview | mmap) -> Movement:
     view = memoryview(data).cast("B").toreadonly()
     length = int.from_bytes(view[:4], "little")
     if len(view) < 4 or length > min(len(view) - 4, MAX_HEADER_BYTES):
-        raise MessageError("these bytes are not a movement: no header of a fitting size")
+        raise MessageError("these bytes are not a movement: the header's size is wrong")
     content = unpack_map(view[4 : 4 + length], "a movement", MAX_HEADER_BYTES)
     if content.get("type") != TYPE:
         raise MessageError("these bytes are not a movement")
@@ -95,7 +95,7 @@ def decode_movement(data: bytes | bytearray | memoryview | mmap) -> Movement:
     sizes = [prod(shape) * dtype.itemsize for _, dtype, shape in specs]
     start = 4 + length
     if sum(sizes) > len(view) - start:
-        raise MessageError(f"statistics of {sum(sizes)} bytes, {len(view) - start} are there")
+        raise MessageError(f"statistics need {sum(sizes)} bytes, {len(view) - start} are there")
     statistics: dict[str, Array] = {}
     for (name, dtype, shape), size in zip(specs, sizes, strict=True):
         statistics[name] = read_array(view[start : start + size], dtype, shape, name)
@@ -109,7 +109,7 @@ def _read_specs(value: Any) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
     except (TypeError, ValueError) as error:
         raise MessageError(f"the statistics of a movement are wrong: {str(error)[:200]}") from error
     if len({name for name, _, _ in specs}) != len(specs):
-        raise MessageError("a movement has two statistics of one name")
+        raise MessageError("a movement has two statistics with the same name")
     return specs
 
 

@@ -1,10 +1,10 @@
-"""What devices and the coordinator say to each other in a round.
+"""Messages between devices and the coordinator in a round.
 
     RoundOpen ▶ Bid ▶ Assignment ▶ (weights are fetched) ▶ Movement ▶ Receipt … RoundClosed
-              ▶ Bid (skip) ▶ Replay ▶ Receipt, where the rule wants replays
+              ▶ Bid (skip) ▶ Replay ▶ Receipt, where the rule uses replays
 
-A device says how much (a level, or a skip, and why); the coordinator says which groups. A second
-`Bid` of the same round that skips withdraws the first: the device stopped its training.
+A device says how much it trains (a level, or a skip, and why); the coordinator says which groups. A
+second `Bid` in the same round that skips withdraws the first: the device stopped its training.
 
 `run` names the run that a round belongs to (`TaskNotice`); "" where there is only one, as in one
 process.
@@ -25,22 +25,22 @@ from edge_sdk.protocol.plan.layout import Array
 
 MAX_REASON_CHARACTERS = 500
 MAX_SAMPLES = 2**40
-"""Of one device: far above any, far below what overflows."""
+"""Most samples of one device: far above any real number, far below overflow."""
 
 
 class Outcome(Enum):
-    """What became of a movement."""
+    """The fate of a movement."""
 
     COUNTED = "counted"
     MEMORY = "memory"
-    """Too late for its round; kept as the device's newest word."""
+    """Too late for its round; kept as the device's newest movement."""
     LATE = "late"
     REJECTED = "rejected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOpen:
-    """A round begins: what is trained, how, and how long bids and movements are awaited."""
+    """Opens a round: what to train, how, and how long to wait for bids and movements."""
 
     round: int
     plan_hash: str
@@ -50,25 +50,25 @@ class RoundOpen:
     bid_s: float
     train_deadline_s: float
     whole: bool = False
-    """Only the whole model is of use this round: offer that or skip."""
+    """Only the whole model is useful this round: offer that or skip."""
     replay_within: int = 0
-    """A device that skips sends its last movement again if it is at most this many rounds old."""
+    """A device that skips resends its last movement if it is at most this many rounds old."""
     up: Encoding = field(default_factory=Encoding)
-    """How movements travel."""
+    """Encoding of movements."""
     run: str = ""
     model: Blob | None = None
-    """The index of the round's model (`model_index.py`); None: the model comes another way."""
+    """The index of the round's model (`packs/index.py`); None: the model arrives in another way."""
     rounds_left: int | None = None
-    """Of the run as planned, this one included; None: not known."""
+    """Rounds left in the run as planned, including this one; None: unknown."""
     warmup: bool = False
-    """The rule begins with movements of everybody: who can train the whole model does it this
-    round, also a device that otherwise trains less or more rarely."""
+    """The rule starts with movements of all devices: every device that can train the whole model
+    does so this round, even if it normally trains less or more rarely."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:
             raise MessageError(f"replay_within must not be negative: {self.replay_within}")
         if self.rounds_left is not None and self.rounds_left < 1:
-            raise MessageError(f"rounds_left counts this round, so it is not {self.rounds_left}")
+            raise MessageError(f"rounds_left includes this round, so it is not {self.rounds_left}")
         for name in ("round", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
@@ -79,11 +79,11 @@ class RoundOpen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bid:
-    """How much of the model a device offers to train; `level is None` is a skip.
+    """The share of the model a device offers to train; `level is None` is a skip.
 
     `reason` says why in words, `code` in one word for programs (`decide.Code`). `replays`: a
-    `Replay` follows the skip. `compute` (parameters × samples per second) and `bytes_per_s` tell
-    how fast the device is, where it knows.
+    `Replay` follows the skip. `compute` (parameters × samples per second) and `bytes_per_s` are the
+    device's speeds, where it knows them.
     """
 
     device: str
@@ -124,10 +124,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Movement:
-    """What local training changed, and what a memory of it needs to know.
+    """The result of local training, and the facts a memory of it needs.
 
-    `payload` holds the blocks and which groups they are of (`encoding.py`); `level` is what the
-    device had offered, `keeps_copy` whether it could send the movement again in a later round.
+    `payload` holds the blocks and their groups (`encoding/codec.py`); `level` is the level the
+    device offered; `keeps_copy` is True if it could resend the movement in a later round.
     """
 
     device: str
@@ -159,7 +159,7 @@ class Movement:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """A device that skips lets its last movement speak for it (CCFL)."""
+    """Resends the last movement of a device that skips (CCFL)."""
 
     round: int
     """The round it answers; the movement names the older one it was made in."""
@@ -174,7 +174,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The coordinator has dealt with a movement; the device may forget it."""
+    """The coordinator has processed a movement; the device may forget it."""
 
     device: str
     round: int
@@ -185,7 +185,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundClosed:
-    """Nothing more counts for this round."""
+    """Closes a round: nothing more counts for it."""
 
     round: int
     run: str = ""

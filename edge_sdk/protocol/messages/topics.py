@@ -1,20 +1,20 @@
-"""Topics: who writes what where. Built and parsed here and nowhere else.
+"""Topics, and who writes to them. This is the only module that builds or parses them.
 
     tessera/v1/<task>/pub/task                        the task              coordinator, retained
-    tessera/v1/<task>/pub/round                       the present round     coordinator, retained
+    tessera/v1/<task>/pub/round                       the current round     coordinator, retained
     tessera/v1/<task>/pub/coordinator                 its presence          coordinator, retained
     tessera/v1/<task>/pub/chunk/<hash>                a chunk, raw          coordinator, retained
     tessera/v1/<task>/down/<device>/control           messages to a device  coordinator
     tessera/v1/<task>/down/<device>-bulk/chunk/<hash> a chunk it asked for  coordinator
-    tessera/v1/<task>/up/<device>/control             messages of a device  device
+    tessera/v1/<task>/up/<device>/control             a device's messages   device
     tessera/v1/<task>/up/<device>-bulk/chunk          a piece of an upload  device
     tessera/v1/<task>/presence/<device>               its presence          device, retained
 
 A device has two connections, `<device>` and `<device>-bulk`. The name of the connection is in
-every topic it may write, so that a broker can hold each to its own. Names are 1 to 64 of
-`a-z 0-9 . _ -`, the first a letter or digit, and do not end in `-bulk`. Those of devices have at
-most 59, so that `-bulk` fits behind them into a certificate, and are neither `coordinator` nor
-begin with `coordinator-`. A hash is 32 lower-case hex digits.
+every topic it may write, so that a broker can restrict each connection to its own topics. Names are
+1 to 64 of `a-z 0-9 . _ -`, start with a letter or digit, and do not end in `-bulk`. Names of
+devices have at most 59 characters, so that `-bulk` after them still fits into a certificate, and
+neither are `coordinator` nor begin with `coordinator-`. A hash is 32 lower-case hex digits.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from edge_sdk.protocol.errors import MessageError
 
 ROOT = "tessera/v1"
 MAX_TOPIC_CHARACTERS = 256
-"""The longest that can be built has 184."""
+"""Limit on topics; the longest that can be built has 184."""
 
 BULK = "-bulk"
-"""Behind the name of a participant: its connection for chunks."""
+"""Suffix of a participant's name for its connection that carries chunks."""
 
 COORDINATOR = "coordinator"
-"""The coordinator's name; those of several begin with it and a hyphen."""
+"""The coordinator's name; if there are several, their names begin with it and a hyphen."""
 
 MAX_DEVICE_CHARACTERS = 59
-"""The common name of a certificate has at most 64."""
+"""Limit on device names, because the common name of a certificate has at most 64."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 
 
 class TopicKind(Enum):
-    """What a topic is for; the value is its form behind the task."""
+    """Kinds of topic; the value is the form after the task."""
 
     TASK = "pub/task"
     ROUND = "pub/round"
@@ -59,14 +59,14 @@ class TopicKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic taken apart."""
+    """A parsed topic."""
 
     task: str
     kind: TopicKind
     device: str | None = None
-    """None: a topic of the coordinator for everybody."""
+    """None: a topic from the coordinator to everybody."""
     hash: bytes | None = None
-    """Of the chunk, where the topic names one."""
+    """Hash of the chunk, if the topic names one."""
 
 
 class Topics:
@@ -77,67 +77,67 @@ class Topics:
 
     @property
     def task(self) -> str:
-        """What is trained: `TaskNotice`."""
+        """Topic of the task: `TaskNotice`."""
         return self._prefix + "pub/task"
 
     @property
     def round(self) -> str:
-        """The present round: `RoundOpen`, or `RoundClosed` behind the last one."""
+        """Topic of the current round: `RoundOpen`, or `RoundClosed` after the last one."""
         return self._prefix + "pub/round"
 
     @property
     def coordinator(self) -> str:
-        """`Presence` of the coordinator."""
+        """Topic of the coordinator's `Presence`."""
         return self._prefix + "pub/coordinator"
 
     def chunk(self, hash: bytes) -> str:
-        """A retained chunk."""
+        """Topic of a retained chunk."""
         return f"{self._prefix}pub/chunk/{_hex(hash)}"
 
     def down_control(self, device: str) -> str:
-        """Messages to one device."""
+        """Topic of messages to one device."""
         return f"{self._prefix}down/{check_device(device)}/control"
 
     def down_chunk(self, device: str, hash: bytes) -> str:
-        """A chunk that one device asked for."""
+        """Topic of a chunk that one device asked for."""
         return f"{self._prefix}down/{bulk_name(device)}/chunk/{_hex(hash)}"
 
     def up_control(self, device: str) -> str:
-        """Messages of one device."""
+        """Topic of one device's messages."""
         return f"{self._prefix}up/{check_device(device)}/control"
 
     def up_chunk(self, device: str) -> str:
-        """Pieces of one device's uploads."""
+        """Topic of the pieces of one device's uploads."""
         return f"{self._prefix}up/{bulk_name(device)}/chunk"
 
     def presence(self, device: str) -> str:
-        """`Presence` of one device."""
+        """Topic of one device's `Presence`."""
         return f"{self._prefix}presence/{check_device(device)}"
 
     # -- filters --------------------------------------------------------------------------------
 
     def down_chunks(self, device: str) -> str:
-        """All chunks that one device asked for."""
+        """Filter for all chunks that one device asked for."""
         return f"{self._prefix}down/{bulk_name(device)}/chunk/+"
 
     @property
     def up_controls(self) -> str:
-        """The messages of all devices."""
+        """Filter for the messages of all devices."""
         return self._prefix + "up/+/control"
 
     @property
     def up_chunks(self) -> str:
-        """The pieces of all devices' uploads."""
+        """Filter for the pieces of all devices' uploads."""
         return self._prefix + "up/+/chunk"
 
     @property
     def presences(self) -> str:
-        """The presence of all devices."""
+        """Filter for the presence of all devices."""
         return self._prefix + "presence/+"
 
 
 def parse_topic(text: str) -> Topic:
-    """A topic taken apart. Raises `MessageError`, and nothing else, for any other text."""
+    """Parse a topic. Raises only `MessageError`, for any other text."""
     if len(text) > MAX_TOPIC_CHARACTERS or not text.startswith(ROOT + "/"):
         raise MessageError(f"{text[:80]!r} is not a topic under {ROOT}/")
     task, _, rest = text[len(ROOT) + 1 :].partition("/")
@@ -156,38 +156,38 @@ def parse_topic(text: str) -> Topic:
 
 
 def check_name(text: str, what: str = "device") -> str:
-    """The same name, if it fits into a topic. Raises `MessageError`."""
+    """Return the name if it fits into a topic. Raises `MessageError`."""
     if not _NAME.fullmatch(text):
         raise MessageError(
             f"{text[:80]!r} cannot name a {what}: use 1 to 64 of a-z, 0-9, '.', '_' and '-', "
-            "the first a letter or digit"
+            "starting with a letter or digit"
         )
     if text.endswith(BULK):
         raise MessageError(
-            f"{text!r} cannot name a {what}: {BULK!r} at the end is kept for the connections that "
+            f"{text!r} cannot name a {what}: the ending {BULK!r} is reserved for connections that "
             "carry chunks; choose another name"
         )
     return text
 
 
 def check_device(text: str) -> str:
-    """The same name, if a device may have it. Raises `MessageError`."""
+    """Return the name if a device may have it. Raises `MessageError`."""
     check_name(text)
     if len(text) > MAX_DEVICE_CHARACTERS:
         raise MessageError(
-            f"{text!r} cannot name a device: it has {len(text)} characters, more than the "
-            f"{MAX_DEVICE_CHARACTERS} that fit into a certificate"
+            f"{text!r} cannot name a device: it has {len(text)} characters, but at most "
+            f"{MAX_DEVICE_CHARACTERS} fit into a certificate"
         )
     if text == COORDINATOR or text.startswith(COORDINATOR + "-"):
         raise MessageError(
-            f"{text!r} cannot name a device: {COORDINATOR!r}, alone or with a hyphen behind it, is "
-            "kept for coordinators; choose another name"
+            f"{text!r} cannot name a device: {COORDINATOR!r}, alone or followed by a hyphen, is "
+            "reserved for coordinators; choose another name"
         )
     return text
 
 
 def bulk_name(device: str) -> str:
-    """The name of a device's connection for chunks. Raises `MessageError`, as `check_device`."""
+    """Return the name of a device's connection for chunks. Raises `MessageError`."""
     return check_device(device) + BULK
 
 

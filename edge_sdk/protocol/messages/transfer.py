@@ -1,11 +1,11 @@
-"""What is said around a round: the task, who is there, and bytes on their way.
+"""Messages outside the rounds: the task, presence, and transfers.
 
-TaskNotice                       what is trained, and where its plan and graphs are
+TaskNotice                       the task to train, and where its plan and graphs are
 Presence                         a program comes or goes
     Offer ▶ Credit ▶ chunks ▶ Credit …   an upload (`edge_sdk.transport.uploads`)
-Want ▶ chunks                    chunks that the retained topics did not bring
-Evaluation                       how good the model is on a device's own data
-Complaint                        why the coordinator drops what a device sends
+Want ▶ chunks                    chunks that the retained topics did not deliver
+Evaluation                       the model's quality on a device's own data
+Complaint                        why the coordinator drops a device's messages
 """
 
 from __future__ import annotations
@@ -26,57 +26,57 @@ from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import MAX_SAMPLES
 
 UPLOAD_BYTES = 16
-"""Of an upload's id."""
+"""Bytes of an upload's id."""
 MAX_RANGES = 64
-"""Of missing chunks in one `Credit`."""
+"""Most ranges of missing chunks in one `Credit`."""
 MAX_WINDOW = 1024
-"""Chunks that a `Credit` may ask for at a time."""
+"""Most chunks that a `Credit` may ask for at a time."""
 MAX_WANTED = 64
+"""Most chunks of one `Want`."""
 MAX_LOSS = 1e9
-"""Of an evaluation; what is summed over a fleet must stay finite."""
-"""Chunks of one `Want`."""
+"""Largest loss of an evaluation; sums over a fleet must stay finite."""
 
 _RUN = re.compile(r"[0-9a-f]{16}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_run(run: str) -> str:
-    """The same run, if it is 16 lower-case hex digits. Raises `MessageError`."""
+    """Return the run if it is 16 lower-case hex digits. Raises `MessageError`."""
     if not _RUN.fullmatch(run):
-        raise MessageError(f"a run is named by 16 hex digits, not {run[:80]!r}")
+        raise MessageError(f"a run's name is 16 hex digits, not {run[:80]!r}")
     return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskNotice:
-    """What is trained. A run is new whenever training starts from scratch: rounds of different
-    runs have nothing to do with each other.
+    """The task being trained. Training from scratch starts a new run; rounds of different runs
+    are unrelated.
     """
 
     task: str
     run: str
     plan: Blob
     manifest: Blob
-    """Of the graphs (`graph_codec.py`)."""
+    """Manifest of the graphs (`task/codec.py`)."""
     graphs: Mapping[str, Blob]
-    """Each graph of the manifest, by its SHA-256 as hex digits."""
+    """Each graph of the manifest, by its SHA-256 in hex digits."""
     chunk_bytes: int
-    """Of chunks in both directions."""
+    """Size of chunks in both directions."""
 
     def __post_init__(self) -> None:
         check_run(self.run)
         _check_chunk_bytes(self.chunk_bytes)
         for name in self.graphs:
             if not _SHA256.fullmatch(name):
-                raise MessageError(f"a graph is named by 64 hex digits, not {name[:80]!r}")
+                raise MessageError(f"a graph's name is 64 hex digits, not {name[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """A program is there, or gone. Sessions count up at every start.
+    """A program is online or offline. Session numbers count up at every start.
 
-    A program's last will is an offline `Presence` of its session; one with an older session than
-    the newest heard of is stale and to be ignored.
+    A program's last will is an offline `Presence` of its session. A presence with an older session
+    than the newest known one is stale and must be ignored.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Presence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """An upload is announced, or to be resumed: the bytes of a movement (`movement_codec.py`)."""
+    """Announces or resumes an upload of a movement's bytes (`movement.py`)."""
 
     device: str
     run: str
@@ -99,11 +99,11 @@ class Offer:
     round: int
     """The round of the movement."""
     answers: int | None
-    """The movement is a replay, and answers this round; None: it is not."""
+    """Round that this movement answers as a replay; None: it is not a replay."""
     size: int
     chunk_bytes: int
     sha256: bytes
-    """Of all bytes: 32 bytes."""
+    """SHA-256 of all bytes: 32 bytes."""
 
     def __post_init__(self) -> None:
         check_run(self.run)
@@ -120,27 +120,27 @@ class Offer:
 
     @property
     def chunk_count(self) -> int:
-        """Chunks of the upload."""
+        """Number of chunks of the upload."""
         return chunk_count(self.size, self.chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """Which chunks of an upload to send now: the first `window` of the missing ones.
+    """Chunks of an upload to send now: the first `window` of the missing ones.
 
     | missing | window | |
     |---|---|---|
     | some | above 0 | send |
     | some | 0 | wait, and offer the upload again later; `reason` says why |
-    | none | 0 | everything is there |
+    | none | 0 | everything has arrived |
 
-    With `refused` the upload is not wanted at all, and `reason` says why.
+    `refused` means that the upload is not wanted at all, and `reason` says why.
     """
 
     device: str
     upload: bytes
     missing: tuple[tuple[int, int], ...]
-    """Half-open ranges of chunk numbers, ascending: the first 64 of them."""
+    """Half-open ranges of chunk numbers, ascending; at most the first 64."""
     window: int
     refused: bool = False
     reason: str = ""
@@ -157,32 +157,32 @@ class Credit:
         if not 0 <= self.window <= MAX_WINDOW:
             raise MessageError(f"a window is 0 to {MAX_WINDOW} chunks, not {self.window}")
         if self.window and (self.refused or not self.missing):
-            raise MessageError("a credit for nothing: chunks are asked for, and none is missing")
+            raise MessageError("a credit asks for chunks, but none is missing")
 
     @property
     def complete(self) -> bool:
-        """Whether everything has arrived."""
+        """True if everything has arrived."""
         return not self.missing and not self.refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """Send these chunks to the device directly."""
+    """Asks the coordinator to send these chunks to the device directly."""
 
     device: str
     chunks: tuple[bytes, ...]
-    """Their hashes: 1 to 64."""
+    """Hashes of the chunks: 1 to 64."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.chunks) <= MAX_WANTED:
-            raise MessageError(f"1 to {MAX_WANTED} chunks are asked for, not {len(self.chunks)}")
+            raise MessageError(f"ask for 1 to {MAX_WANTED} chunks, not {len(self.chunks)}")
         if any(len(each) != HASH_BYTES for each in self.chunks):
             raise MessageError(f"the hash of a chunk has {HASH_BYTES} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How good the round's model is on the data of one device."""
+    """The quality of the round's model on one device's data."""
 
     device: str
     run: str
@@ -191,13 +191,13 @@ class Evaluation:
     loss: float
     """Mean over the samples."""
     accuracy: float | None
-    """Share of right answers; None: the task has none."""
+    """Share of correct answers; None: the task has no such notion."""
 
     def __post_init__(self) -> None:
         check_run(self.run)
         if self.round < 1 or not 1 <= self.samples <= MAX_SAMPLES:
             raise MessageError(f"an evaluation of {self.samples} samples in round {self.round}")
-        if not abs(self.loss) <= MAX_LOSS:  # nan is not either
+        if not abs(self.loss) <= MAX_LOSS:  # also catches nan
             raise MessageError(f"a loss is at most {MAX_LOSS:g}, not {self.loss!r}")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
             raise MessageError(f"an accuracy is a share in [0, 1], not {self.accuracy!r}")
@@ -205,7 +205,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complaint:
-    """The coordinator drops messages of a device. Said now and then, not for every message."""
+    """Tells a device that its messages are dropped. Sent now and then, not for every message."""
 
     device: str
     reason: str

@@ -1,6 +1,6 @@
 """Control messages as bytes: one msgpack map each, `{"v": 1, "type": "bid", …}`.
 
-`docs/protocol.md` lists every field. `fields.py` has the forms that values take.
+`docs/protocol.md` lists every field. `fields.py` defines the forms of values.
 
 Law: `decode_message(encode_message(m)) == m`.
 """
@@ -85,7 +85,7 @@ TYPES: dict[str, type[ControlMessage]] = {
     "evaluation": Evaluation,
     "complaint": Complaint,
 }
-"""Every message, by its name on the wire."""
+"""Every message by its name on the wire."""
 
 FORMS: dict[type[ControlMessage], Forms] = {
     TaskNotice: {
@@ -179,13 +179,13 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation),
     TopicKind.PRESENCE: (Presence,),
 }
-"""Which messages a topic carries; the others carry chunks."""
+"""Messages that each topic carries; the other topics carry chunks."""
 
 _NAMES = {cls: name for name, cls in TYPES.items()}
 
 
 def encode_message(message: ControlMessage) -> bytes:
-    """The message as bytes. Raises `MessageError` if it could not be read again."""
+    """Encode the message. Raises `MessageError` if it could not be read back."""
     cls = type(message)
     data = pack_map(_NAMES[cls], write_fields(message, FORMS[cls]))
     if len(data) > MAX_CONTROL_BYTES:
@@ -197,7 +197,7 @@ def encode_message(message: ControlMessage) -> bytes:
 
 
 def decode_message(data: bytes | memoryview) -> ControlMessage:
-    """The message in these bytes. Raises `MessageError`, and nothing else, for any other bytes."""
+    """Decode a message. Raises only `MessageError`, for any other bytes."""
     content = unpack_map(data, "a message", MAX_CONTROL_BYTES)
     kind = content.get("type")
     cls = TYPES.get(kind) if isinstance(kind, str) else None
@@ -211,10 +211,10 @@ def decode_message(data: bytes | memoryview) -> ControlMessage:
 
 
 def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:
-    """The message that arrived on a topic.
+    """Decode the message that arrived on a topic.
 
-    Raises `MessageError` also if the topic is not for such a message, or if the message names
-    another device or task than its topic: only the topic is guarded by the broker.
+    Also raises `MessageError` if the topic is not for such a message, or if the message names a
+    different device or task than its topic: the broker protects only the topic.
     """
     message = decode_message(data)
     kind = _NAMES[type(message)]

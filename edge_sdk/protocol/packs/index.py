@@ -1,22 +1,21 @@
 """The whole model in packs, so that every device pulls what its groups need and hardly more.
 
-A **pack** holds all blocks of one signature, whatever tensor they are of, and the parts of the
-statistics with that signature: who needs one of them needs all. Plan and encoding say which packs
-there are, in which order (`packs.py`), and what is in them, so the index names chunks and nothing
-else. Version 1:
+A **pack** holds all blocks of one signature, from any tensor, and the parts of the statistics with
+that signature: a device that needs one of them needs all. Plan and encoding determine the packs,
+their order (`packs.py`) and their content, so the index names chunks and nothing else. Version 1:
 
     index = msgpack [ "tessera-model", 1, plan hash, encoding, chunk_bytes, sizes | nil, hashes ]
-    pack  = payload of its blocks (`block_codec.py`) ‖ bytes of its parts of buffers
+    pack  = payload of its blocks (`encoding/codec.py`) ‖ bytes of its parts of buffers
 
-The plan's hash is 32 bytes, the encoding text; `hashes` are those of all packs' chunks, one behind
+The plan's hash is 32 bytes, the encoding text; `hashes` are those of all packs' chunks, one after
 the other, 16 bytes each. A pack is cut into chunks of `chunk_bytes`, the last one shorter. `sizes`
 (with zstd only) are the bytes of every pack; where one is smaller than the plan makes it, the
 payload of its blocks is compressed.
 
-Within a pack blocks and parts are in ascending order; a part is row-major and little-endian.
+Within a pack, blocks and parts are in ascending order; a part is row-major and little-endian.
 
 Law: `unpack_model(plan, *pack_model(plan, encoded, b, n), S)` is
-`decode_blocks(plan, encoded.cut(S))[1]` and `plan.cut_buffers(b, S)`, to the bit.
+`decode_blocks(plan, encoded.cut(S))[1]` and `plan.cut_buffers(b, S)`, bit for bit.
 """
 
 from __future__ import annotations
@@ -55,17 +54,17 @@ MAGIC = "tessera-model"
 VERSION = 1
 FIELDS = 7
 MAX_INDEX_BYTES = 2**24
-"""A million chunks."""
+"""Enough for a million chunks."""
 
 SHORT_RUN = 256
-"""Values up to which runs of blocks are put into their places by index, many at a time."""
+"""Longest runs of blocks, in values, that are moved by index, many at a time."""
 SCATTERED = 2**12
-"""Blocks put into their places by index at a time: bounds the memory on the way."""
+"""Blocks moved by index at a time: bounds the memory in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIndex:
-    """Where the model's chunks are: one blob per pack, in the order of the plan's packs."""
+    """Chunks of the model: one blob per pack, in the order of the plan's packs."""
 
     encoding: Encoding
     chunk_bytes: int
@@ -75,10 +74,10 @@ class ModelIndex:
 def pack_model(
     plan: ModelPlan, encoded: EncodedModel, buffers: Mapping[str, Array], chunk_bytes: int
 ) -> tuple[ModelIndex, dict[bytes, bytes]]:
-    """The index of a model and all its chunks by hash; equal chunks are there once.
+    """Return the index of a model and all its chunks by hash; equal chunks appear once.
 
     `buffers` are the whole model's. Raises `TensorError` if they are not the plan's,
-    `EncodingError` if zstd is asked for and not available.
+    `EncodingError` if zstd is requested but not available.
     """
     blobs: dict[int, Blob] = {}
     chunks = dict(pack_chunks(plan, encoded, buffers, chunk_bytes, blobs))
@@ -93,8 +92,8 @@ def pack_chunks(
     blobs: dict[int, Blob],
     numbers: Iterable[int] | None = None,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """The chunks of some packs (None: of all), hash and bytes, one by one: a model that is large
-    is not copied as a whole. `blobs` has each pack's blob once its last chunk was given.
+    """Yield the chunks of some packs (None: all), hash and bytes, one by one, so that a large
+    model is never copied as a whole. `blobs` gets each pack's blob once its last chunk is out.
 
     Raises as `pack_model` does.
     """
@@ -117,9 +116,9 @@ def pack_chunks(
 
 
 def needed_chunks(plan: ModelPlan, index: ModelIndex, groups: Groups) -> list[bytes]:
-    """The hashes of a submodel's chunks, in order, each once.
+    """Return the hashes of a submodel's chunks, in order, each once.
 
-    Raises `GroupError` for groups, `MessageError` for an index, that do not fit the plan.
+    Raises `GroupError` for groups and `MessageError` for an index that do not fit the plan.
     """
     needed = _packs(plan, index).of_submodel(plan, plan.choose(groups))
     return list(dict.fromkeys(name for number in needed for name in index.packs[number].chunks))
@@ -128,7 +127,7 @@ def needed_chunks(plan: ModelPlan, index: ModelIndex, groups: Groups) -> list[by
 def unpack_model(
     plan: ModelPlan, index: ModelIndex, groups: Groups, chunks: Chunks
 ) -> tuple[Blocks, dict[str, Array]]:
-    """The blocks (read-only) and buffers of a submodel.
+    """Assemble the blocks (read-only) and buffers of a submodel.
 
     Raises `GroupError` for groups that do not fit the plan, `MessageError` for chunks that are
     missing, altered or of a wrong size, `BlockError` for values that are not the encoding's.
@@ -157,7 +156,7 @@ def unpack_model(
 
 
 def encode_index(plan: ModelPlan, index: ModelIndex) -> bytes:
-    """The index as bytes."""
+    """Encode the index."""
     return packed(
         [
             MAGIC,
@@ -172,7 +171,7 @@ def encode_index(plan: ModelPlan, index: ModelIndex) -> bytes:
 
 
 def decode_index(plan: ModelPlan, data: bytes) -> ModelIndex:
-    """The index in these bytes. Raises `MessageError`, and nothing else, for any other bytes."""
+    """Decode an index. Raises only `MessageError`, for any other bytes."""
     if len(data) > MAX_INDEX_BYTES:
         raise MessageError(f"{len(data)} bytes are too many for an index (≤ {MAX_INDEX_BYTES})")
     fields = _unpacked(data, max(FIELDS, len(find_packs(plan))))
@@ -180,7 +179,7 @@ def decode_index(plan: ModelPlan, data: bytes) -> ModelIndex:
         raise MessageError("these bytes are not the index of a model")
     if fields[1] != VERSION:
         theirs = repr(fields[1])[:40]
-        raise MessageError(f"version {theirs} of an index is not known; this side has {VERSION}")
+        raise MessageError(f"version {theirs} of an index is unknown; this side has {VERSION}")
     try:
         index = _decode_fields(plan, fields)
     except (TypeError, ValueError, EncodingError) as error:
@@ -191,7 +190,7 @@ def decode_index(plan: ModelPlan, data: bytes) -> ModelIndex:
 
 
 def _unpacked(data: bytes, most: int) -> Any:
-    """The value in these bytes: two arrays at most, of `most` entries."""
+    """Decode the value in these bytes: two arrays at most, of `most` entries."""
     arrays = 0
 
     def check_array(array: list[Any]) -> list[Any]:
@@ -212,7 +211,7 @@ def _unpacked(data: bytes, most: int) -> Any:
 def _decode_fields(plan: ModelPlan, fields: list[Any]) -> ModelIndex:
     _, _, plan_hash, encoding_text, chunk_bytes, sizes, hashes = fields
     if not isinstance(plan_hash, bytes) or not isinstance(hashes, bytes):
-        raise TypeError("hashes are bytes")
+        raise TypeError("hashes must be bytes")
     if plan_hash.hex() != plan.hash:
         raise MessageError(f"the index is of plan {plan_hash.hex()[:12]}…, not {plan.hash[:12]}…")
     if not 1 <= count(chunk_bytes) <= MAX_CHUNK_BYTES:
@@ -223,7 +222,7 @@ def _decode_fields(plan: ModelPlan, fields: list[Any]) -> ModelIndex:
     if len(pack_sizes) != len(most):
         raise ValueError(f"{len(pack_sizes)} packs; the plan has {len(most)}")
     if not all(1 <= size <= limit for size, limit in zip(pack_sizes, most, strict=True)):
-        raise ValueError("a pack has another size than the plan says")
+        raise ValueError("a pack's size differs from the plan's")
     numbers = [chunk_count(size, chunk_bytes) for size in pack_sizes]
     if len(hashes) != HASH_BYTES * sum(numbers):
         raise ValueError(f"{len(hashes)} bytes of hashes for {sum(numbers)} chunks")
@@ -243,7 +242,7 @@ def _packs(plan: ModelPlan, index: ModelIndex) -> Packs:
 
 
 def _payload(encoded: EncodedModel, blocks: Indices) -> bytes | memoryview:
-    """The bytes of a pack's blocks, compressed if the encoding asks for it and it helps."""
+    """Return the bytes of a pack's blocks, compressed if the encoding asks for it and it helps."""
     payload = encoded.payload(blocks)
     if not encoded.encoding.zstd:
         return payload
@@ -256,7 +255,7 @@ def _payload(encoded: EncodedModel, blocks: Indices) -> bytes | memoryview:
 
 
 def _starts(ids: Indices, sizes: Indices) -> Indices:
-    """Where each of these blocks starts if only they are there; of the others, anything."""
+    """Return where each of these blocks starts if only they are present; others are undefined."""
     starts = np.zeros(len(sizes), dtype=np.int64)
     ends = np.cumsum(sizes[ids])
     starts[ids] = ends - sizes[ids]
@@ -264,7 +263,7 @@ def _starts(ids: Indices, sizes: Indices) -> Indices:
 
 
 def _scatter(source: Array, target: Array, starts: Indices, sizes: Indices) -> None:
-    """Put blocks that lie one behind the other in `source` to their starts in `target`."""
+    """Move consecutive blocks in `source` to their starts in `target`."""
     if not len(starts):
         return
     ends = np.cumsum(sizes)
@@ -283,7 +282,7 @@ def _scatter(source: Array, target: Array, starts: Indices, sizes: Indices) -> N
 
 
 def _buffer_bytes(plan: ModelPlan, buffers: Mapping[str, Array]) -> NDArray[np.uint8]:
-    """The parts of all buffers, one behind the other."""
+    """Return the parts of all buffers, one after the other."""
     pieces = [np.zeros(0, dtype=np.uint8)]
     for buffer in plan.buffers:
         array = buffers[buffer.name]
@@ -294,7 +293,7 @@ def _buffer_bytes(plan: ModelPlan, buffers: Mapping[str, Array]) -> NDArray[np.u
 
 
 def _buffers_of(plan: ModelPlan, chosen: Chosen, data: NDArray[np.uint8]) -> dict[str, Array]:
-    """A submodel's buffers out of its parts."""
+    """Assemble a submodel's buffers from its parts."""
     buffers, start = {}, 0
     for buffer in plan.buffers:
         kept = [

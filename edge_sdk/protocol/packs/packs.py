@@ -1,12 +1,12 @@
-"""Which packs a plan has: blocks of one signature, over all tensors, and parts of buffers.
+"""The packs of a plan: blocks of one signature, over all tensors, and parts of buffers.
 
 A signature is the set of (axis, group) pairs that own a block: a submodel holds the block if it
 has all of them. Buffers are cut like weights, into *parts*, numbered in the order of the plan; a
-part is in the pack of its signature. Constants (buffers that are no statistics) have packs of
-their own, because they do not change: their chunks are fetched once and stay in a device's cache.
+part is in the pack of its signature. Constants (buffers that are not statistics) have separate
+packs because they do not change: a device fetches their chunks once and keeps them in its cache.
 
 Packs are ordered by their lowest block; those without blocks follow, by their lowest part.
-Plans have tens of thousands of blocks: nothing here looks at them one by one.
+Plans have tens of thousands of blocks, so no code here loops over them one by one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edge_sdk.protocol.plan.plan import Chosen, ModelPlan
 from edge_sdk.protocol.plan.specs import MAX_BLOCKS, Buffer, Tensor
 
 Signatures = NDArray[np.int32]
-"""A row each: the numbers of its groups, ascending, zeros in front. Group `g` of an axis has the
+"""One row each: the numbers of its groups, ascending, zeros in front. Group `g` of an axis has the
 number 1 + g + all groups of the axes before."""
 
 
@@ -37,7 +37,7 @@ class Packs:
     """The packs of a plan. Made by `find_packs`."""
 
     signatures: Signatures
-    """Of every pack."""
+    """Signature of every pack."""
     blocks: list[Indices]
     """The blocks of every pack, ascending."""
     parts: list[Indices]
@@ -52,26 +52,26 @@ class Packs:
         return len(self.signatures)
 
     def of_submodel(self, plan: ModelPlan, chosen: Chosen) -> list[int]:
-        """The packs that a submodel needs, ascending."""
+        """Return the packs that a submodel needs, ascending."""
         numbers: list[int] = np.flatnonzero(_held(self.signatures, plan, chosen)).tolist()
         return numbers
 
     def parts_of_submodel(self, plan: ModelPlan, chosen: Chosen) -> Indices:
-        """The parts of buffers that a submodel needs, ascending."""
+        """Return the parts of buffers that a submodel needs, ascending."""
         return np.flatnonzero(_held(self.part_signatures, plan, chosen)).astype(np.int64)
 
     def sizes(self, plan: ModelPlan, encoding: Encoding) -> tuple[int, ...]:
-        """The bytes of every pack; with zstd the most it may have."""
+        """Return the bytes of every pack; an upper bound with zstd."""
         specs = part_specs(plan.block_sizes, encoding)
         of_block = sum(spec.dtype.itemsize * spec.counts for spec in specs)
         sizes = np.bincount(self.pack_of_block, weights=of_block, minlength=len(self))
         sizes += np.bincount(self.pack_of_part, weights=self.part_sizes, minlength=len(self))
-        return tuple(int(size) for size in sizes)  # sums in float64 are exact below 2⁵³
+        return tuple(int(size) for size in sizes)  # float64 sums are exact below 2⁵³
 
 
 @lru_cache(maxsize=4)
 def find_packs(plan: ModelPlan) -> Packs:
-    """The packs of a plan. Raises `MessageError` for buffers that are cut too finely."""
+    """Return the packs of a plan. Raises `MessageError` if buffers are cut too finely."""
     in_parts = sum(prod(_group_counts(plan, buffer)) for buffer in plan.buffers)
     if in_parts > MAX_BLOCKS:
         raise MessageError(f"buffers in {in_parts} parts; at most {MAX_BLOCKS} are allowed")
@@ -101,7 +101,7 @@ def find_packs(plan: ModelPlan) -> Packs:
 
 
 def spans_of(plan: ModelPlan, tensor: Tensor) -> list[Span]:
-    """How the dimensions of a tensor or buffer are cut."""
+    """Return the spans of a tensor's or buffer's dimensions."""
     return [
         Span(dim.size, None, 1)
         if dim.axis is None
@@ -115,7 +115,7 @@ def _group_counts(plan: ModelPlan, tensor: Tensor) -> list[int]:
 
 
 def _signatures(plan: ModelPlan, tensor: Tensor, width: int) -> Signatures:
-    """The signature of every block of a tensor, or of every part of a buffer, in order."""
+    """Return the signature of every block of a tensor, or part of a buffer, in order."""
     before = np.cumsum([0, *(len(axis.groups) for axis in plan.axes)])
     axes = [dim.axis for dim in tensor.dims if dim.axis is not None]
     shape = _group_counts(plan, tensor)
@@ -123,16 +123,16 @@ def _signatures(plan: ModelPlan, tensor: Tensor, width: int) -> Signatures:
     for column, (axis, group) in enumerate(zip(axes, np.indices(shape), strict=True)):
         rows[:, column] = 1 + before[axis] + group.reshape(-1)
     rows.sort(axis=1)
-    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # an axis may be there twice
+    rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # an axis may occur twice
     rows.sort(axis=1)
     return rows
 
 
 def _numbered(columns: Sequence[NDArray[Any]]) -> tuple[Indices, Indices]:
-    """Equal rows get one number, in the order of their first.
+    """Number the distinct rows in order of first appearance.
 
-    Returns the first row of every number, and the number of every row. Goes column by column, and
-    so sorts numbers: sorting rows takes far longer.
+    Returns the first row of every number, and the number of every row. It works column by column
+    and so sorts numbers: sorting rows takes far longer.
     """
     keys = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -145,14 +145,14 @@ def _numbered(columns: Sequence[NDArray[Any]]) -> tuple[Indices, Indices]:
 
 
 def _members(pack_of: Indices, packs: int) -> list[Indices]:
-    """For every pack who is in it, ascending."""
+    """Return the members of every pack, ascending."""
     order = np.argsort(pack_of, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(pack_of, minlength=packs))
     return np.split(order, ends[:-1])
 
 
 def _held(signatures: Signatures, plan: ModelPlan, chosen: Chosen) -> NDArray[np.bool_]:
-    """For every signature, whether a submodel has all its groups."""
+    """Flag the signatures whose groups a submodel has all of."""
     member = [np.ones(1, dtype=bool)]  # number 0: no group at all
     for axis, groups in zip(plan.axes, chosen, strict=True):
         member.append(np.isin(np.arange(len(axis.groups)), groups))

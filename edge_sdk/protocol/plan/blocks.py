@@ -1,7 +1,7 @@
-"""A set of blocks: which ones, and their values one behind the other.
+"""A set of blocks: their ids, and their values one after the other.
 
-`Blocks` is what a movement, or a piece of the model, is outside a tensor: ascending block ids and
-one flat float32 vector. The plan knows every block's size, so no offsets travel with it.
+Outside tensors, a movement or a piece of the model is `Blocks`: ascending block ids and one flat
+float32 vector. The plan knows every block's size, so no offsets travel with it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _check_vector(what: str, array: Any, dtype: type[np.generic]) -> None:
 
 
 def block_runs(ids: Indices, offsets: Indices) -> list[tuple[slice, slice]]:
-    """Where runs of neighbouring blocks lie: (in the whole model's vector, in `Blocks.values`)."""
+    """Locate runs of adjacent blocks: (in the whole model's vector, in `Blocks.values`)."""
     if not len(ids):
         return []
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
@@ -79,9 +79,3 @@ def select_blocks(flat: Float32, ids: Indices, offsets: Indices) -> Blocks:
     runs = block_runs(ids, offsets)
     values = np.concatenate([flat[whole] for whole, _ in runs]) if runs else flat[:0].copy()
     return Blocks(ids, values)
-
-
-def add_blocks(total: NDArray[np.float64] | Float32, blocks: Blocks, offsets: Indices) -> None:
-    """Add blocks to their places in a vector over the whole model, in place."""
-    for whole, part in block_runs(blocks.ids, offsets):
-        total[whole] += blocks.values[part]

@@ -1,4 +1,4 @@
-"""Plans as bytes. Version 1; the hash is part of the wire contract.
+"""The bytes of a plan. Version 1; the hash is part of the wire contract.
 
     envelope = msgpack [ "tessera-plan", 1, sha256(body), body, sha256(costs), costs ]
     body     = msgpack [ regions, axes, tensors, buffers, depth ]
@@ -9,12 +9,12 @@
              | [ size, axis, outer, inner ]     of axis number `axis`
     depth    = [ ] (reserved)
 
-Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it says how a
-model is cut. Costs are beside it, so that counting better does not make it another model.
+Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it identifies
+how a model is cut. Costs are separate, so that counting them better does not change the model.
 
-Only arrays, strings, unsigned integers, booleans and bytes occur, and msgpack's shortest forms are
-used, so a plan has one encoding. `decode_plan` refuses bytes that another encoder would have
-written differently: it encodes what it read and compares.
+Only arrays, strings, unsigned integers, booleans and bytes occur, in msgpack's shortest forms, so a
+plan has one encoding. `decode_plan` rejects bytes that another encoder would have written
+differently: it encodes what it read and compares.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ MAX_PLAN_BYTES = 16 * 2**20
 
 
 def encode_plan(plan: ModelPlan) -> bytes:
-    """The plan's canonical bytes, with their hash in front."""
+    """Return the plan's canonical bytes, with their hash in front."""
     body, costs = _encode_body(plan), _encode_costs(plan)
     hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
     return packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
 
 
 def plan_hash(plan: ModelPlan) -> str:
-    """SHA-256 of the canonical body, as hex digits."""
+    """Return the SHA-256 of the canonical body, in hex digits."""
     return hashlib.sha256(_encode_body(plan)).hexdigest()
 
 
 def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
-    """The plan in these bytes. Raises `PlanError`, and nothing else, for any other bytes.
+    """Decode a plan. Raises only `PlanError`, for any other bytes.
 
-    `expected_hash` is the hash somebody else named; a plan with another one is refused.
+    `expected_hash` is the hash another party named; a plan with a different one is rejected.
     """
     if len(data) > MAX_PLAN_BYTES:
         raise PlanError(f"{len(data)} bytes are too many for a plan (at most {MAX_PLAN_BYTES})")
@@ -57,14 +57,14 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
         raise PlanError("these bytes are not a plan")
     if envelope[1] != VERSION:
         raise PlanError(
-            f"plan version {envelope[1]!r} is not known here; this side speaks {VERSION}"
+            f"plan version {envelope[1]!r} is unknown; this side uses version {VERSION}"
         )
     if len(envelope) != 6:
         raise PlanError(f"a plan's envelope has 6 entries, not {len(envelope)}")
     digest, body, costs_digest, costs = envelope[2:]
     for part, named in ((body, digest), (costs, costs_digest)):
         if not isinstance(part, bytes) or hashlib.sha256(part).digest() != named:
-            raise PlanError("the plan's hash differs from its bytes: it was damaged or altered")
+            raise PlanError("the plan's hash does not match its bytes: it was damaged or altered")
     if expected_hash is not None and digest.hex() != expected_hash:
         raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:

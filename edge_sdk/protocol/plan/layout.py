@@ -1,13 +1,13 @@
-"""Arrays cut into groups, and the order in which blocks lie in memory. Knows arrays, not plans.
+"""Arrays cut into groups, and the order of blocks in memory. Knows arrays, not plans.
 
 A dimension is seen as `outer × atoms × inner` (`Span`): a group owns a run of consecutive atoms, in
 each of the `outer` repeats, `inner` elements per atom. A bias is 1 × units × 1; the columns of a
-linear layer behind a flattened H×W image are 1 × channels × H·W; fused q, k, v rows are
+linear layer after a flattened H×W image are 1 × channels × H·W; fused q, k, v rows are
 3 × heads × head width.
 
-A **block** takes one group of every width dimension. Blocks of one tensor are stored one behind
-the other, in row-major order of their group numbers, each block in row-major order of its own
-elements. `pack` and `unpack` go between an array and that order; both copy whole rectangles of
+A **block** takes one group of every width dimension. Blocks of one tensor are stored one after the
+other, in row-major order of their group numbers, each block in row-major order of its own
+elements. `pack` and `unpack` convert between an array and that order; both copy whole rectangles of
 equally sized groups at a time, so their cost does not depend on how finely a tensor is cut.
 """
 
@@ -43,13 +43,13 @@ class Span:
         return self.outer * (1 if self.groups is None else sum(self.groups)) * self.inner
 
     def keep(self, chosen: Sequence[int]) -> Span:
-        """The dimension that is left when only these groups, in this order, are kept."""
+        """Return the dimension with only these groups, in this order."""
         if self.groups is None:
             return self
         return Span(self.outer, tuple(self.groups[g] for g in chosen), self.inner)
 
     def indices(self, chosen: Sequence[int]) -> slice | Indices:
-        """Where the chosen groups lie along the dimension; a slice where they are one run."""
+        """Return the indices of the chosen groups; a slice where they are one run."""
         if self.groups is None or len(chosen) == len(self.groups):
             return slice(None)
         starts = np.concatenate(([0], np.cumsum(self.groups)))
@@ -65,7 +65,7 @@ class Span:
 
 
 def cut_array(array: Array, spans: Sequence[Span], chosen: Sequence[Sequence[int]]) -> Array:
-    """A contiguous copy of what the chosen groups own; `chosen[d]` is ignored for whole dims."""
+    """Copy what the chosen groups own, contiguously; `chosen[d]` is ignored for whole dims."""
     for position, (span, groups) in enumerate(zip(spans, chosen, strict=True)):
         where = span.indices(groups)
         if isinstance(where, slice):
@@ -76,7 +76,7 @@ def cut_array(array: Array, spans: Sequence[Span], chosen: Sequence[Sequence[int
 
 
 def places(spans: Sequence[Span], chosen: Sequence[Sequence[int]]) -> tuple[Array, ...]:
-    """Index that picks, in a full array, what `cut_array` takes; also for assignment."""
+    """Return an index of what `cut_array` takes from a full array; usable for assignment."""
     return np.ix_(
         *(
             np.arange(span.size)[span.indices(groups)]
@@ -104,8 +104,8 @@ def pack(array: Array, spans: Sequence[Span], out: Array) -> None:
 
 
 def unpack(flat: Array, spans: Sequence[Span]) -> Array:
-    """The array whose blocks lie in `flat`; inverse of `pack`."""
-    flat = np.ascontiguousarray(flat)  # blocks are found by their distance in memory
+    """Return the array whose blocks lie in `flat`; inverse of `pack`."""
+    flat = np.ascontiguousarray(flat)  # blocks are located by their distance in memory
     array = np.empty([span.size for span in spans], dtype=flat.dtype)
     for in_array, in_flat in _rectangles(array, flat, spans):
         in_array[...] = in_flat
@@ -113,7 +113,7 @@ def unpack(flat: Array, spans: Sequence[Span]) -> Array:
 
 
 class _Run(NamedTuple):
-    """Neighbouring groups of equal size along one dimension."""
+    """Adjacent groups of equal size along one dimension."""
 
     first_atom: int
     groups: int
@@ -133,11 +133,11 @@ def _runs(groups: Sequence[int]) -> list[_Run]:
 
 
 def _rectangles(array: Array, flat: Array, spans: Sequence[Span]) -> Iterator[tuple[Array, Array]]:
-    """Pairs of equally shaped views: a rectangle of equal blocks in the array and in the flat.
+    """Yield pairs of views of equal shape: a rectangle of equal blocks in the array and in `flat`.
 
-    Within a rectangle the place of a block is affine in its group numbers: dimension `j` advances
-    by (elements of one block in the dimensions before `j`) × (its own group's elements) × (all
-    elements of the dimensions behind `j`).
+    Within a rectangle, the position of a block is affine in its group numbers: dimension `j`
+    advances by (elements of one block in the dimensions before `j`) × (its own group's elements) ×
+    (all elements of the dimensions after `j`).
     """
     pieces: list[int] = []
     for span in spans:
@@ -145,7 +145,7 @@ def _rectangles(array: Array, flat: Array, spans: Sequence[Span]) -> Iterator[tu
             pieces.append(span.size)
         else:
             pieces += [span.outer, sum(span.groups), span.inner]
-    expanded = array.reshape(pieces)  # a view: both callers hand in contiguous arrays
+    expanded = array.reshape(pieces)  # a view: both callers pass contiguous arrays
     # Whole dimensions are part of every block; their elements count as "before" for simplicity.
     whole = prod(span.size for span in spans if span.groups is None)
     width = [span for span in spans if span.groups is not None]

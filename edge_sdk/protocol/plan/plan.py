@@ -1,7 +1,7 @@
-"""What a model is made of and how it may be cut: the contract between all parts of the project.
+"""The structure of a model and how it may be cut: the contract between all parts of the project.
 
 A `ModelPlan` names every weight tensor, the width axes behind its dimensions, the groups of every
-axis and therefore the blocks (`docs/plans.md`). It needs no torch. Everything that slices, sends,
+axis and therefore the blocks (`docs/plans.md`). It needs no torch. All code that slices, sends,
 sums or counts works on a plan and numpy arrays alone.
 
 Laws, for any choice of groups `S` (tests/property/plan/test_plan_laws.py):
@@ -11,8 +11,8 @@ Laws, for any choice of groups `S` (tests/property/plan/test_plan_laws.py):
 - `assemble(scatter(m, S), S) == m` for a submodel's arrays `m`;
 - `cut(weights, S) == assemble(select(flatten(weights), S), S)`.
 
-The serialised form is canonical: one plan has exactly one encoding, and `hash` is the SHA-256 of
-it (`plan_codec.py`).
+The serialised form is canonical: one plan has exactly one encoding, and `hash` is its SHA-256
+(`codec.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from edge_sdk.protocol.plan.specs import (
 )
 
 Groups = Mapping[str, Collection[int]]
-"""A choice of groups for each axis, by axis name, as it comes from outside."""
+"""A choice of groups for each axis, by axis name, as given from outside."""
 
 Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
 """Groups per axis, in axis order, sorted, checked. Only `ModelPlan.choose` makes one."""
@@ -62,7 +62,7 @@ Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
 
 @dataclass(frozen=True, slots=True)
 class LevelCost:
-    """What one level costs at most: an upper bound over the groups that may be assigned."""
+    """Cost of one level: an upper bound over the groups that may be assigned."""
 
     level: float
     parameters: int
@@ -90,14 +90,14 @@ class ModelPlan:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The canonical encoding, with its hash in front."""
+        """Canonical encoding, with its hash in front."""
         from edge_sdk.protocol.plan.codec import encode_plan
 
         return encode_plan(self)
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of all but the costs in canonical encoding, as 64 hex digits."""
+        """SHA-256 of the canonical encoding without the costs, as 64 hex digits."""
         from edge_sdk.protocol.plan.codec import plan_hash
 
         return plan_hash(self)
@@ -115,16 +115,16 @@ class ModelPlan:
         return Chosen(tuple(_chosen_of(axis, groups) for axis in self.axes))
 
     def all_groups(self) -> dict[str, tuple[int, ...]]:
-        """The choice that is the whole model."""
+        """Return the choice that is the whole model."""
         return {axis.name: tuple(range(len(axis.groups))) for axis in self.axes}
 
     def levels(self, groups: Groups) -> dict[str, float]:
-        """The share of atoms that is kept on every axis."""
+        """Return the share of atoms kept on every axis."""
         kept = self.kept_atoms(self.choose(groups))
         return {axis.name: n / axis.atoms for axis, n in zip(self.axes, kept, strict=True)}
 
     def kept_atoms(self, chosen: Chosen) -> tuple[int, ...]:
-        """Atoms left on every axis, in axis order."""
+        """Return the atoms left on every axis, in axis order."""
         return tuple(
             sum(axis.groups[g] for g in groups)
             for axis, groups in zip(self.axes, chosen, strict=True)
@@ -133,12 +133,12 @@ class ModelPlan:
     # -- slicing ----------------------------------------------------------------------------
 
     def cut(self, weights: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
-        """The submodel's weights: rows and columns of all other groups removed (copies)."""
+        """Cut out a submodel's weights: rows and columns of all other groups removed (copies)."""
         self.check(weights)
         return _cut(self.tensors, self.spans, weights, self.choose(groups))
 
     def cut_buffers(self, buffers: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
-        """The submodel's buffers."""
+        """Cut out a submodel's buffers."""
         self.check_buffers(buffers)
         return _cut(self.buffers, self._buffer_spans, buffers, self.choose(groups))
 
@@ -154,7 +154,7 @@ class ModelPlan:
             target[tensor.name][places(spans, _per_dim(tensor, chosen))] = part[tensor.name]
 
     def statistic_places(self, groups: Groups) -> dict[str, tuple[Array, ...]]:
-        """For every statistic, the index of the submodel's part in the full array."""
+        """Return, for every statistic, the index of the submodel's part in the full array."""
         chosen = self.choose(groups)
         return {
             buffer.name: places(spans, _per_dim(buffer, chosen))
@@ -163,7 +163,7 @@ class ModelPlan:
         }
 
     def scatter(self, movement: Mapping[str, Array], groups: Groups) -> Blocks:
-        """A submodel's movement (or weights) as blocks. Inverse of `assemble`."""
+        """Turn a submodel's movement (or weights) into blocks. Inverse of `assemble`."""
         chosen = self.choose(groups)
         self.check(movement, groups)
         ids = self.block_ids(chosen)
@@ -177,7 +177,7 @@ class ModelPlan:
         return Blocks(ids, values)
 
     def assemble(self, blocks: Blocks, groups: Groups) -> dict[str, Float32]:
-        """A submodel's arrays from its blocks. Inverse of `scatter`."""
+        """Assemble a submodel's arrays from its blocks. Inverse of `scatter`."""
         chosen = self.choose(groups)
         blocks.check(self.block_ids(chosen), self.block_sizes)
         arrays, start = {}, 0
@@ -189,16 +189,16 @@ class ModelPlan:
         return arrays
 
     def flatten(self, weights: Mapping[str, Array]) -> Float32:
-        """The whole model as one vector in block order."""
+        """Return the whole model as one vector in block order."""
         return self.scatter(weights, self.all_groups()).values
 
     def unflatten(self, flat: Float32) -> dict[str, Float32]:
-        """The whole model from one vector in block order."""
+        """Return the whole model's arrays from one vector in block order."""
         ids = np.arange(self.block_count, dtype=np.int64)
         return self.assemble(Blocks(ids, flat), self.all_groups())
 
     def select(self, flat: Float32, groups: Groups) -> Blocks:
-        """The blocks of a submodel out of the whole model's vector."""
+        """Select the blocks of a submodel from the whole model's vector."""
         if flat.shape != (self.parameters,) or flat.dtype != np.float32:
             raise BlockError(
                 f"{flat.dtype} of shape {flat.shape} is not the model's vector of "
@@ -210,7 +210,7 @@ class ModelPlan:
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
-        """How every tensor's dimensions are cut, in tensor order."""
+        """Spans of every tensor's dimensions, in tensor order."""
         return tuple(_spans(tensor, self.axes) for tensor in self.tensors)
 
     @cached_property
@@ -224,7 +224,7 @@ class ModelPlan:
 
     @cached_property
     def block_offsets(self) -> Indices:
-        """Where every block starts in the whole model's vector, and its end as a last entry."""
+        """Start of every block in the whole model's vector, with its end as last entry."""
         return np.concatenate(([0], np.cumsum(self.block_sizes))).astype(np.int64)
 
     @property
@@ -234,13 +234,13 @@ class ModelPlan:
 
     @cached_property
     def block_tensors(self) -> Indices:
-        """The index of the tensor that every block belongs to."""
+        """Index of the tensor that every block belongs to."""
         return np.repeat(
             np.arange(len(self.tensors)), [len(block_sizes(spans)) for spans in self.spans]
         )
 
     def signature(self, block: int) -> tuple[tuple[str, int], ...]:
-        """The (axis, group) pairs that own a block, in the order of its tensor's dimensions."""
+        """Return the (axis, group) pairs that own a block, in the order of its dimensions."""
         if not 0 <= block < self.block_count:
             raise GroupError(f"block {block} does not exist; the plan has {self.block_count}")
         index = int(self.block_tensors[block])
@@ -255,7 +255,7 @@ class ModelPlan:
         )
 
     def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
-        """For every block, whether the submodel of these groups holds it."""
+        """Flag the blocks that the submodel of these groups holds."""
         member = []
         for axis, groups in zip(self.axes, chosen, strict=True):
             flags = np.zeros(len(axis.groups), dtype=bool)
@@ -271,11 +271,11 @@ class ModelPlan:
         return np.concatenate(parts)
 
     def block_ids(self, chosen: Chosen) -> Indices:
-        """The blocks of a submodel, ascending."""
+        """Return the blocks of a submodel, ascending."""
         return np.flatnonzero(self.covers(chosen)).astype(np.int64)
 
     def coverage(self, choices: Iterable[Groups]) -> NDArray[np.int64]:
-        """For every block, how many of these submodels hold it (the papers' Γ)."""
+        """Count, for every block, the submodels that hold it (the papers' Γ)."""
         counts = np.zeros(self.block_count, dtype=np.int64)
         for groups in choices:
             counts += self.covers(self.choose(groups))
@@ -289,15 +289,15 @@ class ModelPlan:
         return int(self.block_offsets[-1])
 
     def submodel_parameters(self, groups: Groups) -> int:
-        """Parameters of a submodel; four times as many bytes in fp32."""
+        """Count the parameters of a submodel; four times as many bytes in fp32."""
         return self._parameters(self.kept_atoms(self.choose(groups)))
 
     def submodel_macs(self, groups: Groups) -> int:
-        """Multiply-accumulates of a submodel's forward pass, per sample."""
+        """Count the multiply-accumulates of a submodel's forward pass, per sample."""
         return self._macs(self.kept_atoms(self.choose(groups)))
 
     def cost_at(self, level: float) -> LevelCost:
-        """What a level costs at most. Raises `GroupError` unless 0 < level ≤ 1."""
+        """Return the most a level can cost. Raises `GroupError` unless 0 < level ≤ 1."""
         if not 0 < level <= 1:
             raise GroupError(f"a level is a share in (0, 1], not {level!r}")
         kept = tuple(axis.atoms_at(level) for axis in self.axes)
@@ -412,7 +412,7 @@ def _check_arrays(
 
 
 def _check_plan(plan: ModelPlan) -> None:
-    """Raise `PlanError` unless the plan is one that every part of the project can work with."""
+    """Raise `PlanError` unless every part of the project can work with the plan."""
     if plan.regions != "width" or plan.depth != ():
         raise PlanError("regions by depth are reserved; this version knows width only")
     if not plan.tensors:

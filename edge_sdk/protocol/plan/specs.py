@@ -1,4 +1,4 @@
-"""What a plan is made of: axes and their groups, tensors and buffers, and their costs."""
+"""The elements of a plan: axes and their groups, tensors and buffers, and their costs."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ LEVELS = (1.0, 0.75, 0.5, 0.25)
 """Levels that devices choose from and graphs are made for, where nobody says otherwise."""
 
 MAX_GROUPS = 64
-"""More groups than this per axis are refused: a block would be too small to be worth its name."""
+"""Most groups per axis; with more, blocks would be too small to be worth naming."""
 
 MAX_ATOMS = 2**24
-"""Of one axis."""
+"""Most atoms of one axis."""
 
 BUFFER_DTYPES = frozenset(
     {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 )
-"""What a buffer may hold; weights are float32."""
+"""Types a buffer may have; weights are float32."""
 
 MAX_DIMS = 16
-"""Of one tensor. Packing sees four for each, and numpy arrays have at most 64."""
+"""Most dimensions of one tensor. Packing uses four for each, and numpy arrays have at most 64."""
 
 MAX_PARAMETERS = 2**48
 """Far beyond any model; keeps sizes in bytes within 64 bits."""
 
 MAX_BLOCKS = 2**24
-"""Of all tensors. A thousand tensors of two axes with 64 groups each have 4 million."""
+"""Most blocks of all tensors. A thousand tensors of two axes with 64 groups have 4 million."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A hidden width of the model: how many atoms each of its groups owns.
+    """A hidden width of the model: the number of atoms each of its groups owns.
 
-    An atom is what cannot be cut: a unit, an attention head, a GroupNorm group.
+    An atom cannot be cut: a unit, an attention head, a GroupNorm group.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Axis:
 
     @property
     def equal(self) -> bool:
-        """Whether groups are as equal as the number of atoms allows."""
+        """True if groups are as equal as the number of atoms allows."""
         return max(self.groups) - min(self.groups) <= 1
 
     def wanted(self, level: float) -> int:
-        """How many groups a level means on an axis of equal groups: at least one."""
+        """Number of groups for a level on an axis of equal groups: at least one."""
         return max(1, int(level * len(self.groups) + 1e-9))
 
     def atoms_at(self, level: float) -> int:
-        """The most atoms that a device at this level is ever asked to train on this axis.
+        """Most atoms that a device at this level is ever asked to train on this axis.
 
         Equal groups: the `wanted(level)` largest. Unequal groups: the fullest set of groups that
         stays within `level`. Never less than the smallest group.
         """
         if self.equal:
             return sum(sorted(self.groups)[-self.wanted(level) :])
-        reachable = 1  # bit n is set when some set of groups holds exactly n atoms
+        reachable = 1  # bit n is set if some set of groups holds exactly n atoms
         for atoms in self.groups:
             reachable |= reachable << atoms
         limit = int(level * self.atoms + 1e-9)
@@ -93,7 +93,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The full, uncut shape."""
+        """The full shape."""
         return tuple(dim.size for dim in self.dims)
 
 
@@ -101,7 +101,7 @@ class Tensor:
 class Buffer(Tensor):
     """A named array that is not trained: BatchNorm statistics (`statistic`), or a constant.
 
-    Buffers are cut like weights but are in no block and go through no server rule.
+    Buffers are cut like weights but belong to no block and no server rule.
     """
 
     statistic: bool = False
@@ -119,7 +119,7 @@ def split_atoms(atoms: int, parts: int | Sequence[float]) -> tuple[int, ...]:
     """Partition an axis: into equal groups (an int), or by ratios such as (5, 10, 20, 30, 35).
 
     There are never more groups than atoms. Every group owns at least one atom; ratios are met as
-    closely as whole atoms allow. Raises `GroupError` for ratios or counts that make no sense.
+    closely as whole atoms allow. Raises `GroupError` for impossible ratios or counts.
     """
     count = _count(parts)
     if not 1 <= count <= MAX_GROUPS:
@@ -151,7 +151,7 @@ def _count(parts: int | Sequence[float]) -> int:
         return len(parts)
     if isinstance(parts, (int, np.integer)) and not isinstance(parts, bool):
         return int(parts)
-    raise GroupError(f"groups is a whole number and ratios a list of numbers, not {parts!r}")
+    raise GroupError(f"groups must be a whole number and ratios a list, not {parts!r}")
 
 
 def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:

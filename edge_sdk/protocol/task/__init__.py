@@ -1,1 +1,1 @@
-"""A task as devices receive it: the manifest of its graphs, and the data it wants."""
+"""A task as devices receive it: the manifest of its graphs, and the format of its data."""

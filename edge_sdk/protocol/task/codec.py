@@ -1,4 +1,4 @@
-"""Manifests as bytes, and what a graph's own bytes say. Version 1.
+"""The bytes of a manifest, and the versions in a graph's own bytes. Version 1.
 
     envelope = msgpack [ "tessera-graphs", 1, sha256(body) as 32 bytes, body as bytes ]
     body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
@@ -12,8 +12,8 @@
     activations, products = [ cost … ]          bytes; multiply-accumulates
     cost     = [ coefficient, [axis numbers], power of the batch ]
 
-Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan_codec.py`:
-`decode_manifest` refuses bytes that another encoder would have written differently.
+Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan/codec.py`:
+`decode_manifest` rejects bytes that another encoder would have written differently.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's canonical bytes, with their hash in front."""
+    """Return the manifest's canonical bytes, with their hash in front."""
     body = _encode_body(manifest)
     return packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
 
 
 def manifest_hash(manifest: Manifest) -> str:
-    """SHA-256 of the canonical body, as hex digits."""
+    """Return the SHA-256 of the canonical body, in hex digits."""
     return hashlib.sha256(_encode_body(manifest)).hexdigest()
 
 
 def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifest:
-    """The manifest in these bytes. Raises `GraphError`, and nothing else, for any other bytes.
+    """Decode a manifest. Raises only `GraphError`, for any other bytes.
 
-    `expected_hash` is the hash somebody else named; a manifest with another one is refused.
+    `expected_hash` is the hash another party named; a manifest with a different one is rejected.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise GraphError(
@@ -66,10 +66,10 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
     _, version, digest, body = envelope
     if version != VERSION:
         raise GraphError(
-            f"manifest version {version!r} is not known here; this side speaks {VERSION}"
+            f"manifest version {version!r} is unknown; this side uses version {VERSION}"
         )
     if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
-        raise GraphError("the manifest's hash differs from its bytes: it was damaged or altered")
+        raise GraphError("the manifest's hash does not match its bytes: it was damaged or altered")
     if expected_hash is not None and digest.hex() != expected_hash:
         raise GraphError(f"this is manifest {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
@@ -82,9 +82,10 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
 
 
 def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
-    """IR version and operator set versions by domain ("" is the standard one) of an ONNX file.
+    """Return the IR version and operator set versions by domain of an ONNX file.
 
-    Reads the outermost fields only. Raises `GraphError` for bytes that are not protobuf.
+    "" is the standard domain. Reads only the outermost fields. Raises `GraphError` for bytes that
+    are not protobuf.
     """
     ir_version, opsets = 0, {}
     for field, value in _fields(memoryview(data)):
@@ -101,7 +102,7 @@ def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
 
 
 def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
-    """The (number, value) pairs of one protobuf message."""
+    """Return the (number, value) pairs of one protobuf message."""
     fields: list[tuple[int, int | memoryview]] = []
     at = 0
     while at < len(data):

@@ -1,7 +1,7 @@
-"""What data a task wants, and the one check of a device's data against it.
+"""The format of a task's data, and the one check of a device's data against it.
 
 A `DataSpec` is made with the task and travels in the manifest of its graphs. Data that differs is
-refused before training, in words that name both sides.
+rejected before training, with an error that names both formats.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 MAX_INPUTS = 10_000
 MAX_RANK = 32
 MAX_SIZE = 2**48
-"""Of one dimension: far above any array, far below what overflows."""
+"""Largest size of one dimension: far above any array, far below overflow."""
 
 
 class Samples(Protocol):
-    """Data, or a batch of it: every array has its samples along the first dimension."""
+    """Data, or a batch of it: the first dimension of every array is the samples."""
 
     @property
     def inputs(self) -> tuple[Array, ...]:
-        """The model's inputs, in order."""
+        """Inputs of the model, in order."""
 
     @property
     def targets(self) -> Array:
-        """What the model should say."""
+        """Targets: the outputs the model should give."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
     """One array of a task's data: numpy's name of its type, and its shape without the samples.
 
-    Values are 0 to `highest`, both included: class numbers, ids of a vocabulary, shares. None: any.
+    Values are 0 to `highest`, inclusive: class numbers, ids of a vocabulary, shares. None: any.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """What a task wants of every sample: the model's inputs x0, x1 …, and the targets."""
+    """Format of every sample of a task: the model's inputs x0, x1 …, and the targets."""
 
     inputs: tuple[ArraySpec, ...]
     targets: ArraySpec
@@ -74,7 +74,7 @@ class DataSpec:
             raise GraphError(f"a task has 1 to {MAX_INPUTS} inputs, not {len(self.inputs)}")
 
     def check(self, data: Samples) -> None:
-        """Raise `TensorError`, which names both sides, unless this is data of the task."""
+        """Raise `TensorError`, which names both formats, unless the data fits the task."""
         self.check_inputs(data.inputs)
         samples, targets = len(data.inputs[0]), data.targets
         _check_array("targets", self.targets, targets)
@@ -84,15 +84,15 @@ class DataSpec:
             value, place = found
             if self.targets.dtype.startswith("float"):
                 raise TensorError(
-                    f"target {value} at {place}: the task wants 0 to {self.targets.highest}"
+                    f"target {value} at {place}: the task needs 0 to {self.targets.highest}"
                 )
             raise TensorError(f"label {value} at {place}: {_classes(self.targets.highest)}")
 
     def check_inputs(self, inputs: Sequence[Array]) -> None:
-        """As `check`, for the inputs alone."""
+        """Check the inputs alone, as `check` does."""
         if len(inputs) != len(self.inputs):
             raise TensorError(
-                f"the task wants {len(self.inputs)} inputs, the data has {len(inputs)}"
+                f"the task needs {len(self.inputs)} inputs, the data has {len(inputs)}"
             )
         for number, (spec, array) in enumerate(zip(self.inputs, inputs, strict=True)):
             _check_array(f"x{number}", spec, array)
@@ -102,24 +102,24 @@ class DataSpec:
                     f"{spec.highest + 1} ids, 0 to {spec.highest}"
                 )
         if len(counts := {len(array) for array in inputs}) > 1:
-            raise TensorError(f"every input needs the same samples; they have {sorted(counts)}")
+            raise TensorError(f"all inputs need equally many samples; they have {sorted(counts)}")
 
 
 def _check_array(name: str, spec: ArraySpec, array: Any) -> None:
     if not isinstance(array, np.ndarray):
-        raise TensorError(f"{name}: the task wants {spec}, the data is {type(array).__name__}")
+        raise TensorError(f"{name}: the task needs {spec}, the data is {type(array).__name__}")
     if array.ndim == 0:
-        raise TensorError(f"{name}: one number without a dimension is not data: samples come first")
-    # The byte order may differ; comparing types is quick, asking for a name is not.
+        raise TensorError(f"{name}: a number without dimensions is not data: samples come first")
+    # The byte order may differ; comparing types is quick, comparing names is not.
     same_type = array.dtype == spec.dtype or array.dtype.name == spec.dtype
     if not same_type or array.shape[1:] != spec.shape:
         has = _words(array.dtype.name, array.shape[1:])
-        raise TensorError(f"{name}: the task wants {spec}, the data is {has}")
+        raise TensorError(f"{name}: the task needs {spec}, the data is {has}")
 
 
 def _stray(array: Array, highest: int) -> tuple[Any, str] | None:
-    """The first value that is not in 0 to `highest`, and where it is."""
-    if array.size == 0 or (array.min() >= 0 and array.max() <= highest):  # false for NaN as well
+    """Return the first value outside 0 to `highest`, and its position."""
+    if array.size == 0 or (array.min() >= 0 and array.max() <= highest):  # also false for NaN
         return None
     outside = ~((array >= 0) & (array <= highest))
     place = np.unravel_index(int(np.argmax(outside)), array.shape)

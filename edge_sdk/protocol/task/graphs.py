@@ -1,7 +1,7 @@
-"""Which graphs a task has, what each takes and gives, and which one fits a submodel and a batch.
+"""The graphs of a task, their inputs and outputs, and the choice of one for a submodel and batch.
 
 A `Manifest` describes the ONNX files the coordinator compiled; the device reads nothing else about
-them. It names files by the SHA-256 of their bytes, so a manifest cannot be paired with other files.
+them. It names files by the SHA-256 of their bytes, so it cannot be paired with other files.
 
     inputs    x0, x1 …         the model's inputs        targets          one per sample
               sample_weights   float32, one per sample   w:<tensor>       weights
@@ -11,7 +11,7 @@ them. It names files by the SHA-256 of their bytes, so a manifest cannot be pair
               outputs                                    of an evaluate graph
 
 `loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. An input that a
-graph does not use is not listed; the device feeds exactly what is.
+graph does not use is not listed; the device feeds exactly the listed ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SizeTerm:
             raise GraphError(f"a size's axes are ascending numbers, not {self.axes}")
 
     def value(self, kept: Sequence[int], batch: int) -> int:
-        """The size when these atoms are kept of each axis."""
+        """Return the size with these atoms kept on each axis."""
         size = self.coefficient * (batch if self.batch else 1)
         return size * math.prod(kept[axis] for axis in self.axes)
 
@@ -69,7 +69,7 @@ class SizeTerm:
 class CostTerm:
     """A part of a cost: `coefficient` × the kept atoms of `axes` × the batch size to `batch`.
 
-    `batch` is 2 where every sample meets every other.
+    `batch` is 2 where every sample is paired with every other.
     """
 
     coefficient: int
@@ -85,7 +85,7 @@ class CostTerm:
             raise GraphError(f"a cost has up to {MAX_RANK} axes and powers of the batch")
 
     def value(self, kept: Sequence[int], batch: int) -> int:
-        """The cost when these atoms are kept of each axis."""
+        """Return the cost with these atoms kept on each axis."""
         cost = self.coefficient * math.prod(kept[axis] for axis in self.axes)
         return cost * math.prod([batch] * self.batch)
 
@@ -107,7 +107,7 @@ class Port:
             raise GraphError(f"{self.name!r} has {len(self.dims)} dimensions, over {MAX_RANK}")
 
     def shape(self, kept: Sequence[int], batch: int) -> tuple[int, ...]:
-        """The array's shape when these atoms are kept of each axis."""
+        """Return the array's shape with these atoms kept on each axis."""
         return tuple(dim.value(kept, batch) for dim in self.dims)
 
 
@@ -157,21 +157,21 @@ class GraphEntry:
     def activation_bytes(self, kept: Sequence[int], batch: int) -> int:
         """Bytes of all float tensors between inputs and outputs, as if none were ever freed.
 
-        A runtime frees what it no longer needs, so this is far above what lives at once; its own
-        scratch memory is not in it. A graph made for one size costs the same at every other.
+        A runtime frees what it no longer needs, so this is far above the peak; the runtime's own
+        scratch memory is not included. A graph made for one size costs the same at every other.
         """
         return sum(term.value(kept, batch) for term in self.activations)
 
     def macs(self, kept: Sequence[int], batch: int) -> int:
         """Multiply-accumulates of one run: all matrix products and convolutions of the graph.
 
-        Those of a gradient graph are the forward and the backward pass, counted one by one: a
-        gradient that nobody needs, such as the batch's, is neither computed nor counted.
+        Those of a gradient graph are the forward and the backward pass, counted one by one: an
+        unused gradient, such as the batch's, is neither computed nor counted.
         """
         return sum(term.value(kept, batch) for term in self.products)
 
     def weight_bytes(self, kept: Sequence[int]) -> int:
-        """Bytes of the weights that go in; as many gradients come out of a gradient graph."""
+        """Bytes of the input weights; a gradient graph outputs as many bytes of gradients."""
         return sum(
             math.prod(port.shape(kept, 1)) * np.dtype(port.dtype).itemsize
             for port in self.inputs
@@ -180,9 +180,9 @@ class GraphEntry:
 
     @cached_property
     def pads(self) -> bool:
-        """Whether samples may be added to a short batch without changing the result.
+        """True if samples may be added to a short batch without changing the result.
 
-        A gradient graph must weigh its samples, and must not mix them in batch statistics.
+        A gradient graph must weight its samples, and must not mix them in batch statistics.
         """
         if self.kind == "evaluate":
             return True
@@ -197,10 +197,10 @@ class GraphEntry:
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What a submodel costs with a batch; None where the task has no such graph.
+    """Cost of a submodel with a batch; None where the task has no such graph.
 
-    `forward_macs` are those of an evaluation, `step_macs` of a loss with its gradients (SAM takes
-    two of them a step). `activation_bytes` are the gradient graph's, an upper bound.
+    `forward_macs` are those of an evaluation, `step_macs` of a loss with its gradients (SAM needs
+    two of them per step). `activation_bytes` are the gradient graph's, an upper bound.
     """
 
     forward_macs: int | None
@@ -211,10 +211,10 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All graphs of one task, and what data it wants.
+    """All graphs of one task, and the format of its data.
 
-    `tolerance` is the largest relative difference to torch's gradients that the build saw;
-    `min_onnxruntime` the oldest version of onnxruntime that runs the graphs.
+    `tolerance` is the largest relative difference from torch's gradients that the build saw;
+    `min_onnxruntime` is the oldest version of onnxruntime that runs the graphs.
     """
 
     plan_hash: str
@@ -231,7 +231,7 @@ class Manifest:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The canonical encoding, with its hash in front."""
+        """Canonical encoding, with its hash in front."""
         from edge_sdk.protocol.task.codec import encode_manifest
 
         return encode_manifest(self)
@@ -244,7 +244,7 @@ class Manifest:
         return manifest_hash(self)
 
     def check(self, plan: ModelPlan) -> None:
-        """Raise `GraphError` unless these are graphs of this plan, with its names and shapes."""
+        """Raise `GraphError` unless these graphs belong to this plan, with its names and shapes."""
         if self.plan_hash != plan.hash:
             raise GraphError(
                 f"the graphs were made for plan {self.plan_hash[:12]}…, not {plan.hash[:12]}…"
@@ -253,10 +253,11 @@ class Manifest:
             _check_fit(entry, plan)
 
     def pick(self, kind: Kind, kept: Sequence[int], batch: int) -> GraphEntry:
-        """The graph for these atoms per axis and this batch size.
+        """Choose the graph for these atoms per axis and this batch size.
 
-        In order: made for exactly this; for these widths or any, and for this batch or any; for
-        the smallest larger batch, if it `pads`. Raises `GraphError`, which names both sides.
+        Prefers a graph made for exactly this; then for these widths or any, and this batch or any;
+        then for the smallest larger batch, if it `pads`. Raises `GraphError`, which names both
+        sides.
         """
         if batch < 1:
             raise GraphError(f"a batch has at least one sample, not {batch}")
@@ -281,9 +282,9 @@ class Manifest:
         )
 
     def cost_at(self, plan: ModelPlan, level: float, batch: int) -> RunCost:
-        """What a level costs at most with a batch of this size; exact if groups are equal.
+        """Return the most a level costs with this batch size; exact if groups are equal.
 
-        Where a graph is made for a larger batch, it is the larger one that is paid for. Raises
+        Where a graph is made for a larger batch, the cost is that of the larger one. Raises
         `GroupError` unless 0 < level ≤ 1, `GraphError` when no gradient graph fits.
         """
         if not 0 < level <= 1:
@@ -299,7 +300,7 @@ class Manifest:
         )
 
     def largest_batch(self, kind: Kind, kept: Sequence[int]) -> int | None:
-        """The largest batch some graph takes at these widths; None: any. 0: there is no graph."""
+        """Largest batch that some graph takes at these widths; None: any. 0: there is no graph."""
         sizes = [entry.batch for entry in self._of(kind, kept)]
         return None if None in sizes else max((size for size in sizes if size), default=0)
 
@@ -329,7 +330,7 @@ def _check_entry(entry: GraphEntry) -> None:
     for port in ports:
         for dim in port.dims:
             if (dim.axes and entry.kept is not None) or (dim.batch and entry.batch is not None):
-                raise GraphError(f"{entry}: {port.name!r} varies with what the graph has fixed")
+                raise GraphError(f"{entry}: {port.name!r} varies with a size the graph has fixed")
     for terms in (entry.activations, entry.products):
         _check_costs(entry, terms)
     _check_unique(f"{entry}: mask", (mask.port for mask in entry.masks))
@@ -349,7 +350,7 @@ def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
         raise GraphError(f"{entry}: cost terms are not in order, or one occurs twice")
     for axes, power in kinds:
         if (axes and entry.kept is not None) or (power and entry.batch is not None):
-            raise GraphError(f"{entry}: a cost varies with what the graph has fixed")
+            raise GraphError(f"{entry}: a cost varies with a size the graph has fixed")
 
 
 def _check_manifest(manifest: Manifest) -> None:
@@ -360,7 +361,7 @@ def _check_manifest(manifest: Manifest) -> None:
     if not _VERSION.fullmatch(manifest.min_onnxruntime):
         raise GraphError(f"{manifest.min_onnxruntime!r} is not a version such as '1.23.0'")
     if not (math.isfinite(manifest.tolerance) and manifest.tolerance >= 0):
-        raise GraphError(f"a tolerance is a finite number from 0, not {manifest.tolerance}")
+        raise GraphError(f"tolerance must be finite and at least 0, not {manifest.tolerance}")
     if len(manifest.graphs) > MAX_GRAPHS:
         raise GraphError(f"{len(manifest.graphs)} graphs are too many, over {MAX_GRAPHS}")
     _check_unique("file", (entry.sha256 for entry in manifest.graphs))
@@ -370,7 +371,7 @@ def _check_manifest(manifest: Manifest) -> None:
 
 
 def _check_data(entry: GraphEntry, data: DataSpec) -> None:
-    """Raise `GraphError` unless the graph takes what the task says its data is."""
+    """Raise `GraphError` unless the graph's inputs match the task's data."""
     specs = {f"x{number}": spec for number, spec in enumerate(data.inputs)}
     specs["targets"] = data.targets
     for port in entry.inputs:
@@ -388,7 +389,7 @@ def _check_data(entry: GraphEntry, data: DataSpec) -> None:
 
 
 def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
-    """Raise `GraphError` unless widths, names, types and shapes are the plan's."""
+    """Raise `GraphError` unless widths, names, types and shapes match the plan."""
     whole = tuple(axis.atoms for axis in plan.axes)
     kept = whole if entry.kept is None else entry.kept
     if len(kept) != len(whole) or any(a > b for a, b in zip(kept, whole, strict=True)):
@@ -397,7 +398,7 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     named = [axis for port in ports for dim in port.dims for axis in dim.axes]
     named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
     if any(axis >= len(whole) for axis in named):
-        raise GraphError(f"{entry} names an axis that the plan's {len(whole)} do not have")
+        raise GraphError(f"{entry} names an axis that is not among the plan's {len(whole)}")
     weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}
     buffers = {f"b:{b.name}": _port(f"b:{b.name}", b) for b in plan.buffers}
     scales = {f"s:{axis.name}": Port(f"s:{axis.name}", "float32") for axis in plan.axes}

@@ -1,7 +1,7 @@
-"""What our own certificate says, for messages to people: whose it is, and until when.
+"""Reads our own certificate for messages to people: its name and validity.
 
-Only the few fields that a person asks about are read, and nothing is verified: that is OpenSSL's
-part. Python's `ssl` reads certificates of peers, but not one's own.
+Only these few fields are read, and nothing is verified: that is OpenSSL's job. Python's `ssl` reads
+certificates of peers, but not one's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from edge_sdk.protocol.messages.topics import BULK
 
 SOON = timedelta(days=30)
-"""Before its end a certificate is spoken of: time enough to hand a new one out."""
+"""Time before expiry at which we warn: enough to distribute a new certificate."""
 
 _COMMON_NAME = bytes((0x55, 0x04, 0x03))
 _VERSION, _UTC_TIME = 0xA0, 0x17
@@ -24,7 +24,7 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Whose a certificate is (its common name, empty if it has none) and when it is valid, UTC."""
+    """A certificate's common name (empty if it has none) and validity, UTC."""
 
     name: str
     since: datetime
@@ -32,7 +32,7 @@ class Certificate:
 
 
 def read_certificate(path: Path) -> Certificate | None:
-    """What the first certificate in a PEM file says; None if that cannot be read."""
+    """Read the first certificate in a PEM file; None if that fails."""
     try:
         _, begin, rest = path.read_text(encoding="ascii").partition(_BEGIN)
         body, end, _ = rest.partition(_END)
@@ -62,13 +62,13 @@ def _common_name(subject: bytes) -> str:
 def _time(tag: int, content: bytes) -> datetime:
     text = content.decode("ascii")
     if tag == _UTC_TIME:
-        # Two digits of the year: 50 to 99 are of the last century.
+        # A two-digit year: 50 to 99 are in the last century.
         text = ("19" if text[0] >= "5" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc)
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements of a DER sequence: tag and content. Raises ValueError or LookupError."""
+    """Yield tag and content of a DER sequence's elements. Raises ValueError or LookupError."""
     place = 0
     while place < len(data):
         tag, size = data[place], data[place + 1]
@@ -86,10 +86,10 @@ def _items(data: bytes) -> Iterator[tuple[int, bytes]]:
 def certificate_advice(
     paths: Iterable[Path | None], name: str | None, now: datetime
 ) -> Iterator[str]:
-    """What the owner of certificates should know, in words: that they end, or are another's.
+    """Yield warnings for the owner of certificates: that they expire or name somebody else.
 
-    `paths` are those of the control and the bulk connection; `name` is who connects (None: under
-    whatever name).
+    `paths` are those of the control and the bulk connection; `name` is the participant's (None: any
+    name).
     """
     for path, wanted in zip(paths, (name, name and name + BULK), strict=True):
         own = read_certificate(path) if path is not None else None
@@ -104,5 +104,5 @@ def certificate_advice(
         if wanted is not None and own.name != wanted:
             yield (
                 f"the certificate {path} is for {own.name!r}, not for {wanted!r}: a broker that "
-                "goes by certificates drops what we send"
+                "identifies clients by certificate drops what we send"
             )

@@ -1,10 +1,10 @@
-"""One MQTT connection, kept up by a thread of its own.
+"""One MQTT connection, maintained by its own thread.
 
-Only that thread touches paho, through the calls meant for a foreign loop (`loop_read`,
-`loop_write`, `loop_misc`): so nothing of paho's is shared between threads, a message can never be
-torn by two writers, and no lock is held while the owner is told something. Each connection gets a
-new paho client: what must survive a connection (the outbox, the filters) is ours, and paho's own
-queue never holds more than the window.
+Only that thread touches paho, through the calls meant for an external loop (`loop_read`,
+`loop_write`, `loop_misc`). So threads share nothing of paho's, two writers can never tear a
+message, and no lock is held while the owner is notified. Each connection gets a new paho client:
+whatever must survive a connection (the outbox, the filters) is ours, and paho's own queue never
+holds more than the window.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from edge_sdk.transport.outbox import TRIES, Outbox, Publication
 from edge_sdk.transport.settings import BrokerSettings
 
 CONNECT_TIMEOUT_S = 10.0
-"""For the socket, for the TLS handshake, and for the broker's first answer, each."""
+"""Limit for the socket, for the TLS handshake, and for the broker's first answer, each."""
 
 GOODBYE_S = 1.0
-"""For the last packet of a connection that is closed on purpose."""
+"""Limit for the last packet of a connection that is closed on purpose."""
 
 STABLE_S = 10.0
-"""A connection that lasted this long was a good one: the next attempt comes soon."""
+"""A connection that lasted this long was good: the next attempt comes soon."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
@@ -52,16 +52,16 @@ _log = logging.getLogger(__name__)
 
 
 def pause_s(failures: int, chance: float) -> float:
-    """How long to wait after so many failures in a row; `chance` is from 0 to 1.
+    """Seconds to wait after this many failures in a row; `chance` is from 0 to 1.
 
-    Grows to half a minute, and is spread widely so that a fleet does not return in one moment.
+    Grows to half a minute, and varies widely so that a fleet does not return all at once.
     """
     most = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 10))
     return most * (0.1 + 0.9 * chance)
 
 
 def unsent_bytes(connected: socket.socket) -> int:
-    """What the system still holds of what we sent; 0 where it does not say."""
+    """Bytes sent by us that the system still holds; 0 if it does not say."""
     if not hasattr(termios, "TIOCOUTQ"):
         return 0
     try:
@@ -72,16 +72,16 @@ def unsent_bytes(connected: socket.socket) -> int:
 
 
 class Owner(Protocol):
-    """Who is told. Called from the connection's thread."""
+    """Receives notifications, from the connection's thread."""
 
     def up(self, connection: Connection) -> None:
-        """The broker accepted us and every subscription is in place."""
+        """Note that the broker accepted us and every subscription is in place."""
 
     def down(self, connection: Connection, reason: str) -> None:
-        """There is no connection, or no longer."""
+        """Note that there is no connection, or no longer."""
 
     def deliver(self, event: LinkEvent) -> None:
-        """Something for the user of the link."""
+        """Deliver an event to the user of the link."""
 
 
 class Connection:
@@ -100,9 +100,9 @@ class Connection:
     ) -> None:
         self.outbox = Outbox(max_bytes)
         self.heard_s = float("-inf")
-        """When the last bytes came, by the monotonic clock."""
+        """Monotonic time of the last bytes received."""
         self.denials = 0
-        """How often in a row the broker refused who we say we are."""
+        """Times in a row that the broker refused our identity."""
         self._settings = settings
         self._context = context
         self._owner = owner
@@ -123,25 +123,25 @@ class Connection:
         self._thread = Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._thread.start()
 
     def publish(self, publication: Publication) -> bool:
-        """As `Link.publish`."""
+        """See `Link.publish`."""
         if self._ending.is_set() or not self.outbox.offer(publication):
             return False
         self._wake()
         return True
 
     def subscribe(self, topic_filter: str) -> None:
-        """As `Link.subscribe`."""
+        """See `Link.subscribe`."""
         with self._lock:
             self._filters = {**self._filters, topic_filter: None}
             self._orders.append((True, topic_filter))
         self._wake()
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """As `Link.unsubscribe`."""
+        """See `Link.unsubscribe`."""
         with self._lock:
             if topic_filter not in self._filters:
                 return
@@ -150,32 +150,32 @@ class Connection:
         self._wake()
 
     def renew(self, will: Will | None) -> None:
-        """As `Link.reconnect`."""
+        """See `Link.reconnect`."""
         with self._lock:
             self._will = will or self._will
             self._renewing = True
         self._wake()
 
     def finish(self, by: float) -> None:
-        """Send what is queued until then (by the monotonic clock), say goodbye and end."""
+        """Send queued messages until then (monotonic clock), say goodbye and end."""
         self._finish_by = by
         self._ending.set()
         self._wake()
 
     def kill(self) -> None:
-        """End at once, without goodbye."""
+        """End at once, without a goodbye."""
         self._killed = True
         self._ending.set()
         self._wake()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end; a connection that is just being made may outlive this a little."""
+        """Wait for the end; a connection still being made may outlive this a little."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, timeout_s))
 
     @property
     def is_current_thread(self) -> bool:
-        """Whether the caller is this connection's own thread."""
+        """True if the caller is this connection's own thread."""
         return current_thread() is self._thread
 
     def _wake(self) -> None:
@@ -197,15 +197,15 @@ class Connection:
             try:
                 reason = _Session(self).run()
             except Exception:
-                # The outermost loop of this thread; paho raises many things on bytes that are not
-                # MQTT, and a link that ended silently would be worse than one that tries again.
+                # The outermost loop of this thread. paho raises many things on bytes that are not
+                # MQTT, and a link that ends silently would be worse than one that tries again.
                 _log.exception("%s: the connection failed", self._client_id)
-                reason = f"{self._settings.address}: what came is not MQTT; the log has details"
+                reason = f"{self._settings.address}: the answer is not MQTT; see the log"
             self.denials = self.denials + 1 if isinstance(reason, reasons.Denial) else 0
             if not self._ending.is_set():
                 self._owner.down(self, reason)
                 stable = time.monotonic() - begun >= STABLE_S
-                # The search for a message that ends connections takes a few of them, and ends.
+                # The search for a message that breaks connections takes a few tries, then ends.
                 harmless = stable or self.outbox.searching or self._renewing
                 failures = 0 if harmless else failures + 1
                 self._ending.wait(pause_s(max(0, failures - 1), _chance()))
@@ -214,7 +214,7 @@ class Connection:
 
 
 class _Session:
-    """The life of one paho client, from connecting to the end."""
+    """The lifetime of one paho client, from connecting to the end."""
 
     def __init__(self, connection: Connection) -> None:
         self._of = connection
@@ -232,7 +232,7 @@ class _Session:
         self._client = self._make_client()
 
     def run(self) -> str:
-        """Connect and serve until the end; returns why there is no connection any more."""
+        """Connect and serve until the end; returns why the connection ended."""
         settings = self._settings
         try:
             self._client.connect(settings.host, settings.port, settings.keepalive_s)
@@ -252,7 +252,7 @@ class _Session:
             self._refused(
                 given_up.topic,
                 f"the broker closed the connection {TRIES} times over this message of "
-                f"{len(given_up.payload)} bytes: it is larger than the broker takes, or "
+                f"{len(given_up.payload)} bytes: it is larger than the broker accepts, or "
                 "publishing to this topic is not allowed",
             )
         return self._why()
@@ -285,7 +285,7 @@ class _Session:
         client, of = self._client, self._of
         answer_by = time.monotonic() + CONNECT_TIMEOUT_S
         leave_by: float | None = None
-        # poll where there is one: select cannot watch descriptors above 1023.
+        # poll if available: select cannot watch descriptors above 1023.
         with getattr(selectors, "PollSelector", selectors.SelectSelector)() as selector:
             selector.register(of._alarm, selectors.EVENT_READ)
             selector.register(connected, selectors.EVENT_READ)
@@ -313,7 +313,7 @@ class _Session:
         if selector.get_key(connected).events != interest:
             selector.modify(connected, interest)
         timeout_s = 0.1 if of._ending.is_set() else min(5.0, self._settings.keepalive_s / 8)
-        # TLS may hold bytes back that the selector cannot see.
+        # TLS may hold bytes that the selector cannot see.
         held = isinstance(connected, ssl.SSLSocket) and connected.pending() > 0
         ready = {key.fileobj: mask for key, mask in selector.select(0 if held else timeout_s)}
         if of._alarm in ready:
@@ -322,7 +322,7 @@ class _Session:
             of.heard_s = time.monotonic()
             result = client.loop_read()
             if result == paho.MQTT_ERR_PROTOCOL and not self._welcomed:
-                # So paho reports a refusal of the version, and whatever it cannot read.
+                # paho reports this for a refused version, and for anything it cannot read.
                 self._reason = reasons.refusal(self._settings, "Unsupported protocol version")
         if ready.get(connected, 0) & selectors.EVENT_WRITE:
             self._moved_s = time.monotonic()
@@ -331,8 +331,8 @@ class _Session:
             client.loop_misc()
 
     def _is_sending(self, connected: socket.socket) -> bool:
-        """Whether the network takes what we send. A ping would wait behind that, and a slow link
-        be taken for a dead one.
+        """True if the network accepts what we send. A ping would wait behind that, and a slow link
+        would look dead.
         """
         before, self._unsent = self._unsent, unsent_bytes(connected)
         if self._unsent < before:
@@ -344,20 +344,20 @@ class _Session:
         return self._of.outbox.empty or time.monotonic() >= self._of._finish_by
 
     def _hear_alarm(self) -> None:
-        # In this order: a bell rung in between is answered by what the loop does next.
+        # In this order: a bell rung in between is handled by the loop's next turn.
         self._of._alarm.recv(64)
         with self._of._lock:
             self._of._woken = False
 
     def _send(self) -> None:
-        """Orders and messages, as far as the window allows."""
+        """Send orders and messages, as far as the window allows."""
         client, of = self._client, self._of
         if not self._announced:
             self._restore()
         while client.socket() is not None:
             message = of.outbox.next()
-            # After looking for a message, before sending it: who subscribes and then publishes
-            # must not see the publication overtake.
+            # After taking a message, before sending it: a caller that subscribes and then publishes
+            # must not see the publication overtake the subscription.
             self._obey_orders()
             if message is None:
                 return
@@ -373,7 +373,7 @@ class _Session:
                 self._client.unsubscribe(topic_filter)
 
     def _restore(self) -> None:
-        """Ask for all subscriptions anew; the session is a clean one."""
+        """Request all subscriptions again; the session is a clean one."""
         if self._first_asked:
             return
         with self._of._lock:
@@ -404,8 +404,8 @@ class _Session:
             detail=self._network_said,
         )
 
-    # paho calls these from inside loop_read, loop_write and loop_misc: on our own thread. They note
-    # what happened; sending and waiting is left to the loop.
+    # paho calls these from inside loop_read, loop_write and loop_misc: on our own thread. They
+    # record what happened; the loop does the sending and waiting.
 
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
         if code.is_failure:
@@ -430,7 +430,7 @@ class _Session:
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         topic, filters = str(message.topic), self._of._filters
-        # Some brokers send what was never asked for, and all send what we no longer want.
+        # Some brokers send messages nobody asked for, and all send some we no longer want.
         if topic in filters or any(matches(topic, f) for f in filters):
             self._of._owner.deliver(Received(topic, bytes(message.payload), bool(message.retain)))
 

@@ -1,4 +1,4 @@
-"""The link over MQTT: two connections seen as one."""
+"""The link over MQTT: two connections that act as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_sdk.transport.outbox import BULK_BYTES, CONTROL_BYTES, Publication
 from edge_sdk.transport.settings import BrokerSettings, tls_context
 
 FLUSH_S = 5.0
-"""How long `close` tries to send what is queued."""
+"""Seconds `close` tries to send queued messages."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,42 +57,42 @@ class MqttLink:
         )
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         self._control.start()
         self._bulk.start()
 
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, bulk: bool = False
     ) -> bool:
-        """As `Link.publish`."""
+        """See `Link.publish`."""
         check_topic(topic)
-        # A copy of what is not bytes: its owner may change it before it is sent.
+        # Copy anything that is not bytes: its owner may change it before it is sent.
         return self._at(bulk).publish(Publication(topic, bytes(payload), retain))
 
     def subscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """As `Link.subscribe`."""
+        """See `Link.subscribe`."""
         check_filter(topic_filter)
         self._at(bulk).subscribe(topic_filter)
 
     def unsubscribe(self, topic_filter: str, *, bulk: bool = False) -> None:
-        """As `Link.unsubscribe`."""
+        """See `Link.unsubscribe`."""
         self._at(bulk).unsubscribe(topic_filter)
 
     def acknowledged(self, *, bulk: bool = False) -> bool:
-        """As `Link.acknowledged`."""
+        """See `Link.acknowledged`."""
         return self._at(bulk).outbox.empty
 
     def silence_s(self, *, bulk: bool = False) -> float:
-        """As `Link.silence_s`."""
+        """See `Link.silence_s`."""
         return time.monotonic() - self._at(bulk).heard_s
 
     def reconnect(self, will: Will | None = None) -> None:
-        """As `Link.reconnect`."""
+        """See `Link.reconnect`."""
         self._control.renew(will)
         self._bulk.renew(None)
 
     def close(self) -> None:
-        """As `Link.close`."""
+        """See `Link.close`."""
         connections = (self._control, self._bulk)
         if any(connection.is_current_thread for connection in connections):
             raise StateError("a link cannot be closed from inside deliver")
@@ -105,7 +105,7 @@ class MqttLink:
             self._closed = True
 
     def kill(self) -> None:
-        """As `Link.kill`."""
+        """See `Link.kill`."""
         with self._lock:
             self._closed = True
         for connection in (self._control, self._bulk):
@@ -114,7 +114,7 @@ class MqttLink:
                 connection.join(GOODBYE_S)
 
     def up(self, connection: Connection) -> None:
-        """A connection works."""
+        """Note that a connection works."""
         with self._lock:
             self._up.add(connection)
             if len(self._up) == 2:
@@ -123,12 +123,12 @@ class MqttLink:
                 self._last_reason, self._denials = None, 0
 
     def down(self, connection: Connection, reason: str) -> None:
-        """A connection does not work."""
+        """Note that a connection does not work."""
         with self._lock:
             worked = len(self._up) == 2
             self._up.discard(connection)
             denials = connection.denials
-            # As a rule both connections are denied, each for its own certificate: a count is told
+            # Usually both connections are denied, each for its own certificate: report a count
             # once.
             news = denials > self._denials if denials else reason != self._last_reason
             if worked or news:
@@ -136,7 +136,7 @@ class MqttLink:
                 self._tell(Disconnected(reason, denials))
 
     def deliver(self, event: LinkEvent) -> None:
-        """Hand an event to the user of the link."""
+        """Pass an event to the user of the link."""
         self._tell(event)
 
     def _tell(self, event: LinkEvent) -> None:
@@ -145,7 +145,7 @@ class MqttLink:
         try:
             self._deliver(event)
         except Exception:
-            # Raised in here it would end the connection, for something that is not its fault.
+            # Raised in here, it would end the connection, which is not at fault.
             _log.exception("deliver failed; %s is lost", type(event).__name__)
 
     def _at(self, bulk: bool) -> Connection:

@@ -1,6 +1,6 @@
-"""Why there is no connection, in words for the person who has to change something.
+"""Reasons for a missing connection, in words for the person who has to change something.
 
-A `Denial` is a reason too: the broker answered, and does not want *us*. Trying again helps only if
+A `Denial` is also a reason: the broker answered, but refuses *us*. Trying again helps only if
 somebody changes something, here or there.
 """
 
@@ -23,11 +23,11 @@ class Denial(str):
 _REFUSALS = {
     "Bad user name or password": "the broker refused the user name or password",
     "Not authorized": "the broker does not let this user connect: user name or password are wrong, "
-    "or its access rules are against it",
-    "Client identifier not valid": "the broker does not accept the client id; some bind it to the "
-    "user or certificate",
+    "or its access rules forbid it",
+    "Client identifier not valid": "the broker does not accept the client id; some brokers bind it "
+    "to the user or certificate",
     "Server unavailable": "the broker is up but not ready; it may be starting or overloaded",
-    "Unsupported protocol version": "what answers there does not speak MQTT 3.1.1",
+    "Unsupported protocol version": "the server there does not speak MQTT 3.1.1",
 }
 _DENIALS = ("Bad user name or password", "Not authorized", "Client identifier not valid")
 
@@ -39,7 +39,7 @@ _OURS = {
     "for another broker?",
     "CERTIFICATE_REVOKED": "our certificate{whose} was revoked; ask the operator for a new one",
     _EXPIRED: "our certificate{whose} has expired; ask the operator for a new one",
-    "UNSUPPORTED_CERTIFICATE": "our certificate{whose} is not one to connect with; use the one "
+    "UNSUPPORTED_CERTIFICATE": "our certificate{whose} cannot be used to connect; use the one "
     "made for this device",
     "BAD_CERTIFICATE": "the broker does not accept our certificate{whose}",
     "CERTIFICATE_UNKNOWN": "the broker does not accept our certificate{whose}",
@@ -47,7 +47,7 @@ _OURS = {
     "HANDSHAKE_FAILURE": "the broker broke off the TLS handshake; it may ask for a client "
     "certificate (set certificate and key)",
 }
-"""What the broker says of our certificate, by the name of the TLS alert."""
+"""The broker's objections to our certificate, by the name of the TLS alert."""
 
 _OTHERS = {
     "WRONG_VERSION_NUMBER": "the broker does not speak TLS on this port; check port and tls",
@@ -56,7 +56,7 @@ _OTHERS = {
 
 
 def connect_failure(settings: BrokerSettings, error: Exception) -> str:
-    """Why the socket, or TLS on it, could not be had."""
+    """Explain why the socket, or TLS on it, failed."""
     where = settings.address
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
@@ -80,7 +80,7 @@ def connect_failure(settings: BrokerSettings, error: Exception) -> str:
 
 
 def refusal(settings: BrokerSettings, code: str) -> str:
-    """Why the broker said no; `code` is the name MQTT gives it."""
+    """Explain why the broker refused us; `code` is MQTT's name for the reason."""
     words = _REFUSALS.get(code, f"the broker refused the connection: {code}")
     if settings.username:
         words += f" (user {settings.username!r})"
@@ -93,23 +93,24 @@ def refusal(settings: BrokerSettings, code: str) -> str:
 
 
 def lost(settings: BrokerSettings, *, welcomed: bool, silent: bool, detail: str) -> str:
-    """Why a connection ended. `welcomed`: the broker had accepted it; `silent`: it said nothing.
+    """Explain why a connection ended.
 
-    `detail` is what the network said last, or empty.
+    `welcomed`: the broker had accepted it; `silent`: the broker sent nothing. `detail` is the last
+    message of the network, or empty.
     """
     where = settings.address
     if alert := _alert(settings, detail):
         return alert
     if silent and not welcomed:
-        return f"{where}: something accepts connections there but does not answer as a broker would"
+        return f"{where}: something accepts connections there but does not answer like a broker"
     if silent:
         return f"{where}: no sign of life from the broker; the network or the broker hangs"
     if not welcomed and settings.tls:
-        # Under TLS 1.3 a broker judges our certificate after the handshake, and what it says of it
-        # can be lost with the connection.
+        # Under TLS 1.3 a broker judges our certificate after the handshake, and its verdict can be
+        # lost with the connection.
         return (
             f"{where}: closed after the TLS handshake, before the broker answered; it probably "
-            "wants a certificate of ours that it trusts (set certificate and key)"
+            "needs a client certificate that it trusts (set certificate and key)"
         )
     if not welcomed:
         return f"{where}: closed before the broker answered; does it expect TLS on this port?"
@@ -125,7 +126,7 @@ def lost(settings: BrokerSettings, *, welcomed: bool, silent: bool, detail: str)
 
 
 def _alert(settings: BrokerSettings, detail: str) -> str | None:
-    """What an alert of TLS means; None if there is none that we know."""
+    """Explain a TLS alert; None if it is not one we know."""
     text = detail.upper().replace(" ", "_")
     for key, words in _OURS.items():
         if key in text:
@@ -138,14 +139,14 @@ def _alert(settings: BrokerSettings, detail: str) -> str | None:
 
 
 def _outlived(settings: BrokerSettings) -> str:
-    """Words for a certificate that the broker takes for expired: so it also calls a revocation
-    list that is."""
+    """Explain a certificate that the broker calls expired; it says the same of an expired
+    revocation list."""
     own = settings.certificate and read_certificate(settings.certificate)
     if not own:
         return _OURS[_EXPIRED]
     if own.until > datetime.now(timezone.utc):
         return (
-            f"the broker takes our certificate{_WHOSE} for expired, but it lasts until "
+            f"the broker considers our certificate{_WHOSE} expired, but it lasts until "
             f"{own.until:%Y-%m-%d}: a clock is wrong, or the broker's list of revoked certificates "
             "is out of date; tell the operator"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +23,7 @@ from hypothesis.stateful import (
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
-from coordinator.aggregate.memory.contract import Weighting
+from coordinator.aggregate.memory.contract import Float64, Weighting
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -44,6 +46,13 @@ movements = st.lists(
     max_size=5,
 )
 """Device, rounds late, blocks, seed, magnitude, learning rate, samples."""
+
+
+def _put(change: Float64, start: int, stretch: Float64) -> None:
+    """Collect a change; every parameter is to be shown once."""
+    part = change[start : start + len(stretch)]
+    assert np.isnan(part).all()
+    part[...] = stretch
 
 
 class History(RuleBasedStateMachine):
@@ -100,7 +109,8 @@ class History(RuleBasedStateMachine):
         unique = list({(one.device, one.made): one for one in contributions}.values())
         before = self.oracle.total()[1]
         expected = self.oracle.write(unique)
-        change = self.memory.write(unique)
+        change = np.full(self.memory.plan.parameters, np.nan)
+        self.memory.write(unique, partial(_put, change))
         # Old values left as they were held, new ones came as they were given.
         assert (abs(change - expected) <= before + self.rounding()).all()
 
@@ -290,7 +300,7 @@ def test_sum_is_zero_again_when_huge_values_have_left(store: str, tmp_path: Path
 def test_memory_without_sums_keeps_entries_only(store: str, tmp_path: Path) -> None:
     memory = open_memory(store, tmp_path, MemoryConfig(sums=False, max_staleness=1))
     memory.advance(1)
-    assert memory.write([movement("ada", 1, [0, 4], 1)]).shape == (0,)
+    memory.write([movement("ada", 1, [0, 4], 1)], lambda *_: pytest.fail("a change without sums"))
     memory.commit()
     assert memory.total.shape == memory.weight.shape == (0,)
     assert memory.entries.tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
@@ -308,6 +318,60 @@ def test_closed_memory_refuses(store: str, tmp_path: Path) -> None:
         memory.advance(1)
     with pytest.raises(StateError, match="open it again"):
         memory.recall("ada")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
+    store: str, tmp_path: Path, dtype: MemoryType
+) -> None:
+    """Batches of 64 devices change the sums one after the other, though in one pass."""
+    together = open_memory(
+        store, tmp_path / "together", MemoryConfig(memory_type=dtype, damping=0.8)
+    )
+    apart = open_memory(store, tmp_path / "apart", MemoryConfig(memory_type=dtype, damping=0.8))
+    changes = np.full((2, PLAN.parameters), np.nan)
+    for now in (1, 2):
+        given = [
+            movement(
+                f"{n:03}", now, [b for b in range(9) if (b + n + now) % 3], seed=1000 * now + n
+            )
+            for n in range(150)
+        ]
+        together.advance(now)
+        apart.advance(now)
+        changes[0] = np.nan
+        together.write(given[::-1], partial(_put, changes[0]))
+        changes[1] = 0
+        for first in range(0, 150, 64):
+            part = np.full(PLAN.parameters, np.nan)
+            apart.write(given[first : first + 64], partial(_put, part))
+            changes[1] += part
+        assert together.total.tobytes() == apart.total.tobytes()
+        assert changes[0].tobytes() == changes[1].tobytes()
+        assert together.weight.tolist() == apart.weight.tolist()
+    for memory in (together, apart):
+        memory.close()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_values_at_any_address_are_held_and_summed_alike(
+    store: str, tmp_path: Path, dtype: MemoryType, shift: int
+) -> None:
+    straight = open_memory(store, tmp_path / "straight", MemoryConfig(memory_type=dtype))
+    odd = open_memory(store, tmp_path / "odd", MemoryConfig(memory_type=dtype))
+    given = movement("ada", 1, list(range(9)), seed=1)
+    data = memoryview(bytearray(shift) + given.blocks.values.tobytes())[shift:]
+    values = np.frombuffer(data, np.float32)
+    assert not values.flags.aligned
+    for memory, blocks in ((straight, given.blocks), (odd, Blocks(given.blocks.ids, values))):
+        memory.advance(1)
+        memory.write([replace(given, blocks=blocks)])
+    assert straight.total.tobytes() == odd.total.tobytes()
+    held = [memory.recall("ada")[0].blocks.values.tobytes() for memory in (straight, odd)]
+    assert held[0] == held[1]
+    for memory in (straight, odd):
+        memory.close()
 
 
 LARGE = ModelPlan(

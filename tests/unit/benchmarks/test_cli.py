@@ -65,7 +65,7 @@ def test_step_writes_every_level_and_its_figures(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--families", "mlp,mpl"], "unknown family 'mpl'; known are mlp, "),
+        (["--families", "mlp,mpl"], "unknown family 'mpl'; choose from mlp, "),
         (["--reps", "0"], "reps must be at least 1"),
         (["--json", "no/such/directory/step.json"], "directory that exists"),
     ],

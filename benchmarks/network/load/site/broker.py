@@ -1,4 +1,4 @@
-"""A Mosquitto that can go and come back on the same port; it keeps nothing."""
+"""A Mosquitto that can stop and restart on the same port; it keeps nothing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from coordinator.operate.broker.embedded import HOST, embedded_broker
 from edge_sdk.transport.settings import BrokerSettings
 
 PORTS = range(20_000, 32_000)
-"""Below those that systems give to outgoing connections: while the broker is away, a device that
-tries to reach it could be given its port, and the broker could not come back."""
+"""Ports below those that systems give to outgoing connections: otherwise, while the broker is away,
+a device trying to reach it could be given its port, and the broker could not restart."""
 PORT_TRIES = 100
 
 
 class RestartedBroker:
-    """A broker for the time of a context, from `start` on and with pauses."""
+    """A broker for the duration of a context, from `start` on and with pauses."""
 
     settings: BrokerSettings
     pid: int
     presences: Presences
-    """Of the time since the last start."""
+    """Presences since the last start."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class RestartedBroker:
         self.presences = self._running.enter_context(Presences(self.settings))
 
     def stop(self) -> None:
-        """End it, and all connections with it."""
+        """Stop it, and with it all connections."""
         self._running.close()
 
 

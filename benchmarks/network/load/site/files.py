@@ -1,4 +1,4 @@
-"""What the coordinator of many devices is told, and how many files all of them have open."""
+"""Settings for the coordinator of many devices, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from coordinator.run.folder import About, create_run
 from edge_sdk.transport.settings import BrokerSettings
 
 SHARE = 0.2
-"""Of the devices are picked in a round."""
+"""Share of the devices picked in a round."""
 ENDLESS = 1_000_000
-"""Rounds of a run that is stopped when enough was seen."""
+"""Rounds of a run that is stopped once enough was observed."""
 
 
 def participants_of(devices: int) -> int:
-    """How many of so many devices are picked in a round."""
+    """Return the number of devices picked in a round."""
     return math.ceil(SHARE * devices)
 
 
 def write_run(folder: Path, task: PreparedTask, devices: int, broker: BrokerSettings) -> Path:
-    """A run that begins when so many devices are there and has no end; its settings' path.
+    """Write an endless run that begins with this many devices; returns its settings' path.
 
-    How long bids and movements are waited for, and all else, is what it is by default.
+    Bid and movement deadlines, and everything else, have their defaults.
     """
     about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
     create_run(run_folder(folder), about, task.model)
@@ -57,9 +57,9 @@ def write_run(folder: Path, task: PreparedTask, devices: int, broker: BrokerSett
 
 @contextmanager
 def open_files(number: int) -> Iterator[None]:
-    """Let this process, and those it starts meanwhile, have so many files open at a time.
+    """Allow this process, and those it starts meanwhile, this many open files.
 
-    Raises `FigureError` where that is not allowed.
+    Raises `FigureError` if that is not allowed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < number:

@@ -3,7 +3,7 @@
     python -m benchmarks.network.load.site.fleet_process CONFIG CONFIG …
 
 Each is a `DeviceService` with its own settings, folder, connections and threads. The process ends
-with code 1 when the first of them fails, and otherwise when it is told to.
+with code 1 when the first of them fails, and otherwise when asked to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_sdk.device.service.service import DeviceService
 
 
 def main(paths: Sequence[str]) -> int:
-    """Run the devices with these settings; the result is the exit code."""
+    """Run the devices with these settings and return the exit code."""
     logging.basicConfig(level=logging.ERROR, format="%(asctime)s %(message)s")
     ended: queue.SimpleQueue[str] = queue.SimpleQueue()
     services = [DeviceService(load_config(Path(path), environment={})) for path in paths]
@@ -31,7 +31,7 @@ def main(paths: Sequence[str]) -> int:
 
 
 def _run(service: DeviceService, ended: queue.SimpleQueue[str]) -> None:
-    """Until it ends, which none of them should: their runs have no last round."""
+    """Run a device until it ends, which none should: their runs have no last round."""
     why = "it ended"
     try:
         service.run()

@@ -1,4 +1,4 @@
-"""Which rounds are over, from the history that the coordinator writes."""
+"""Reads finished rounds from the coordinator's history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_sdk.protocol.messages.round import Outcome
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound:
-    """A round that was over at `at_s`, by the wall clock, and how many movements it counted."""
+    """A round that ended at `at_s`, wall-clock time, and the number of movements it counted."""
 
     round: int
     at_s: float
@@ -19,7 +19,7 @@ class ClosedRound:
 
 
 class HistoryTail:
-    """A history that grows; every line is read once, since those of many devices are long."""
+    """A growing history; every line is read once, since those of many devices are long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,11 +27,11 @@ class HistoryTail:
         self._closed: list[ClosedRound] = []
 
     def closed(self) -> list[ClosedRound]:
-        """All rounds that are over, oldest first."""
+        """Return all finished rounds, oldest first."""
         if self._path.is_file():
             with self._path.open("rb") as file:
                 file.seek(self._read_bytes)
-                # A line that is still being written is for the next time.
+                # A line that is still being written is read next time.
                 lines = file.read().splitlines(keepends=True)
             for line in lines:
                 if line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Who is there, as a broker tells anybody who asks: the presence of devices, and since when."""
+"""Presence of devices over time, as the broker publishes it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from edge_sdk.transport.settings import BrokerSettings
 OBSERVER = "observer"
 
 Count = tuple[float, int]
-"""From when on, by the wall clock, how many devices were there."""
+"""(wall-clock time, number of devices present from then on)."""
 
 
 class Presences:
-    """Listens for the time of a context."""
+    """Listens for the duration of a context."""
 
     def __init__(self, broker: BrokerSettings) -> None:
         self.coordinator = False
-        """Whether the coordinator is there."""
+        """True while the coordinator is present."""
         self._broker = broker
         self._there: set[str] = set()
         self._counts: list[Count] = [(time.time(), 0)]
@@ -45,13 +45,13 @@ class Presences:
 
     @property
     def counts(self) -> list[Count]:
-        """All changes, oldest first."""
+        """Return all changes, oldest first."""
         with self._lock:
             return list(self._counts)
 
     @property
     def number(self) -> int:
-        """How many devices are there now."""
+        """Number of devices present now."""
         with self._lock:
             return self._counts[-1][1]
 
@@ -79,12 +79,12 @@ class Presences:
 
 
 def reached_at(counts: Sequence[Count], number: int) -> float | None:
-    """When so many devices were there for the first time; None: never."""
+    """Return when this many devices were first present; None: never."""
     return next((at for at, there in counts if there >= number), None)
 
 
 def least_between(counts: Sequence[Count], since: float, until: float) -> int:
-    """The fewest devices that were there at any time in between."""
+    """Return the fewest devices present at any time in between."""
     before = [there for at, there in counts if at <= since]
     within = [there for at, there in counts if since < at <= until]
     return min([*before[-1:], *within], default=0)

@@ -1,4 +1,4 @@
-"""A coordinator, a broker and many devices, for the time of a context."""
+"""A coordinator, a broker and many devices, for the duration of a context."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from coordinator.run.folder import HISTORY
 from edge_sdk.program.processes import ChildProcess
 
 FILES_PER_DEVICE = 12
-"""Two connections, what wakes their threads, and a few files now and then."""
+"""Two connections, the wake-up pipes of their threads, and a few files now and then."""
 MORE_FILES = 200
-"""Of a process that has no devices yet."""
+"""Open files of a process without devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class CpuSpent:
 
 @dataclass(slots=True)
 class Site:
-    """What runs. Made by `open_site`, without devices at first."""
+    """The running programs. Made by `open_site`, at first without devices."""
 
     folder: Path
     devices: int
     together: int
-    """Devices in a process."""
+    """Devices per process."""
     broker: RestartedBroker
     programs: Programs
     coordinator: ChildProcess
@@ -63,25 +63,25 @@ class Site:
             self.fleets.append(self.programs.begin(f"fleet-{number}", command))
 
     def wait_for_devices(self) -> None:
-        """Until all are there. Raises `FigureError`."""
+        """Wait until all are present. Raises `FigureError`."""
         presences = self.broker.presences
         self.programs.wait_until(
             lambda: presences.number >= self.devices, f"that {self.devices} devices are there"
         )
 
     def wait_for_rounds(self, number: int) -> None:
-        """Until so many are over. Raises `FigureError`."""
+        """Wait until this many are over. Raises `FigureError`."""
         self.programs.wait_until(
             lambda: len(self.history.closed()) >= number, f"the end of round {number}"
         )
 
     def pause(self, seconds: float) -> None:
-        """Let so much time pass. Raises `FigureError` when a program fails meanwhile."""
+        """Let this much time pass. Raises `FigureError` when a program fails meanwhile."""
         until = time.monotonic() + seconds
         self.programs.wait_until(lambda: time.monotonic() >= until, "the end of a pause")
 
     def spent(self) -> CpuSpent:
-        """Since they were started."""
+        """Return the CPU seconds since the programs were started."""
         return CpuSpent(
             coordinator_s=cpu_s(self.coordinator.pid),
             broker_s=cpu_s(self.broker.pid),
@@ -91,7 +91,7 @@ class Site:
 
 @contextmanager
 def open_site(task: PreparedTask, devices: int, together: int, bytecode: Path) -> Iterator[Site]:
-    """A broker, and a coordinator that waits for so many devices, `together` in a process.
+    """Start a broker, and a coordinator for this many devices, `together` per process.
 
     Raises `BrokerError` without Mosquitto, `FigureError` when something does not work.
     """

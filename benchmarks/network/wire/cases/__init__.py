@@ -1,1 +1,1 @@
-"""What `wire` measures, one case a file."""
+"""The cases of `wire`, one per file."""

@@ -1,8 +1,8 @@
-"""The device of `wire.cases.bids`, in a process of its own: it bids all the time.
+"""The device of `wire.cases.bids`, in a separate process: it bids all the time.
 
     python -m benchmarks.network.wire.cases.bidding_process SETTINGS
 
-SETTINGS is a file of JSON: how to reach the broker, and what to do. A bid's reason is the time at
+SETTINGS is a JSON file with the broker's settings and the work to do. A bid's reason is the time at
 which it was published, its round the phase.
 """
 
@@ -29,13 +29,13 @@ from edge_sdk.transport.uploads import Outgoing
 
 TASK, DEVICE, RUN = "bids", "bidder", "0123456789abcdef"
 QUIET, BUSY, OVER = 1, 2, 3
-"""Phases: nothing else moves, bulk moves, there is nothing more to come."""
+"""Phases: nothing else moves, bulk moves, nothing more will come."""
 WAIT_S = 60.0
-"""For the next message of the other side."""
+"""Limit for the other side's next message."""
 
 
 def main(path: str) -> None:
-    """Bid alone, then beside uploads, then say that it is over."""
+    """Bid alone, then beside uploads, then announce the end."""
     settings: dict[str, Any] = json.loads(Path(path).read_text())
     events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     topics = Topics(TASK)
@@ -75,7 +75,7 @@ def _bid(link: Link, topics: Topics, phase: int) -> None:
 def _upload(
     link: Link, topics: Topics, events: queue.SimpleQueue[LinkEvent], data: bytes, round: int
 ) -> None:
-    """Upload as a device does, until all has arrived."""
+    """Upload as a device does, until everything has arrived."""
     upload = Outgoing(
         data, device=DEVICE, run=RUN, round=round, answers=None, chunk_bytes=MAX_CHUNK_BYTES
     )

@@ -1,7 +1,7 @@
-"""How long a bid is on its way while bulk moves: control must not wait behind chunks.
+"""Latency of a bid while bulk moves: control must not wait behind chunks.
 
-A process of its own is the device (`bidding_process.py`); this one receives as a coordinator does:
-one loop for both connections, uploads put together as they come.
+A separate process is the device (`bidding_process.py`); this one receives as a coordinator does:
+one loop for both connections, uploads assembled as they come.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ METHOD = (
     "after the last one do not count as beside traffic."
 )
 WAIT_S = 60.0
-"""For the next message of the other side."""
+"""Limit for the other side's next message."""
 POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BidsConfig:
-    """So many uploads of so many bytes, one after the other; a bid every `every_s`."""
+    """Parameters: a number of uploads of this size, one after the other; a bid every `every_s`."""
 
     upload_bytes: int = 50_000_000
     uploads: int = 10
@@ -56,11 +56,11 @@ class BidsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BidsRow:
-    """Ways of bids in milliseconds, and what moved beside them."""
+    """Latencies of bids in milliseconds, and the traffic beside them."""
 
     moved_mb: float
     seconds: float
-    """Over which the bids were published."""
+    """Time over which the bids were published."""
     bids: int
     p50_ms: float
     p95_ms: float
@@ -69,7 +69,7 @@ class BidsRow:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """When a bid was published, and when it had been received."""
+    """Times at which a bid was published and received."""
 
     sent_s: float
     received_s: float
@@ -77,7 +77,7 @@ class Way:
 
 @dataclass(slots=True)
 class Heard:
-    """What the receiver heard: bids by phase, and when chunks came."""
+    """Messages at the receiver: bids by phase, and times of chunks."""
 
     ways: dict[int, list[Way]] = field(default_factory=lambda: {QUIET: [], BUSY: []})
     chunks_s: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Heard:
 
 
 def measure_bids(config: BidsConfig, bytecode: Path, begin: Begin = silent) -> list[BidsRow]:
-    """Without traffic, and with. `begin` is called once, its result once for each upload."""
+    """Measure without and with traffic. `begin` is called once, its result once for each upload."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
         tick = begin(f"beside {config.uploads} × {config.upload_bytes / 1e6:.0f} MB")
@@ -121,7 +121,7 @@ class _Receiver:
         self._heard = Heard()
 
     def listen(self, events: queue.SimpleQueue[LinkEvent], program: ChildProcess) -> Heard:
-        """All that comes until it is over. Raises `FigureError` when nothing comes any more."""
+        """Receive everything until the end. Raises `FigureError` when nothing comes any more."""
         by = time.monotonic() + WAIT_S
         while True:
             try:
@@ -164,7 +164,7 @@ class _Receiver:
 
 
 def busy_row(heard: Heard) -> BidsRow:
-    """Bids beside traffic. Raises `FigureError` if there was none."""
+    """Summarise bids beside traffic. Raises `FigureError` if there was none."""
     if not heard.chunks_s:
         raise FigureError("no chunk came: bids had nothing beside them")
     first, last = heard.chunks_s[0], heard.chunks_s[-1]
@@ -173,7 +173,7 @@ def busy_row(heard: Heard) -> BidsRow:
 
 
 def bids_row(ways: Sequence[Way], *, moved_bytes: int = 0) -> BidsRow:
-    """What the ways of bids come to. Raises `FigureError` if there are none."""
+    """Summarise the latencies of bids. Raises `FigureError` if there are none."""
     if not ways:
         raise FigureError("no bid was received")
     took_ms = np.array([way.received_s - way.sent_s for way in ways]) * 1e3
@@ -189,7 +189,7 @@ def bids_row(ways: Sequence[Way], *, moved_bytes: int = 0) -> BidsRow:
 
 
 def bids_figures(rows: Sequence[BidsRow]) -> list[Figure]:
-    """The figures of `measure_bids`."""
+    """Return the figures of `measure_bids`."""
     quiet, busy = rows
     return [
         Figure(name="wire.bid.quiet.p95", value=quiet.p95_ms, unit="ms"),

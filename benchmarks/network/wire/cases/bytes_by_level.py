@@ -1,7 +1,7 @@
-"""Bytes of a device in a round, by level and encoding, and how many of those it pulls are needed.
+"""Bytes of a device in a round, by level and encoding, and the share of pulled bytes it needs.
 
-One run for each encoding, with one device at each level. The one that trains the whole model makes
-every block new in every round: nothing that a device needs is in its cache.
+There is one run for each encoding, with one device at each level. The one that trains the whole
+model makes every block new in every round, so that no device finds what it needs in its cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AIMED_LEVELS = (0.5, 0.25)
 TARGET = 1.05
 AIMED_ENCODING = "fp32"
 RULE = "ra-fed"
-"""Without memory, with which top-k does not go."""
+"""A rule without memory, which top-k does not support."""
 
 METHOD = (
     "Bytes in the TCP streams of both connections of a device, counted by a forwarder between it "
@@ -50,7 +50,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BytesConfig:
-    """`encodings` are pairs: of movements, and of the model. `rounds` at least 2."""
+    """Parameters: `encodings` are pairs, of movements and of the model. `rounds` at least 2."""
 
     encodings: tuple[tuple[str, str], ...] = (
         ("fp32", "fp32"),
@@ -76,21 +76,21 @@ class BytesRow:
     pulled_bytes: float
     needed_bytes: float
     full_bytes: int
-    """The whole model's weights in fp32."""
+    """Bytes of the whole model's weights in fp32."""
 
     @property
     def share(self) -> float:
-        """Of sending the whole model in fp32 both ways."""
+        """Share of sending the whole model in fp32 both ways."""
         return (self.up_bytes + self.down_bytes) / (2 * self.full_bytes)
 
     @property
     def pulled_over_needed(self) -> float:
-        """1: nothing was pulled in vain."""
+        """Pulled over needed bytes; 1: nothing was pulled in vain."""
         return self.pulled_bytes / self.needed_bytes
 
 
 def measure_bytes(task: PreparedTask, config: BytesConfig, begin: Begin = silent) -> list[BytesRow]:
-    """A run for each encoding; `begin` is called with each, and its result once."""
+    """Run each encoding; `begin` is called with each, and its result once."""
     rows: list[BytesRow] = []
     for up, down in config.encodings:
         with TemporaryDirectory(prefix="tessera-bench-") as temporary:
@@ -123,9 +123,9 @@ def _measure(folder: Path, task: PreparedTask, settings: RunSettings) -> Iterato
 
 
 def split_rounds(packets: Sequence[Packet], *, up: bool = False) -> list[list[Packet]]:
-    """What passed in each round: from one word about the present round to the next.
+    """Split packets into rounds: from one message about the current round to the next.
 
-    `up` tells which way such words pass: a device hears them, the coordinator says them.
+    `up` is the direction of such messages: a device receives them, the coordinator sends them.
     """
     said = sorted(
         packet.at_s
@@ -139,7 +139,7 @@ def split_rounds(packets: Sequence[Packet], *, up: bool = False) -> list[list[Pa
 
 
 def chunk_bytes(packets: Sequence[Packet], *, up: bool) -> int:
-    """The payload of all chunks that passed one way."""
+    """Sum the payload of all chunks in one direction."""
     kinds = (TopicKind.CHUNK, TopicKind.DOWN_CHUNK, TopicKind.UP_CHUNK)
     return sum(
         packet.payload_size for packet in packets if packet.up is up and _kind(packet) in kinds
@@ -153,7 +153,7 @@ def bytes_row(
     rounds: Sequence[Sequence[Packet]],
     needed: Sequence[int],
 ) -> BytesRow:
-    """What rounds of one device come to. Raises `FigureError` if some are missing."""
+    """Summarise the rounds of one device. Raises `FigureError` if some are missing."""
     if not rounds or len(rounds) != len(needed):
         raise FigureError(f"{len(rounds)} rounds passed, {len(needed)} are in the history")
 
@@ -174,7 +174,7 @@ def bytes_row(
 
 
 def bytes_figures(rows: Sequence[BytesRow]) -> list[Figure]:
-    """The figures of `measure_bytes`."""
+    """Return the figures of `measure_bytes`."""
     figures = []
     for row in rows:
         stem = f"wire.{row.model}.{row.level * 100:.0f}.{encoding_word(row.up_encoding)}"
@@ -193,7 +193,7 @@ def bytes_figures(rows: Sequence[BytesRow]) -> list[Figure]:
 
 
 def encoding_word(encoding: str) -> str:
-    """An encoding as part of a figure's name: `top-k:0.1+zstd` is `top-k-01_zstd`."""
+    """Turn an encoding into part of a figure's name: `top-k:0.1+zstd` is `top-k-01_zstd`."""
     return encoding.replace(":", "-").replace(".", "").replace("+", "_")
 
 

@@ -1,7 +1,7 @@
-"""One device as a program: its memory through whole rounds, and what it costs while it idles.
+"""One device as a program: its memory through whole rounds, and its cost while idle.
 
-The idle device waits while other parts are measured: what it does then is little enough not to
-disturb them, and a keepalive takes half a minute to show.
+The idle device waits while other parts are measured: it does too little to disturb them, and a
+keepalive takes half a minute to show.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edge_sdk.program.processes import ChildProcess
 DEVICE = "device"
 MEMORY_TARGET_MB = 20.0
 SETTLE_S = 1.0
-"""After the last round, before a device counts as idle."""
+"""Seconds after the last round before a device counts as idle."""
 
 METHOD = {
     "memory": (
@@ -59,7 +59,7 @@ class DeviceCaseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentRow:
-    """The most resident, in MB of 10⁶ bytes."""
+    """Peak resident memory, in MB of 10⁶ bytes."""
 
     model: str
     rounds: int
@@ -68,13 +68,13 @@ class ResidentRow:
 
     @property
     def more_mb(self) -> float:
-        """What taking part costs on top of training."""
+        """Cost of taking part on top of training."""
         return self.device_mb - self.alone_mb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRow:
-    """What passed in `seconds`."""
+    """Traffic and CPU in `seconds`."""
 
     seconds: float
     up_bytes: int
@@ -84,12 +84,12 @@ class IdleRow:
 
     @property
     def bytes_per_minute(self) -> float:
-        """Both ways."""
+        """Bytes per minute in both directions."""
         return (self.up_bytes + self.down_bytes) * 60 / self.seconds
 
     @property
     def cpu_ms_per_minute(self) -> float:
-        """All threads."""
+        """CPU time per minute of all threads."""
         return self.cpu_s * 1e3 * 60 / self.seconds
 
 
@@ -105,7 +105,7 @@ class WatchedDevice:
 def watched_device(
     task: PreparedTask, config: DeviceCaseConfig, bytecode: Path, begin: Begin = silent
 ) -> Iterator[WatchedDevice]:
-    """Take a device through its rounds, then let it idle for the time of the context.
+    """Take a device through its rounds, then let it idle for the duration of the context.
 
     `begin` is called once, its result `config.alone + 1` times.
     """
@@ -161,7 +161,7 @@ def _alone_mb(
 
 
 class _Watch:
-    """From its making on, what a device sends, receives and computes."""
+    """Records what a device sends, receives and computes from now on."""
 
     def __init__(self, device: ChildProcess, forwarder: Forwarder, least_s: float) -> None:
         self._device = device
@@ -171,7 +171,7 @@ class _Watch:
         self._cpu_s = cpu_s(device.pid)
 
     def end(self) -> IdleRow:
-        """What came to pass, after `least_s` at least."""
+        """Return the record, after at least `least_s`."""
         time.sleep(max(0.0, self._started_s + self._least_s - time.monotonic()))
         check(self._device)
         return idle_row(
@@ -185,7 +185,7 @@ class _Watch:
 def idle_row(
     packets: Sequence[Packet], started_s: float, ended_s: float, spent_s: float
 ) -> IdleRow:
-    """What passed from one moment to the other."""
+    """Summarise what happened between two moments."""
     passed = [packet for packet in packets if started_s <= packet.at_s < ended_s]
     return IdleRow(
         seconds=ended_s - started_s,
@@ -197,7 +197,7 @@ def idle_row(
 
 
 def device_figures(memory: ResidentRow, idle: IdleRow) -> list[Figure]:
-    """The figures of a watched device."""
+    """Return the figures of a watched device."""
     return [
         Figure(
             name=f"wire.device.{memory.model}.rss_over_training",

@@ -42,7 +42,7 @@ class FanOutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanOutRow:
-    """What the coordinator sends in a round; `model_ratio` is to the smallest fleet's."""
+    """Bytes the coordinator sends in a round; `model_ratio` is to the smallest fleet's."""
 
     devices: int
     model_bytes: float
@@ -53,7 +53,7 @@ class FanOutRow:
 def measure_fan_out(
     task: PreparedTask, config: FanOutConfig, begin: Begin = silent
 ) -> list[FanOutRow]:
-    """A run for each fleet; `begin` is called with each, and its result once."""
+    """Run each fleet; `begin` is called with each, and its result once."""
     sent = []
     for devices in config.fleets:
         with TemporaryDirectory(prefix="tessera-bench-") as temporary:
@@ -84,9 +84,9 @@ def _packets(folder: Path, task: PreparedTask, devices: int, rounds: int) -> lis
 
 
 def sent_in_a_round(packets: Sequence[Packet], rounds: int, task_bytes: int) -> tuple[float, float]:
-    """Bytes of the model, and all others, that the coordinator of these packets sends in a round.
+    """Count bytes of the model, and all others, that the coordinator sends in a round.
 
-    `task_bytes` are those of plan, manifest and graphs. Raises `FigureError` unless there were so
+    `task_bytes` are those of plan, manifest and graphs. Raises `FigureError` unless there were this
     many rounds.
     """
     found = split_rounds(packets, up=True)
@@ -101,7 +101,7 @@ def sent_in_a_round(packets: Sequence[Packet], rounds: int, task_bytes: int) -> 
 
 
 def fan_out_figures(rows: Sequence[FanOutRow]) -> list[Figure]:
-    """The figures of `measure_fan_out`."""
+    """Return the figures of `measure_fan_out`."""
     first, last = rows[0], rows[-1]
     figures = [
         Figure(

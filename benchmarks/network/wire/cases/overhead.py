@@ -1,4 +1,4 @@
-"""What a round takes besides its training: seconds on the clock, and CPU of all programs."""
+"""Cost of a round besides its training: wall-clock seconds, and CPU of all programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadConfig:
-    """`rounds` are measured, after one that is not."""
+    """Parameters: `rounds` are measured after one that is not."""
 
     devices: int = 10
     steps: int = 20
@@ -61,7 +61,7 @@ class OverheadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadRow:
-    """Seconds of a round, medians; CPU seconds of a device and round, means."""
+    """Seconds of a round, medians; CPU seconds per device and round, means."""
 
     devices: int
     rounds: int
@@ -71,15 +71,15 @@ class OverheadRow:
     longest_overhead_s: float
     coordinator_cpu_s: float
     broker_cpu_s: float | None
-    """None: the broker is no process of its own, and not counted."""
+    """None: the broker is not a separate process, and not counted."""
     device_cpu_s: float
-    """Training included."""
+    """CPU seconds of a device, including training."""
     training_cpu_s: float
-    """Of the same training alone."""
+    """CPU seconds of the same training alone."""
 
     @property
     def overhead_cpu_s(self) -> float:
-        """All programs, less the training."""
+        """CPU seconds of all programs, less the training."""
         everything = self.coordinator_cpu_s + (self.broker_cpu_s or 0.0) + self.device_cpu_s
         return everything - self.training_cpu_s
 
@@ -87,7 +87,7 @@ class OverheadRow:
 def measure_overhead(
     task: PreparedTask, config: OverheadConfig, bytecode: Path, begin: Begin = silent
 ) -> OverheadRow:
-    """A run of programs; `begin`'s result is called for every measured round."""
+    """Run the programs; `begin`'s result is called for every measured round."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
         tick = begin(f"{config.devices} devices")
@@ -98,7 +98,7 @@ def measure_overhead(
         programs = stack.enter_context(Programs(folder, bytecode))
         settings = RunSettings(
             devices=config.devices, rounds=config.rounds + 2, steps=config.steps
-        )  # one before, and one behind, so that nobody says goodbye while it is measured
+        )  # one before and one after, so that nobody says goodbye during the measurement
         programs.begin(COORDINATOR, serve_command(write_run(folder, task, settings, broker)))
         for name in device_names(config.devices):
             programs.begin(name, device_command(write_device(folder, name, broker, stay=True)))
@@ -127,7 +127,7 @@ def overhead_row(
     *,
     has_broker: bool,
 ) -> OverheadRow:
-    """What a history, its first entry not measured, and CPU seconds come to."""
+    """Summarise a history, whose first entry is not measured, and CPU seconds."""
     walls = [entry["time"] - before["time"] for before, entry in pairwise(history)]
     trainings = [max(device["train_s"] for device in entry["devices"]) for entry in history[1:]]
     overheads = [wall - training for wall, training in zip(walls, trainings, strict=True)]
@@ -147,7 +147,7 @@ def overhead_row(
 
 
 def training_alone_cpu_s(task: PreparedTask, steps: int, reps: int = 5) -> float:
-    """CPU seconds of so many steps on the whole model, on this thread; median."""
+    """CPU seconds of this many steps on the whole model, on this thread; median."""
     model = task.model
     backend = OnnxBackend(model.plan, model.manifest, model.files, threads=1)
     taken = []
@@ -167,7 +167,7 @@ def training_alone_cpu_s(task: PreparedTask, steps: int, reps: int = 5) -> float
 
 
 def overhead_figures(row: OverheadRow) -> list[Figure]:
-    """The figures of `measure_overhead`."""
+    """Return the figures of `measure_overhead`."""
     stem = f"wire.round.{row.devices}"
     return [
         Figure(name=f"{stem}.overhead", value=row.overhead_s, unit="s", target=WALL_TARGET_S),
@@ -182,5 +182,5 @@ def overhead_figures(row: OverheadRow) -> list[Figure]:
 
 
 def _closed(run: Path) -> int:
-    """How many rounds are over."""
+    """Number of finished rounds."""
     return len(list(read_history(run))) if is_run(run) else 0

@@ -1,4 +1,4 @@
-"""A device that bids and pulls the whole model, and does no more: the way down of a round."""
+"""A device that only bids and pulls the whole model: the downward part of a round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_S = 10.0
 
 
 class PullingDevice:
-    """For the time of a context on a broker; `pulled` is set when it has the whole model."""
+    """Runs for the duration of a context; `pulled` is set when it has the whole model."""
 
     def __init__(
         self, name: str, task: str, plan: ModelPlan, broker: BrokerSettings, folder: Path
@@ -65,7 +65,7 @@ class PullingDevice:
             self._thread.join(STOP_S)
 
     def _deliver(self, event: LinkEvent) -> None:
-        """On the link's threads: only hands over."""
+        """Hand an event over; called on the link's threads."""
         if not isinstance(event, Received) or not event.payload:
             return
         topic = parse_topic(event.topic)

@@ -24,7 +24,7 @@ from edge_sdk.transport.settings import BrokerSettings
 TARGET = 3.0
 SAMPLE_S = 0.01
 QUIET_S = 0.4
-"""A program that computes nothing for so long has nothing to do."""
+"""Seconds without CPU use after which a program counts as idle."""
 
 METHOD = (
     "Anonymous memory (RssAnon, what is no file's) of `tessera-coordinator serve`, read every 10 "
@@ -51,23 +51,23 @@ class ServingRow:
     devices: int
     model_mb: float
     small_mb: float
-    """Idle with a small model."""
+    """Memory when idle with a small model."""
     published_mb: float
-    """Idle with the large one."""
+    """Memory when idle with the large one."""
     publishing_peak_mb: float
     serving_peak_mb: float
     seconds: float
-    """Until all devices had all of it."""
+    """Time until all devices had the whole model."""
 
     @property
     def growth(self) -> float:
-        """In models."""
+        """Growth in multiples of the model."""
         peak = max(self.publishing_peak_mb, self.serving_peak_mb)
         return (peak - self.small_mb) / self.model_mb
 
     @property
     def serving_growth(self) -> float:
-        """In models, of the devices alone."""
+        """Growth for the devices alone, in multiples of the model."""
         return (self.serving_peak_mb - self.published_mb) / self.model_mb
 
 
@@ -111,7 +111,7 @@ def measure_serving(
 
 
 class Peak:
-    """The most anonymous memory of a program in the time of the context."""
+    """Records a program's peak anonymous memory for the duration of the context."""
 
     def __init__(self, program: ChildProcess) -> None:
         self.most_bytes = 0
@@ -128,7 +128,7 @@ class Peak:
         self._thread.join()
 
     def _sample(self) -> None:
-        with suppress(FigureError):  # it has ended: who waits for it finds out
+        with suppress(FigureError):  # it has ended; whoever waits for it will notice
             while not self._over.wait(SAMPLE_S):
                 self.most_bytes = max(self.most_bytes, anonymous_bytes(self._pid))
 
@@ -145,7 +145,7 @@ def _serve(
 def _pull(
     programs: Programs, task: PreparedTask, names: Sequence[str], broker: BrokerSettings
 ) -> None:
-    """Let devices with these names pull all of a model at the same time."""
+    """Let devices with these names pull a whole model at the same time."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
         devices = [
@@ -163,7 +163,7 @@ def _pull(
 
 
 def _wait_until_quiet(programs: Programs, program: ChildProcess) -> None:
-    """Until it has computed something, and then nothing for QUIET_S."""
+    """Wait until it has computed something, and then nothing for QUIET_S."""
     spent, since = 0.0, time.monotonic()
 
     def is_quiet() -> bool:
@@ -178,7 +178,7 @@ def _wait_until_quiet(programs: Programs, program: ChildProcess) -> None:
 
 
 def serving_figures(row: ServingRow) -> list[Figure]:
-    """The figures of `measure_serving`."""
+    """Return the figures of `measure_serving`."""
     stem = f"wire.serving.{row.devices}"
     return [
         Figure(name=f"{stem}.growth_over_model", value=row.growth, unit="×", target=TARGET),

@@ -72,7 +72,7 @@ class SegmentRow:
 
 
 class MemoryIndex:
-    """The SQLite file. Raises `MemoryDamaged`, which names it, for whatever cannot be read."""
+    """The SQLite file. Raises `MemoryDamaged`, which names it, if it cannot be read."""
 
     def __init__(self, path: Path, blocks: int) -> None:
         self._path = path
@@ -98,18 +98,18 @@ class MemoryIndex:
     # -- what it is about -------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
-        """What the memory was made for; empty in a new index."""
+        """Return the memory's settings and state; empty in a new index."""
         return dict(self._all("SELECT name, value FROM about"))
 
     def set_about(self, values: Mapping[str, object]) -> None:
-        """Change some of it."""
+        """Change some settings or state."""
         for name, value in values.items():
             self._run("INSERT OR REPLACE INTO about VALUES (?, ?)", name, str(value))
 
     # -- devices and movements --------------------------------------------------------------
 
     def rounds(self, device: str) -> Rounds:
-        """A device's round array, the caller's to change; zeros for an unknown device."""
+        """Return a copy of a device's round array; zeros for an unknown device."""
         rows = self._all("SELECT rounds FROM devices WHERE name = ?", device)
         if not rows:
             return np.zeros(self._blocks, dtype=np.int32)
@@ -127,15 +127,15 @@ class MemoryIndex:
             self._run("DELETE FROM devices WHERE name = ?", device)
 
     def of_device(self, device: str) -> list[Row]:
-        """A device's movements, by round made."""
+        """Return a device's movements, by round made."""
         return self._rows("WHERE device = ? ORDER BY made, key", device)
 
     def of_segment(self, number: int) -> list[Row]:
-        """The movements in a segment."""
+        """Return the movements in a segment."""
         return self._rows("WHERE segment = ? ORDER BY key", number)
 
     def add(self, device: str, made: Made, segment: int, offset: int, ids: Indices) -> None:
-        """One more movement."""
+        """Add a movement."""
         self._run(
             "INSERT INTO movements (device, made, learning_rate, level, weight, segment, offset,"
             " blocks) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -144,7 +144,7 @@ class MemoryIndex:
         )
 
     def move(self, key: int, segment: int, offset: int, ids: Indices) -> None:
-        """A movement, or what is left of it, lies elsewhere now."""
+        """Set a new place for a movement, or for what is left of it."""
         self._run(
             "UPDATE movements SET segment = ?, offset = ?, blocks = ? WHERE key = ?",
             *(segment, offset, self._pack(ids), key),
@@ -171,19 +171,19 @@ class MemoryIndex:
     # -- segments ---------------------------------------------------------------------------
 
     def segment(self, number: int) -> SegmentRow | None:
-        """One segment."""
+        """Return one segment; None if it is unknown."""
         rows = self._all("SELECT number, size, total, live FROM segments WHERE number = ?", number)
         return SegmentRow(*rows[0]) if rows else None
 
     def segments(self) -> list[SegmentRow]:
-        """All segments."""
+        """Return all segments."""
         return [
             SegmentRow(*row)
             for row in self._all("SELECT number, size, total, live FROM segments ORDER BY number")
         ]
 
     def set_segment(self, row: SegmentRow) -> None:
-        """Keep what is known of a segment."""
+        """Set the numbers of a segment."""
         self._run(
             "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)",
             *(row.number, row.size, row.total, row.live),
@@ -202,7 +202,7 @@ class MemoryIndex:
                 self._db.execute("COMMIT")
 
     def close(self) -> None:
-        """Give up the file; what was not committed is undone."""
+        """Close the file; changes that were not committed are undone."""
         self._db.close()
 
     def _run(self, statement: str, *values: object) -> None:

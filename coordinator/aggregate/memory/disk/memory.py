@@ -1,4 +1,4 @@
-"""Memory on disk: what is held of all devices costs no RAM, and a crash costs no movement.
+"""Memory on disk: entries of devices take no RAM, and a crash loses no movement.
 
     index.sqlite         devices, movements, segments                     (`index.py`)
     segment-<n>.bin      the values, in the order they were stored        (`segments.py`)
@@ -110,7 +110,7 @@ class DiskStore:
         self._added = 0
         """Values put in the writer's segment."""
         self._died: dict[int, int] = {}
-        """By segment: values that died since the last commit."""
+        """Values that died since the last commit, by segment."""
         self._lock = _lock(folder)
         try:
             needed = estimate_bytes(plan, devices, config.memory_type, sums=config.sums)
@@ -130,7 +130,7 @@ class DiskStore:
     # -- opening ----------------------------------------------------------------------------
 
     def _check_about(self, plan: ModelPlan, config: MemoryConfig) -> None:
-        """Make a new folder this memory's, or see that it is."""
+        """Mark a new folder as this memory's, or check that it is."""
         wanted = {
             "version": VERSION,
             "plan": plan.hash,
@@ -160,7 +160,7 @@ class DiskStore:
             ) from error
 
     def _check_files(self) -> None:
-        """See that all segments are there and whole; delete what the index does not name."""
+        """Check that all segments are whole; delete files that the index does not name."""
         named = {segment_name(row.number): row.size for row in self._index.segments()}
         sizes = {path.name: path.stat().st_size for path in self._folder.glob("segment-*.bin")}
         for name, size in named.items():
@@ -260,7 +260,7 @@ class DiskStore:
         os.close(self._lock)
 
     def _reserve(self, scales: Float64, size: int) -> tuple[int, int, FileSlot]:
-        """Room for `size` values in the next commit's segment: its number, an offset, a slot."""
+        """Reserve `size` values in the next commit's segment: its number, an offset, a slot."""
         if self._writer is None:
             self._writer = SegmentWriter(self._folder, self._next_segment)
             self._next_segment += 1
@@ -269,7 +269,7 @@ class DiskStore:
         return self._writer.number, offset, slot
 
     def _settle(self) -> list[int]:
-        """Count what died, and rewrite the segments of which too little is left.
+        """Count values that died, and rewrite segments with too little left.
 
         Returns the segments that nothing refers to any more.
         """
@@ -295,7 +295,7 @@ class DiskStore:
         return gone
 
     def _rewrite(self, number: int) -> None:
-        """Copy what is live of a segment to the one being written."""
+        """Copy the live values of a segment to the one being written."""
         for row in self._index.of_segment(number):
             stored = self._stored(row)
             live = stored.live(self._index.rounds(row.device))
@@ -309,7 +309,7 @@ class DiskStore:
         return self._folder / f"sums-{commit % 2}.bin"
 
     def _write_sums(self, sums: Sequence[NDArray[np.generic]]) -> None:
-        """Write the sums where those of the commit before the last were."""
+        """Write the sums over those of the commit before the last."""
         file = PlacedFile(self._sums_path(self._commits), new=False)
         try:
             file.write_at(SUMS_HEADER.pack(SUMS_MAGIC, self._commits), 0)
@@ -332,6 +332,6 @@ def _lock(folder: Path) -> int:
 
 
 def _check_index_there(folder: Path) -> None:
-    """Without its index a folder's segments would look like leftovers."""
+    """Refuse segments without an index: they would be deleted as leftovers."""
     if not (folder / INDEX).exists() and any(folder.glob("segment-*.bin")):
         raise MemoryDamaged(f"{folder / INDEX} is missing, and there are segments: restore it")

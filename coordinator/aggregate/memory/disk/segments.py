@@ -33,12 +33,12 @@ MOST_MAPS = 64
 
 
 def aligned(position: int) -> int:
-    """The next position that a movement may start at."""
+    """Round up to a position that a movement may start at."""
     return -(-position // ALIGN) * ALIGN
 
 
 def segment_name(number: int) -> str:
-    """The name of a segment's file."""
+    """Return the name of a segment's file."""
     return f"segment-{number}.bin"
 
 
@@ -56,7 +56,7 @@ class FileSlot:
 
 
 class SegmentWriter:
-    """The segment that the next commit will make durable."""
+    """The segment that the next commit makes durable."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
@@ -66,7 +66,7 @@ class SegmentWriter:
         self._file.write_at(HEADER.pack(MAGIC, number), 0)
 
     def reserve(self, scales: Float64, values: int, kind: ValueType) -> tuple[int, FileSlot]:
-        """Room for a movement: its offset, and the slot for its values."""
+        """Reserve room for a movement: its offset, and the slot for its values."""
         offset = aligned(self.size)
         start = values_start(offset, len(scales))
         if len(scales):
@@ -75,18 +75,18 @@ class SegmentWriter:
         return offset, FileSlot(self._file, start, kind.dtype.itemsize)
 
     def sync(self) -> None:
-        """Return when all is on disk."""
+        """Wait until all of it is on disk."""
         # The last movement may be followed by nothing: the file is as long as the index says.
         self._file.truncate(self.size)
         self._file.sync()
 
     def close(self) -> None:
-        """Give up the file."""
+        """Close the file."""
         self._file.close()
 
 
 class SegmentMaps:
-    """Segments to read from. A few stay open; a view keeps the map it needs."""
+    """Maps of segments to read from. A few stay open; a view keeps its own map."""
 
     def __init__(self, folder: Path, kind: ValueType) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class SegmentMaps:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
 
     def read(self, number: int, offset: int, scales: int, values: int) -> tuple[Float64, Held]:
-        """The scales and values of a movement, read-only views of the file.
+        """Return the scales and values of a movement, read-only views of the file.
 
         Raises `MemoryDamaged` when the file does not hold them.
         """
@@ -106,11 +106,11 @@ class SegmentMaps:
         )
 
     def forget(self, number: int) -> None:
-        """The segment is gone."""
+        """Drop the map of a deleted segment."""
         self._maps.pop(number, None)
 
     def close(self) -> None:
-        """Give up all maps that no view needs."""
+        """Drop all maps that no view needs."""
         self._maps.clear()
 
     def _open(self, number: int, size: int) -> mmap.mmap:
@@ -124,7 +124,7 @@ class SegmentMaps:
 
 
 def map_segment(path: Path, number: int, size: int) -> mmap.mmap:
-    """A read-only map of a whole segment. Raises `MemoryDamaged` unless it has `size` bytes."""
+    """Map a whole segment, read-only. Raises `MemoryDamaged` unless it has `size` bytes."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError as error:
@@ -141,7 +141,7 @@ def map_segment(path: Path, number: int, size: int) -> mmap.mmap:
 
 
 def values_start(offset: int, scales: int) -> int:
-    """Where the values of a movement start, behind its scales."""
+    """Return the start of a movement's values, behind its scales."""
     return aligned(offset + 8 * scales)
 
 

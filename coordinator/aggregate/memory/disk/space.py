@@ -1,4 +1,4 @@
-"""How much disk a memory takes, asked before it is needed."""
+"""Disk space of a memory, checked before it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_BYTES = 512
 def estimate_bytes(
     plan: ModelPlan, devices: int, memory_type: MemoryType, *, sums: bool = True
 ) -> int:
-    """The most that a folder holds between commits when every device has been heard in full.
+    """Return the most bytes in a folder between commits, with every device held in full.
 
     A commit may need as much again as it stores and rewrites, until it has deleted what that
     replaced.

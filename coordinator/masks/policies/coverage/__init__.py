@@ -1,4 +1,4 @@
-"""`coverage`: the optimised runs of Every Parameter Matters. `goal.py` says what is optimised."""
+"""`coverage`: the optimised runs of Every Parameter Matters. `goal.py` defines the goal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 class CoverageMasks:
     """Longest uncovered first, then few uncovered, then even coverage, then large norms (OAP).
 
-    Small fleets get a best choice of all (`exact.py`), others a good one (`search.py`): never worse
-    than what `random` draws from the same stream. The order of the four steps is in `goal.py`.
+    Small fleets get an optimal choice (`exact.py`), others a good one (`search.py`) that is never
+    worse than the `random` policy's draw from the same stream. `goal.py` defines the order of the
+    four steps.
     """
 
     uses_norms: ClassVar[bool] = True
@@ -29,7 +30,7 @@ class CoverageMasks:
     tied: bool = False
 
     def __call__(self, situation: Situation) -> Masks:
-        """See `MaskPolicy`. Without norms the last step is left out."""
+        """See `MaskPolicy`. Without norms, the last step is skipped."""
         plan, levels = situation.plan, situation.levels
         if not levels:
             return {}
@@ -56,15 +57,15 @@ class CoverageMasks:
 
         Blocks of one cell share their groups and are covered together. A device that has any `k`
         groups of every bundle can hold any `k` cells at once (`sure_cells`); `V` is the sum of `k`.
-        None if it is 0: there may be a block that nobody can hold.
+        None if `V` is 0: there may be a block that no device can hold.
 
-        Proof. Let `U` be the cells not covered since some round. They waited longer than all
+        Proof. Let `U` be the cells not covered since some round. They have waited longer than all
         others, so step 1 of the goal looks at them first. Dealing out cells, longest wait and most
-        blocks first, covers all cells that waited longer than some age, and of this age the `v`
-        with most blocks, `V` cells together. The choice made is not worse in step 1: it covers all
-        older ones too, and of this age at least as many blocks as those `v` hold, which no fewer
-        than `v` cells do. So `U` shrinks by `V` a round or to nothing, and is empty after `⌈n / V⌉`
-        rounds, in the last of which its last cell is covered.
+        blocks first, covers all cells that have waited longer than some age, and of this age the
+        `v` with the most blocks, `V` cells together. The actual choice is not worse in step 1: it
+        also covers all older cells, and of this age at least as many blocks as those `v` hold,
+        which takes at least `v` cells. So `U` shrinks by `V` per round or to nothing, and is empty
+        after `⌈n / V⌉` rounds, the last of which covers its last cell.
         """
         bundles = bundles_of(plan, self.tied)
         if any(holds_all(bundles, level) for level in levels):

@@ -1,7 +1,7 @@
-"""`coverage` for small fleets: look at everything.
+"""`coverage` for small fleets: try every choice.
 
-Devices that may choose the same sets are interchangeable, so only how often each set is chosen is
-enumerated, not by whom.
+Devices that may choose the same sets are interchangeable, so the enumeration covers how often each
+set is chosen, not by whom.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from coordinator.masks.policies.coverage.goal import Counts, Goal
 from edge_sdk.protocol.plan.layout import Indices
 
 MAX_CASES = 20_000
-"""A fleet with more ways to choose than this is not small."""
+"""Largest number of possible choices for which a fleet counts as small."""
 
 MAX_NUMBERS = 4_000_000
-"""Ways to choose × cells: what is held in memory at once."""
+"""Choices × cells: the most numbers held in memory at once."""
 
 MAX_UNEVEN = 10
-"""Groups of differing size on an axis: all their sets are tried one by one."""
+"""Most groups of different sizes on an axis; all their sets are tried one by one."""
 
 Choice = tuple[tuple[int, ...], ...]
 """Groups for every bundle."""
 
 Kind = tuple[tuple[tuple[int, ...], ...], ...]
-"""For every bundle, the sets that a device may choose from."""
+"""For every bundle, the sets a device may choose from."""
 
 
 def best_choices(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
 ) -> list[Choice] | None:
-    """A best choice for every device, one of all at random; None if there are too many to try."""
+    """Return a random one of the best choices for all devices; None if there are too many."""
     kinds: dict[Kind, list[int]] = {}
     for level in sorted(set(levels)):
         kind = _kind(bundles, level)
@@ -71,7 +71,7 @@ def best_choices(
 
 
 def _kind(bundles: Sequence[Bundle], level: float) -> Kind | None:
-    """The sets to choose from for every bundle; None if there are too many choices."""
+    """Return the sets to choose from for every bundle; None if there are too many choices."""
     kind: list[tuple[tuple[int, ...], ...]] = []
     for bundle in bundles:
         sets = fullest_sets(bundle, level)
@@ -82,7 +82,7 @@ def _kind(bundles: Sequence[Bundle], level: float) -> Kind | None:
 
 
 def fullest_sets(bundle: Bundle, level: float) -> tuple[tuple[int, ...], ...] | None:
-    """All sets of groups that a level allows and that no group could be added to.
+    """Return all sets of groups within a level that no further group fits into.
 
     More groups are never worse. None if there are too many to list.
     """
@@ -115,7 +115,7 @@ def _held(goal: Goal, bundles: Sequence[Bundle], choice: Choice) -> NDArray[np.b
 
 
 def _best_rows(goal: Goal, totals: Counts) -> Indices:
-    """The rows of coverage that the goal likes best."""
+    """Return the rows of coverage that rank best by the goal."""
     rows = np.arange(len(totals))
     for wait in range(int(goal.wait.max()) + 1):
         entries = goal.wait == wait
@@ -125,6 +125,6 @@ def _best_rows(goal: Goal, totals: Counts) -> Indices:
     least = totals[np.ix_(rows, goal.real)].min(axis=1)
     rows = rows[least == least.max()]
     kept = totals[rows] @ goal.norms
-    # Sums of norms in another order differ in their last bits.
+    # Sums of norms in a different order differ in their last bits.
     best: Indices = rows[kept >= kept.max() - 1e-12 * abs(kept.max())]
     return best

@@ -1,6 +1,6 @@
-"""`coverage` for fleets of any size: a few good starts, and small changes while they help.
+"""`coverage` for fleets of any size: a few good starts, improved by small changes.
 
-Nothing here depends on time: how much is tried follows from the number of devices and cells alone.
+Nothing here depends on time: the effort follows from the number of devices and cells alone.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from coordinator.masks.policies.coverage.exact import Choice
 from coordinator.masks.policies.coverage.goal import Counts, Goal, better
 
 EFFORT = 3_000_000
-"""Changes that are tried × what one costs, in cells."""
+"""Budget for changes tried × the cost of one, in cells."""
 
 TRIAL_COST = 2_000
-"""What trying a change costs before any cell is looked at, in cells."""
+"""Fixed cost of trying a change, in cells."""
 
 SHAKES = 20
-"""How often a search that is stuck is shaken loose, if effort is left."""
+"""Most random restarts of a search that is stuck, if effort is left."""
 
 URGENCY = 16.0
-"""How many blocks of the next urgency weigh as much as one: see `_weights`."""
+"""Blocks of the next urgency that weigh as much as one of this urgency: see `_weights`."""
 
 Selection = list[NDArray[np.bool_]]
-"""For every bundle, which groups a device has."""
+"""For every bundle, flags of the groups a device has."""
 
 
 @dataclass(slots=True, eq=False)
 class FleetChoice:
-    """A choice for every device, and the coverage it gives."""
+    """A choice for every device, and the resulting coverage."""
 
     goal: Goal
     bundles: Sequence[Bundle]
@@ -44,19 +44,19 @@ class FleetChoice:
     counts: Counts
 
     def give(self, device: int, member: Selection, held: NDArray[np.bool_]) -> None:
-        """Let a device have other groups."""
+        """Assign other groups to a device."""
         self.counts = self.counts - self.held[device] + held
         self.members[device], self.held[device] = member, held
 
     def choices(self) -> list[Choice]:
-        """The groups of every device and bundle."""
+        """Return the groups of every device and bundle."""
         return [tuple(_groups(flags) for flags in member) for member in self.members]
 
 
 def fleet_of(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], choices: Sequence[Choice]
 ) -> FleetChoice:
-    """A fleet with these choices."""
+    """Make a fleet with these choices."""
     members = [
         [_flags(bundle, groups) for bundle, groups in zip(bundles, choice, strict=True)]
         for choice in choices
@@ -73,7 +73,7 @@ def search_choices(
     start: Sequence[Choice],
     stream: np.random.Generator,
 ) -> list[Choice]:
-    """A choice for every device that is never worse than `start`, nor than dealing out cells."""
+    """Return choices that are never worse than `start` or than dealing out cells."""
     fleets = [
         fleet_of(goal, bundles, levels, start),
         fleet_of(goal, bundles, levels, deal_cells(goal, bundles, levels, stream)),
@@ -92,11 +92,11 @@ def search_choices(
 def deal_cells(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
 ) -> list[Choice]:
-    """Each device in turn takes as many cells as it surely can: `sure_cells`.
+    """Deal each device in turn as many cells as it can surely hold: `sure_cells`.
 
-    The cells that waited longest go first, of those the ones with most blocks; cells that are
-    covered by then are passed over. What room is left is filled at random. This start is what the
-    bound on gaps rests on.
+    The cells that have waited longest go first, and among those the ones with the most blocks.
+    Cells already covered are skipped. Remaining room is filled at random. The bound on gaps rests
+    on this start.
     """
     cells = goal.cells
     waits = goal.waits()
@@ -130,7 +130,7 @@ def deal_cells(
 
 
 def sure_cells(cells: Cells, bundles: Sequence[Bundle], level: float) -> int:
-    """So many cells, whichever, a device can hold at once: one group of each bundle for each."""
+    """Number of arbitrary cells a device can hold at once: one group of each bundle for each."""
     return min(
         (
             bundle.surely(level) // cells.need(number)
@@ -144,7 +144,7 @@ def sure_cells(cells: Cells, bundles: Sequence[Bundle], level: float) -> int:
 def _respond_in_turn(
     goal: Goal, bundles: Sequence[Bundle], levels: Sequence[float], stream: np.random.Generator
 ) -> FleetChoice:
-    """Each device takes what is most urgent after the others; the largest devices go first."""
+    """Let each device take the most urgent groups given the others; largest devices first."""
     nothing = [[np.zeros(bundle.count, dtype=bool) for bundle in bundles] for _ in levels]
     empty = np.zeros(goal.cells.count, dtype=bool)
     counts = np.zeros(goal.cells.count, dtype=np.int32)
@@ -161,10 +161,10 @@ def _respond_in_turn(
 
 
 def _weights(goal: Goal, counts: Counts, waits: NDArray[np.int64]) -> Floats:
-    """How much covering each cell once more is worth.
+    """Value of covering each cell once more.
 
-    Cells are ranked by urgency: uncovered ones by how long they waited, then covered ones by how
-    little. Each rank that occurs weighs `URGENCY` times less than the one before.
+    Cells are ranked by urgency: uncovered ones by how long they have waited, then covered ones by
+    how little they are covered. Each rank weighs `URGENCY` times less than the one before.
     """
     code = np.where(counts == 0, waits, int(waits.max()) + counts)
     code[goal.cells.blocks == 0] = int(waits.max())
@@ -180,10 +180,10 @@ def _response(
     waits: NDArray[np.int64],
     stream: np.random.Generator,
 ) -> Selection:
-    """Groups that are worth much to a device, given the coverage by all others.
+    """Choose valuable groups for a device, given the coverage by all others.
 
-    Bundle by bundle the groups of largest worth are taken; a bundle not yet decided counts with the
-    share of it that the device can have. Then each is decided again, knowing the rest.
+    Takes the most valuable groups bundle by bundle; an undecided bundle counts with the share of it
+    that the device can have. Then each bundle is decided again, knowing the rest.
     """
     weights = _weights(fleet.goal, others, waits)
     bundles, tables = fleet.bundles, fleet.goal.cells.tables
@@ -211,7 +211,7 @@ def _response(
 
 
 def _along(part: Floats, behind: tuple[int, ...], dim: int, share: Sequence[Floats]) -> Floats:
-    """What each group of one dimension of a table is worth, given the shares of the others."""
+    """Value of each group of one dimension of a table, given the shares of the others."""
     worth = part
     for other in reversed(range(dim + 1, len(behind))):
         worth = worth @ share[behind[other]]  # sums over the last dimension
@@ -226,9 +226,9 @@ def _along(part: Floats, behind: tuple[int, ...], dim: int, share: Sequence[Floa
 def _improve(fleet: FleetChoice, stream: np.random.Generator) -> FleetChoice:
     """Change one device at a time while that helps and effort is left.
 
-    First for the spread of coverage, with two thirds of the effort: where no change helps any more,
-    a few devices draw again at random, and the best so far is kept. Then for the norm that is kept,
-    which undoes nothing of the first three steps of the goal.
+    The first two thirds of the effort go to the spread of coverage: where no change helps any more,
+    a few devices draw again at random, and the best result so far is kept. The rest goes to the
+    norm of the kept weights, without undoing the first three steps of the goal.
     """
     goal = fleet.goal
     effort = EFFORT // (TRIAL_COST + goal.cells.count)
@@ -245,7 +245,7 @@ def _improve(fleet: FleetChoice, stream: np.random.Generator) -> FleetChoice:
 
 
 def _shaken(fleet: FleetChoice, stream: np.random.Generator) -> FleetChoice:
-    """The fleet with one to three devices' groups drawn at random."""
+    """Return the fleet with the groups of one to three devices redrawn at random."""
     choices = fleet.choices()
     some = stream.permutation(len(choices))[: int(stream.integers(1, 4))]
     for device in some.tolist():
@@ -263,9 +263,9 @@ def _climb(
     trials: int,
     stream: np.random.Generator,
 ) -> int:
-    """Take every change that makes the measure smaller, until none does or trials run out.
+    """Apply every change that reduces the measure, until none does or trials run out.
 
-    Returns the trials that are left.
+    Returns the number of trials left.
     """
     now, moved = measure(fleet.counts), True
     while moved:
@@ -287,7 +287,7 @@ def _climb(
 def _responses_and_swaps(
     fleet: FleetChoice, device: int, stream: np.random.Generator
 ) -> Iterator[Selection]:
-    """The device's best answer to all others, then every swap."""
+    """Yield the device's best response to all others, then every swap."""
     if not all(flags.all() for flags in fleet.members[device]):
         others = fleet.counts - fleet.held[device]
         yield _response(fleet, fleet.levels[device], others, fleet.goal.waits(), stream)
@@ -295,7 +295,7 @@ def _responses_and_swaps(
 
 
 def _swaps(fleet: FleetChoice, device: int, stream: np.random.Generator) -> Iterator[Selection]:
-    """The device with one group given back and another taken instead, in random order."""
+    """Yield the device's groups with one exchanged for another, in random order."""
     member, level = fleet.members[device], fleet.levels[device]
     swaps = [
         (number, out, into)
@@ -327,16 +327,16 @@ def _groups(flags: NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def _others(bundle: Bundle, groups: Sequence[int], stream: np.random.Generator) -> list[int]:
-    """All other groups, in random order."""
+    """Return all other groups, in random order."""
     return [group for group in stream.permutation(bundle.count).tolist() if group not in groups]
 
 
 def _has(cells: Cells, cell: int, groups: Sequence[Sequence[int]]) -> bool:
-    """Whether a device with these groups of every bundle holds a cell."""
+    """True if a device with these groups of every bundle holds the cell."""
     return all(group in groups[bundle] for bundle, group in cells.groups(cell))
 
 
 def _sizes(bundle: Bundle) -> Floats:
-    """What each group takes of the room: its share of atoms; 1 where groups are equal."""
+    """Return the room each group takes: its share of atoms; 1 where groups are equal."""
     uneven = [np.array(axis.groups) / axis.atoms for axis in bundle.uneven]
     return np.max(uneven, axis=0) if uneven else np.ones(bundle.count)

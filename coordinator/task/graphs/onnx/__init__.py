@@ -1,1 +1,1 @@
-"""Writing symbolic graphs as ONNX."""
+"""Write symbolic graphs as ONNX."""

@@ -1,7 +1,7 @@
 """Collects the nodes of an ONNX graph whose sizes may follow widths and the batch.
 
-A value may be held narrower than it is (`Value.held`): what only feeds pointwise operators need not
-be expanded, since they broadcast.
+A value may be held narrower than its shape (`Value.held`): a value that only feeds pointwise
+operators need not be expanded, since those broadcast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge_sdk.protocol.task.graphs import SizeTerm
 
 @dataclass(frozen=True, slots=True)
 class OnnxValue:
-    """A tensor of the ONNX graph: `held` is its shape there and broadcasts to `shape`."""
+    """A tensor of the ONNX graph; `held` is its actual shape there and broadcasts to `shape`."""
 
     name: str
     shape: Shape
@@ -33,7 +33,7 @@ class OnnxValue:
 
 
 class Builder:
-    """Collects ONNX nodes; asking twice for the same operation gives the same result."""
+    """Collects ONNX nodes; the same operation requested twice gives the same result."""
 
     def __init__(self, plan: ModelPlan, batch_source: str) -> None:
         self.plan = plan
@@ -54,7 +54,7 @@ class Builder:
         for name, value in attributes.items():
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(isinstance(part, SizeTerm) for part in values):
-                raise NotSymbolicError(f"ONNX wants a fixed number as {name!r} of {operator}")
+                raise NotSymbolicError(f"ONNX needs a fixed number for {name!r} of {operator}")
         key = (operator, inputs, outputs, repr(sorted(attributes.items())))
         if key not in self._made:
             stem = f"v{len(self.nodes)}"
@@ -64,7 +64,7 @@ class Builder:
         return self._made[key]
 
     def constant(self, array: Array) -> str:
-        """The name of an initializer with this value."""
+        """Return the name of an initializer with this value."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"k{len(self._constants)}"
@@ -73,11 +73,11 @@ class Builder:
         return self._constants[key]
 
     def ints(self, values: Sequence[int]) -> str:
-        """A vector of int64."""
+        """Add a vector of int64."""
         return self.constant(np.array(values, dtype=np.int64))
 
     def scalar(self, value: float | Size | Quotient, dtype: torch.dtype) -> str:
-        """A number of this type, computed from sizes if it follows them."""
+        """Add a number of this type, computed from sizes if it depends on them."""
         if isinstance(value, SizeTerm):
             return self.cast(self.emit("Squeeze", self.size(value)), dtype)
         if isinstance(value, Quotient):
@@ -88,11 +88,11 @@ class Builder:
         return self.constant(np.array(value, dtype=numpy_type(dtype)))
 
     def cast(self, name: str, dtype: torch.dtype) -> str:
-        """The value in another type."""
+        """Convert the value to another type."""
         return self.emit("Cast", name, to=onnx_type(dtype))
 
     def size(self, size: Size) -> str:
-        """A size as a vector of one int64."""
+        """Return a size as a vector of one int64."""
         term = as_term(size)
         factors = [self._kept(axis) for axis in term.axes]
         if term.batch:
@@ -105,7 +105,7 @@ class Builder:
         return result
 
     def sizes(self, shape: Shape) -> str:
-        """A shape as a vector of int64."""
+        """Return a shape as a vector of int64."""
         if all(isinstance(size, int) for size in shape):
             return self.ints([size for size in shape if isinstance(size, int)])
         return self.emit("Concat", *(self.size(size) for size in shape), axis=0)
@@ -123,13 +123,13 @@ class Builder:
     # -- values -----------------------------------------------------------------------------
 
     def full(self, value: OnnxValue) -> str:
-        """The name of the value, expanded to its shape."""
+        """Expand the value to its shape and return its name."""
         if value.held == value.shape:
             return value.name
         return self.emit("Expand", value.name, self.sizes(value.shape))
 
     def reshape(self, name: str, before: Shape, after: Shape) -> str:
-        """Reshape, with as few computed sizes as ONNX's 0 (keep) and −1 (the rest) allow."""
+        """Reshape with as few computed sizes as ONNX's 0 (keep) and −1 (the rest) allow."""
         if before == after:
             return name
         wanted: list[Size] = [
@@ -146,10 +146,10 @@ class Builder:
 
 
 def numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
-    """numpy's type for torch's."""
+    """numpy's type for a torch type."""
     return np.dtype(str(dtype).removeprefix("torch."))
 
 
 def onnx_type(dtype: torch.dtype) -> int:
-    """ONNX's number of a type."""
+    """ONNX's number for a torch type."""
     return int(helper.np_dtype_to_tensor_dtype(numpy_type(dtype)))

@@ -1,4 +1,4 @@
-"""What one run of a graph costs, as terms that follow widths and batch."""
+"""Costs of one run of a graph, as terms that depend on widths and batch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from edge_sdk.protocol.task.graphs import CostTerm
 _SCATTERS = re.compile(r".*embedding.*_backward|max_pool.*_backward")
 
 _Kind = tuple[tuple[int, ...], int]
-"""What a cost follows: axes, and the power of the batch."""
+"""Quantities a cost depends on: axes, and the power of the batch."""
 
 
 def activations(graph: Symbolic) -> tuple[CostTerm, ...]:
     """Bytes of every float result of a step that is not an output.
 
-    Where a step scatters into zeros, ONNX holds those as a tensor of their own.
+    Where a step scatters into zeros, ONNX holds those zeros as a separate tensor.
     """
     given = {ref.name for ref in graph.outputs.values()}
     total: Counter[_Kind] = Counter()
     for step in graph.steps:
         if step.target == "getitem":
-            continue  # a part of what another step made
+            continue  # an element of another step's result
         times = (step.name not in given) + bool(_SCATTERS.fullmatch(step.target))
         for spec in step.results:
             if spec is not None and spec.dtype.is_floating_point:
@@ -46,7 +46,7 @@ def products(graph: Symbolic) -> tuple[CostTerm, ...]:
 
 
 def _product(step: Operation, specs: dict[str, Spec]) -> tuple[int, Sequence[Size]]:
-    """How often a step multiplies and adds: a number, and sizes to multiply it with."""
+    """Multiply-accumulates of a step: a number, and sizes to multiply it by."""
 
     def shape(argument: str) -> Sequence[Size]:
         return specs[step.arguments[argument].name].shape

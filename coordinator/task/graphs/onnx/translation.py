@@ -1,4 +1,4 @@
-"""From a symbolic graph to an ONNX model of standard operators: the walk over the steps."""
+"""Translate a symbolic graph to an ONNX model of standard operators, step by step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IR_VERSION = 9
 
 
 def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.ModelProto:
-    """The ONNX model; raises `GraphCompileError` for an operator without translation."""
+    """Return the ONNX model; raises `GraphCompileError` for an operator without translation."""
     builder = Builder(plan, batch_source)
     values: dict[str, OnnxValue | tuple[OnnxValue | None, ...]] = {}
     for name, spec in graph.inputs.items():
@@ -43,7 +43,7 @@ def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.Model
     for name, ref in graph.outputs.items():
         value = values[ref.name]
         if not isinstance(value, OnnxValue):
-            raise GraphCompileError(f"output {name!r} is not one tensor")
+            raise GraphCompileError(f"output {name!r} is not a single tensor")
         builder.nodes.append(helper.make_node("Identity", [builder.full(value)], [name]))
         outputs[name] = Spec(value.shape, value.dtype)
     return _model(builder, graph, outputs)
@@ -54,7 +54,7 @@ def _where(step: Operation) -> str:
 
 
 def _filled(step: Operation, values: dict[str, Any]) -> Operation:
-    """The step with values in place of references."""
+    """Return the step with values in place of references."""
 
     def filled(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -89,6 +89,6 @@ def _model(builder: Builder, graph: Symbolic, outputs: dict[str, Spec]) -> onnx.
 
 
 def _value_info(name: str, spec: Spec) -> onnx.ValueInfoProto:
-    # Unnamed symbolic sizes: their names would only be compared with each other.
+    # Symbolic sizes stay unnamed: names would only be compared with each other.
     shape = [size if isinstance(size, int) else None for size in spec.shape]
     return helper.make_tensor_value_info(name, onnx_type(spec.dtype), shape)

@@ -1,7 +1,7 @@
-"""What control groups leave of a Linux machine, versions 1 and 2, nested.
+"""Limits of Linux control groups, versions 1 and 2, nested.
 
-A limit may be set on any group from our own up to the mount, and each has its own use, so what
-counts is the least over all of them. Psutil and `os` know nothing of this.
+A limit may be set on any group from our own up to the mount, and each group has its own use, so the
+smallest over all of them counts. psutil and `os` know nothing of this.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from edge_sdk.machine.sensors.files import Files, to_number
 
 UNLIMITED = 2.0**60
-"""Version 1 says 9223372036854771712 for memory without a limit."""
+"""Version 1 reports 9223372036854771712 for unlimited memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """The tightest of all groups. Infinite: no limit; None: there is one, of unknown size."""
+    """The tightest of all groups. Infinite: no limit; None: a limit of unknown size."""
 
     cpus: float | None
     memory_bytes: float | None
@@ -26,7 +26,7 @@ class CgroupLimits:
 
 
 def read_limits(files: Files) -> CgroupLimits:
-    """The limits of the groups that this process is in."""
+    """Read the limits of this process's groups."""
     folders = group_folders(files)
     bounds = [_memory(files, folder) for folder in folders]
     return CgroupLimits(
@@ -37,7 +37,7 @@ def read_limits(files: Files) -> CgroupLimits:
 
 
 def group_folders(files: Files) -> list[str]:
-    """Our groups' folders in every mounted hierarchy, each with all of its ancestors."""
+    """Return our groups' folders in every mounted hierarchy, each with all of its ancestors."""
     ours: dict[str, str] = {}
     for line in (files.text("proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
@@ -59,13 +59,13 @@ def group_folders(files: Files) -> list[str]:
 
 
 def _chain(mounted: str, at: str, path: str) -> list[str]:
-    """Folders from our group up to the mount point `at`, which shows the group `mounted`."""
+    """Return folders from our group up to the mount point `at`, which shows group `mounted`."""
     top = at.strip("/")
     below = path.removeprefix(mounted) if mounted != "/" else path
     inside = mounted == "/" or path == mounted or path.startswith(mounted + "/")
     parts = [part for part in below.split("/") if part]
     if not inside or ".." in parts:
-        # Our group lies outside of what is mounted, as in a container; what we see is its own.
+        # Our group lies outside the mount, as in a container; the mount is then our own.
         return [top]
     return ["/".join([top, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
 
@@ -100,7 +100,7 @@ def _share(quota: float | None, period: float | None) -> float | None:
 
 
 def _memory(files: Files, folder: str) -> tuple[float | None, float | None]:
-    """Limit of one group, and what is left of it when pages of files are dropped."""
+    """Return a group's limit, and what is left of it when file pages are dropped."""
     limit = _least(
         [
             _bytes(files, f"{folder}/{name}")
@@ -115,7 +115,7 @@ def _memory(files: Files, folder: str) -> tuple[float | None, float | None]:
     if used is None:
         return limit, None
     statistics = files.text(f"{folder}/memory.stat") or ""
-    # Version 1 has a line for the group alone too; the total is what its limit is for.
+    # Version 1 also has a line for the group alone; the limit applies to the total.
     match = re.search(r"^total_inactive_file ([0-9]{1,20})$", statistics, re.M) or re.search(
         r"^inactive_file ([0-9]{1,20})$", statistics, re.M
     )

@@ -1,7 +1,7 @@
-"""The battery as Linux shows it in /sys/class/power_supply.
+"""The battery in Linux's /sys/class/power_supply.
 
 Several batteries count as one; those of mice and other devices do not count. Files are in µW, µWh,
-µA, µAh and µV; which of them there are differs from driver to driver.
+µA, µAh and µV; drivers differ in which of them they provide.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SUPPLIES = "sys/class/power_supply"
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One battery as its files say."""
+    """One battery, as its files describe it."""
 
     status: str
     percent: float | None
@@ -25,7 +25,7 @@ class _Cell:
 
 
 def read_battery(files: Files) -> Snapshot:
-    """The battery; whether there is one is unknown where the kernel shows no supplies at all."""
+    """Read the battery; its presence is unknown if the kernel shows no supplies at all."""
     names = files.names(SUPPLIES)
     if names is None:
         return Snapshot()
@@ -62,7 +62,7 @@ def read_battery(files: Files) -> Snapshot:
 def _cell(files: Files, folder: str) -> _Cell:
     def micro(name: str) -> float | None:
         number = files.number(f"{folder}/{name}")
-        # Some drivers give currents a sign; the status says the direction more reliably.
+        # Some drivers sign currents; the status gives the direction more reliably.
         return None if number is None else abs(number) / 1e6
 
     volts, amperes, watts = micro("voltage_now"), micro("current_now"), micro("power_now")
@@ -87,12 +87,12 @@ def _charging(statuses: list[str], fed: list[bool]) -> bool | None:
         return True
     if fed:
         return any(fed)
-    # Only a battery that is fed can be full for long; "not charging" alone leaves it open.
+    # Only a powered battery stays full for long; "not charging" alone leaves it open.
     return True if all(status == "full" for status in statuses) else None
 
 
 def _percent(cells: list[_Cell]) -> float | None:
-    """By energy where that is known, else the emptiest: it fails first."""
+    """Percentage by energy where known, else of the emptiest battery: it fails first."""
     percents = [cell.percent for cell in cells if cell.percent is not None]
     if len(percents) != len(cells):
         return None

@@ -1,6 +1,6 @@
 """Cores, memory and network of any Linux, from /proc and /sys, without root.
 
-Android and the boards build on these sources; each gives the part of a snapshot that it knows.
+Android and the boards build on these sources; each gives its part of a snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_sdk.machine.snapshot import CoreClass, Cpu, MemoryState, Network, Snap
 
 CPU = "sys/devices/system/cpu"
 MAX_CPUS = 8192
-"""As many as Linux can be built for."""
+"""Most cores Linux can be built for."""
 
 NETWORK_MANAGER = (
     *("busctl", "--timeout=5", "--auto-start=no", "get-property"),
@@ -30,7 +30,7 @@ METERED = {1: True, 2: False, 3: True, 4: False}
 
 
 class LinuxSources:
-    """Sources that remember counters, to tell what was used between two looks."""
+    """Sources that remember counters, to compute what was used between two readings."""
 
     def __init__(self, files: Files, clock: Callable[[], float]) -> None:
         self._files = files
@@ -38,7 +38,7 @@ class LinuxSources:
         self._traffic = Rates(clock)
 
     def cpu(self) -> Snapshot:
-        """Cores we may use, and how busy the machine is."""
+        """Read the cores we may use, and the load of the machine."""
         usable = usable_cpus(self._files)
         quota = read_limits(self._files).cpus
         classes, mhz = _clocks(self._files, usable or frozenset())
@@ -56,7 +56,7 @@ class LinuxSources:
         )
 
     def memory(self) -> Snapshot:
-        """What the machine and our control groups have left."""
+        """Read what the machine and our control groups have left."""
         amounts = {
             match[1]: float(match[2]) * 1024
             for match in re.finditer(
@@ -73,7 +73,7 @@ class LinuxSources:
         )
 
     def network(self) -> Snapshot:
-        """Traffic on the way out, and whether that is a modem."""
+        """Read the outgoing link's traffic, and if it is a modem."""
         interface = default_interface(self._files)
         if interface is None:
             return Snapshot()
@@ -109,14 +109,14 @@ class LinuxSources:
         numbers = [float(each) for each in re.findall(r" ([0-9]{1,20})(?= |$)", first)]
         if not first.startswith("cpu ") or len(numbers) < 5:
             return None
-        # user nice system idle iowait irq softirq steal; guests count as user already.
+        # user nice system idle iowait irq softirq steal; guests already count as user.
         total = sum(numbers[:8])
         rates = self._cpu_time.since("cpu", total - numbers[3] - numbers[4], total)
         return rates[0] / rates[1] if rates and rates[1] > 0 else None
 
 
 def network_manager(files: Files) -> Command:
-    """Whether the link is metered, as NetworkManager knows or guesses."""
+    """Reports if the link is metered, as NetworkManager knows or guesses."""
 
     def parse(output: str) -> Snapshot:
         match = re.fullmatch(r"u ([0-9])", output.strip())
@@ -128,7 +128,7 @@ def network_manager(files: Files) -> Command:
 
 
 def usable_cpus(files: Files) -> frozenset[int] | None:
-    """Cores that are online and that our affinity allows; None: unknown."""
+    """Return cores that are online and allowed by our affinity; None: unknown."""
     status = files.text("proc/self/status") or ""
     match = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status, re.M)
     allowed = parse_cpus(match[1]) if match else None
@@ -140,7 +140,7 @@ def usable_cpus(files: Files) -> frozenset[int] | None:
 
 
 def parse_cpus(text: str) -> frozenset[int] | None:
-    """Core numbers from a list such as `0-3,6`; None: it is none."""
+    """Parse core numbers from a list such as `0-3,6`; None: not a list."""
     numbers: set[int] = set()
     for part in re.split(r"[,\s]+", text):
         match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part, re.ASCII)
@@ -158,7 +158,7 @@ def pressure(files: Files, what: str) -> float | None:
 
 
 def default_interface(files: Files) -> str | None:
-    """The interface of the default route, the one of least metric; None: unknown."""
+    """Return the interface of the default route with the lowest metric; None: unknown."""
     routes = []
     for line in (files.text("proc/net/route") or "").splitlines():
         columns = line.split()
@@ -168,7 +168,7 @@ def default_interface(files: Files) -> str | None:
 
 
 def _clocks(files: Files, usable: frozenset[int]) -> tuple[tuple[CoreClass, ...], float | None]:
-    """Classes of the usable cores, and their mean clock in MHz now."""
+    """Return classes of the usable cores, and their mean clock in MHz now."""
     peaks: dict[int, float] = {}
     clocks: dict[int, float] = {}
     for policy in files.names(f"{CPU}/cpufreq", "policy*") or ():

@@ -1,4 +1,4 @@
-"""Heat as Linux shows it in /sys/class/thermal: zones, their trip points, and throttling."""
+"""Heat in Linux's /sys/class/thermal: zones, their trip points, and throttling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from edge_sdk.machine.snapshot import Heat, Snapshot, Trip, Zone
 THERMAL = "sys/class/thermal"
 
 MIN_MILLI, MAX_MILLI = 1_000, 150_000
-"""Credible readings, in 1/1000 °C. Sensors that are off say 0, −256 or −274 °C; zones of phones
-that are no temperatures at all (currents, percents) are mostly outside too."""
+"""Credible readings, in 1/1000 °C. Disabled sensors report 0, −256 or −274 °C; zones of phones that
+are not temperatures at all (currents, percents) are mostly outside too."""
 
 SLOWS_DOWN = re.compile(r"cpufreq|devfreq|throttle|balanced|^Processor$")
-"""Cooling devices that take speed away, unlike fans."""
+"""Cooling devices that reduce speed, unlike fans."""
 
 
 def read_heat(files: Files) -> Snapshot:
-    """Zones that can be read, and whether any cooling device slows the processor down."""
+    """Read all readable zones, and if any cooling device slows down the processor."""
     zones = []
     for name in files.names(THERMAL, "thermal_zone*") or ():
         folder = f"{THERMAL}/{name}"
@@ -40,7 +40,7 @@ def _trips(files: Files, folder: str) -> tuple[Trip, ...]:
     for name in files.names(folder, "trip_point_*_temp") or ():
         milli = files.number(f"{folder}/{name}")
         kind = files.text(f"{folder}/{name.removesuffix('_temp')}_type")
-        # Trips that are switched off are at −274 °C or as high as numbers go.
+        # Disabled trips are at −274 °C or at the largest number.
         if milli is not None and kind and MIN_MILLI <= milli <= MAX_MILLI:
             trips.append(Trip(kind=kind, celsius=milli / 1000))
     return tuple(sorted(trips, key=lambda trip: trip.celsius))

@@ -15,7 +15,10 @@ import psutil
 import pytest
 
 import benchmarks.aggregate.config
+from benchmarks.aggregate.closes import CASES as CLOSES
+from benchmarks.aggregate.closes import ClosesConfig, ClosesRow, closes_figures, measure_closes
 from benchmarks.aggregate.config import FULL, QUICK, AggregateConfig, check_disk
+from benchmarks.aggregate.members import MembersConfig
 from benchmarks.aggregate.rounds import (
     LEARNING_RATE,
     closing_of,
@@ -60,11 +63,15 @@ from tests.unit.benchmarks.interruption import interrupted
 THROUGHPUT = ThroughputConfig(
     inputs=5, widths=(16, 24), outputs=3, devices=4, threads=2, warm=1, turns=2
 )
+SMALL = ClosesConfig(inputs=5, widths=(16, 24), outputs=3, devices=4, rounds=2)
 SCALE = ScaleConfig(
     fleets=(4, 10), inputs=5, widths=(16,), outputs=3, participants=3, batch=4, warm=1, turns=2
 )
 TRAFFIC = TrafficConfig(inputs=32, widths=(64, 64), outputs=10)
-TINY = AggregateConfig(throughput=THROUGHPUT, scale=SCALE, traffic=TRAFFIC)
+MEMBERS = MembersConfig(fleets=(4, 40), participants=3, warm=1, turns=3)
+TINY = AggregateConfig(
+    throughput=THROUGHPUT, closes=SMALL, scale=SCALE, members=MEMBERS, traffic=TRAFFIC
+)
 
 
 @pytest.fixture
@@ -74,6 +81,11 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
+
+
+def test_members_fewer_than_take_part_are_refused() -> None:
+    with pytest.raises(FigureError, match="10 members take part, and a fleet has 9"):
+        MembersConfig(fleets=(9, 100))
 
 
 def test_aggregate_writes_all_parts_and_leaves_no_files(
@@ -90,7 +102,7 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
     assert (run["schema"], run["command"]) == (1, "aggregate")
     assert run["config"]["throughput"]["devices"] == 4
     assert run["config"]["quick"] is True
-    assert set(run["method"]) == {"throughput", "devices", "bytes"}
+    assert set(run["method"]) == {"throughput", "closes", "devices", "members", "bytes"}
     figures = {figure["name"]: figure for figure in run["figures"]}
 
     assert [(row["rule"], row["dtype"]) for row in run["throughput"]] == list(CASES)
@@ -104,6 +116,9 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         assert (f"{stem}.over_copy_with_commit" in figures) == (row["dtype"] is not None)
         assert (row["commit_s"] > 0) == (row["dtype"] is not None)
 
+    assert [(row["rule"], row["dtype"], row["encoding"]) for row in run["closes"]] == list(CLOSES)
+    assert "aggregate.0m.ram-fed.fp16.anonymous_over_model" in figures
+
     small, large = run["devices"]
     assert (small["devices"], large["devices"]) == (4, 10)
     assert (small["time_ratio"], small["memory_ratio"]) == (1, 1)
@@ -115,18 +130,33 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         assert (figure["value"], figure["target"]) == (large[ratio], 1.2)
         assert f"aggregate.devices.4.{what}_over_4" not in figures
 
+    few, many = run["members"]
+    assert (few["members"], many["members"]) == (4, 40)
+    assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
+    for what in ("machine", "process"):
+        assert few[f"{what}_ms"] > 0
+        figure = figures[f"aggregate.members.40.{what}_over_4"]
+        assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
+        assert f"aggregate.members.4.{what}_over_4" not in figures
+
     assert len(run["bytes"]) == len(LEVELS) * len(encodings())
     assert figures["aggregate.bytes.50.top-k-01.up_over_full"]["target"] is None
     printed = capsys.readouterr()
-    assert "of 2 targets met" in printed.out
+    assert "of 4 targets met" in printed.out
     # Once something is done, lines also say how much time is left.
     assert [line.partition(" about ")[0] for line in printed.err.splitlines()] == [
         "aggregate ra-fed …",
         "aggregate ram-fed fp32 …",
         "aggregate ram-fed fp16 …",
+        "closes ra-fed fp32 …",
+        "closes ra-fed fp16 …",
+        "closes ram-fed fp32 fp32 …",
+        "closes ram-fed fp16 fp32 …",
         "devices fill 4 devices …",
         "devices fill 10 devices …",
         "devices rounds …",
+        "members state machine …",
+        "members one process …",
         "bytes by level and encoding …",
     ]
 
@@ -307,6 +337,54 @@ def test_scale_process_that_fails_is_reported_with_its_reason(
 def test_fleet_smaller_than_a_round_is_refused() -> None:
     with pytest.raises(FigureError, match="32 devices take part, and a fleet has 20"):
         ScaleConfig(fleets=(20, 100))
+
+
+# -- closes --------------------------------------------------------------------------------------
+
+
+def test_closes_receive_every_movement_and_leave_no_files(scratch: Path) -> None:
+    ticks: list[None] = []
+    rows = measure_closes(SMALL, lambda _: lambda: ticks.append(None))
+    assert len(ticks) == SMALL.ticks
+    assert list(scratch.iterdir()) == []
+    values = 4 * ((5 * 8 + 8) + (8 * 12 + 12) + (12 * 3 + 3))
+    for row in rows:
+        size = 2 if row.encoding == "fp16" else 4
+        # Headers of some hundred bytes, and for fp16 an exponent for each block.
+        assert 0 < row.received_mb * 1e6 - size * values < 4 * 1000
+        assert row.anonymous_mb >= 0
+        assert row.mapped_mb > 0
+
+
+def test_closes_figures_are_in_models_and_aimed_at_for_the_large_one() -> None:
+    row = ClosesRow(
+        plan="25m",
+        rule="ram-fed",
+        dtype="fp32",
+        encoding="fp32",
+        model_mb=100.0,
+        received_mb=800.0,
+        idle_mb=340.0,
+        anonymous_mb=150.0,
+        mapped_mb=900.0,
+        receive_s=1.0,
+        close_s=1.5,
+        close_cpu_s=2.0,
+        commit_s=0.5,
+    )
+    figures = {each.name: each for each in closes_figures([row, replace(row, encoding="fp16")])}
+    aimed = figures["aggregate.25m.ram-fed.fp32.anonymous_over_model"]
+    assert (aimed.value, aimed.target, aimed.met) == (1.5, 2.2, True)
+    assert figures["aggregate.25m.ram-fed.fp32.mapped"].value == 900
+    assert figures["aggregate.25m.ram-fed.fp32.close_rate"].value == pytest.approx(0.4)
+    assert "aggregate.25m.ram-fed.fp32.from_fp16.mapped" in figures
+    small = closes_figures([replace(row, plan="5m")])
+    assert small[0].target is None
+
+
+def test_closes_without_rounds_are_refused() -> None:
+    with pytest.raises(FigureError, match="at least 1"):
+        ClosesConfig(rounds=0)
 
 
 # -- traffic -------------------------------------------------------------------------------------

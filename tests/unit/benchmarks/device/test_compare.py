@@ -300,7 +300,7 @@ def test_command_writes_tables_data_and_a_picture(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["{a}"], "give two results or more"),
+        (["{a}"], "give two or more results"),
         (["{a}", "{b}", "{a}"], "number 1 and number 3 are the same results"),
         (["{a}", "{none}"], "none.json is not there"),
         (["{none}", "{none}", "--plot", "c.txt"], "--plot must end in one of .png, .svg, .pdf"),

@@ -236,7 +236,7 @@ def test_torch_is_not_asked_for_where_there_is_none(
     monkeypatch.setattr("benchmarks.device.commands.device.find_spec", lambda _: None)
     where = ["--kit", str(kit), "--out", str(tmp_path / "run")]
     assert main(["device", *where, "--backends", "torch"]) == 2
-    assert "there is no torch here" in capsys.readouterr().err
+    assert "torch is not installed here" in capsys.readouterr().err
     assert main(["device", "--out", str(tmp_path / "run")]) == 2
     assert "give --kit DIR" in capsys.readouterr().err
 
@@ -404,7 +404,7 @@ def test_kit_is_not_written_over_other_things(tmp_path: Path) -> None:
         (["--data", "/nowhere"], "/nowhere"),
         (["--board", "raspbery_pi_4"], "did you mean 'raspberry_pi_4'"),
         (["--emulate", "jetson_nano"], "--root is for measuring"),
-        (["--emulate", "all", "--root", "/"], "table of all wants cnn and sensor-cnn: make a kit"),
+        (["--emulate", "all", "--root", "/"], "table of all needs cnn and sensor-cnn: make a kit"),
         (["--emulate", "all", "--root", "/", "--update", "no.md"], "no.md cannot be read"),
         (["--levels", "1,0.3"], "no level 0.3: models are cut into 4 groups, so levels are 0.25,"),
     ],

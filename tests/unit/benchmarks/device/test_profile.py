@@ -336,7 +336,7 @@ def test_endurance_reads_the_rails_while_it_trains(kit: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--write", "mine.json"], "ends with .toml"),
+        (["--write", "mine.json"], "must end in .toml"),
         (["--write", "My-Board.toml"], "lower-case letters"),
         (["--write", "nowhere/mine.toml"], "directory that exists"),
         (["--write", "mine.toml", "--kit", "nothing"], "is not a kit"),

@@ -279,7 +279,7 @@ def test_interrupted_study_keeps_the_runs_that_are_done(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--rule", "ra-fad"], "unknown rule 'ra-fad'; known are fedavg, ra-fed"),
+        (["--rule", "ra-fad"], "unknown rule 'ra-fad'; choose from fedavg, ra-fed"),
         (["--rounds", "0"], "--rounds must be at least 1"),
         (["--seeds", "0"], "--seeds must be at least 1"),
         (["--plot", "learn.txt"], "--plot must end in one of .png"),

@@ -164,7 +164,7 @@ def test_environment_that_is_not_installed_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--families", "mpl"], "unknown family 'mpl'; known are mlp, "),
+        (["--families", "mpl"], "unknown family 'mpl'; choose from mlp, "),
         (["--json", "no/such/directory/footprint.json"], "directory that exists"),
     ],
 )

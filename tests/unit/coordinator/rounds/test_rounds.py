@@ -15,7 +15,7 @@ from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.arrivals import unkept
-from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.events import Accept, Broadcast, Joined, Keep, Kept, Left, Send, Tick
 from coordinator.rounds.synchronous import (
     Commit,
     Committed,
@@ -41,9 +41,11 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.transport.uploads import Outgoing
 
 PLAN = ModelPlan(
     axes=(Axis("a", (2, 2)), Axis("b", (1, 1, 1))),
@@ -381,6 +383,49 @@ def test_local_event_at_the_wrong_time_raises_and_changes_nothing(
     with pytest.raises(StateError):
         coordinator.tell(event)
     assert coordinator.state == before
+
+
+def offer(device: str, round: int, *, answers: int | None = None) -> Offer:
+    run, size = "0" * 16, 1024
+    made = Outgoing(b"x", device=device, run=run, round=round, answers=answers, chunk_bytes=size)
+    return made.offer
+
+
+def test_offer_is_accepted_where_the_bytes_matter_and_changes_nothing() -> None:
+    coordinator = training("a", "b")
+    before, wanted = coordinator.state, offer("a", 1)
+    assert coordinator.tell(wanted) == [Accept(wanted)]
+    assert coordinator.state is before
+
+
+@pytest.mark.parametrize(
+    ("device", "round", "answers", "expected"),
+    [
+        ("a", 1, None, Outcome.COUNTED),
+        ("stranger", 1, None, Outcome.REJECTED),
+        ("b", 2, None, Outcome.REJECTED),
+        ("b", 1, 2, Outcome.REJECTED),
+    ],
+)
+def test_offer_whose_outcome_is_known_is_answered_as_its_movement_would_be(
+    device: str, round: int, answers: int | None, expected: Outcome
+) -> None:
+    coordinator = training("a", "b")
+    coordinator.count("a")
+    movement = coordinator.movement("a", device=device, round=round)
+    sent = movement if answers is None else Replay(round=answers, movement=movement)
+    (answer,) = coordinator.tell(offer(device, round, answers=answers))
+    assert outcome([answer])[0] is expected
+    assert coordinator.tell(sent) == [answer]
+
+
+def test_offer_for_a_closed_round_is_accepted_where_the_rule_remembers() -> None:
+    for config, kind in ((CONFIG, Send), (REMEMBERING, Accept)):
+        coordinator = training("a", "b", config=config)
+        coordinator.count("a")
+        coordinator.run_out()
+        (answer,) = coordinator.tell(offer("b", 1))
+        assert isinstance(answer, kind)
 
 
 # -- memory, replays, whole models ---------------------------------------------------------------

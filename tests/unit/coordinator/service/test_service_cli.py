@@ -93,7 +93,7 @@ def test_init_writes_the_example_and_overwrites_nothing(
     assert main(["init", str(path)]) == 0
     assert path.read_text() == (ROOT / "examples" / "coordinator" / "run.toml").read_text()
     assert main(["init", str(path)]) == 2
-    assert "there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_serve_refuses_a_wrong_configuration(
@@ -113,7 +113,7 @@ def test_run_of_something_else_is_not_gone_on_with(finished: Path, tmp_path: Pat
     path.write_text(content.format(task=TASK, n=4))
     open_run(read_config(path)).close()
     path.write_text(content.format(task=TASK, n=8))
-    with pytest.raises(ConfigError, match="batch_size 4, the configuration says 8"):
+    with pytest.raises(ConfigError, match="batch_size 4, but the configuration says 8"):
         open_run(read_config(path))
     path.write_text(content.format(task="other", n=4))
     with pytest.raises(ConfigError, match="task 'tiny'"):

@@ -283,11 +283,11 @@ def test_weights_in_a_file_that_holds_none_are_refused(case: Case, tmp_path: Pat
     for name, says in {
         "list.pt": "holds list, not a state_dict",
         "nested.pt": "entry 'model' is dict, not a tensor",
-        "trap.pt": "loads safely",
-        "junk.pt": "loads safely",
-        "empty.pt": "loads safely",
-        "junk.safetensors": "not a safetensors file",
-        "empty.safetensors": "not a safetensors file",
+        "trap.pt": "can load safely",
+        "junk.pt": "can load safely",
+        "empty.pt": "can load safely",
+        "junk.safetensors": "not a readable safetensors file",
+        "empty.safetensors": "not a readable safetensors file",
     }.items():
         with pytest.raises(TensorError, match=says):
             load_weights(tmp_path / name, plan)
@@ -388,7 +388,7 @@ def test_export_command_refuses_in_words(
 
 
 def test_export_of_unknown_format_is_refused(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown format 'gguf'; known are onnx"):
+    with pytest.raises(ConfigError, match="unknown format 'gguf'; choose one of onnx"):
         export_model(case.saved, "gguf", tmp_path / "out")
 
 

@@ -116,7 +116,7 @@ def test_data_that_does_not_fit_is_refused(
 
 def test_inputs_of_different_lengths_are_refused(tmp_path: Path) -> None:
     model = ExportedModel(write(tmp_path / "m.onnx", None, inputs=("a", "b")))
-    with pytest.raises(TensorError, match="same samples"):
+    with pytest.raises(TensorError, match="equally many samples"):
         model.predict({"a": X, "b": X[:1]})
 
 
@@ -273,7 +273,7 @@ def test_command_without_class_labels_says_why_there_is_no_accuracy(
     ("options", "data", "says"),
     [
         (["--out", "o.txt"], "d.npz", "--out must end in one of .npy, .json"),
-        (["--out", "nowhere/o.npy"], "d.npz", "a folder that exists"),
+        (["--out", "nowhere/o.npy"], "d.npz", "an existing folder"),
         (["--out", "bare.npy"], "bare.npy", "would replace the data"),
         (["--out", "o.json"], "nan.npy", "use .npy"),
         (["--batch-size", "0"], "d.npz", "batch_size must be at least 1, not 0"),

@@ -312,7 +312,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> Array:
         ((zeros(8, 4),), zeros(8, 1, dtype=np.int64), "targets: .* int64 numbers, .* int64 1"),
         ((zeros(8, 4),), np.full(8, 3), "label 3 at sample 0.*0 to 2"),
         ((zeros(8, 4),), np.full(8, -1), "label -1 at sample 0.*0 to 2"),
-        ((), zeros(8, dtype=np.int64), "wants 1 inputs, the data has 0"),
+        ((), zeros(8, dtype=np.int64), "needs 1 inputs, the data has 0"),
         (([[0.0] * 4] * 8,), zeros(8, dtype=np.int64), "float32 4, the data is list"),
     ],
 )

@@ -35,7 +35,7 @@ from edge_sdk.transport.settings import BrokerSettings, LinkError, is_loopback, 
         ),
         ({"password": "x"}, "username"),
         ({"host": "192.168.1.7"}, "allow_plaintext = true"),
-        ({"host": "broker.example.org"}, "read the password, the model"),
+        ({"host": "broker.example.org"}, "read and change the password, the model"),
     ],
 )
 def test_settings_that_contradict_themselves_name_what_is_wrong(
@@ -104,7 +104,7 @@ def test_tls_files_that_are_not_pem_are_refused(tmp_path: Path) -> None:
     path.write_text("this is not PEM")
     with pytest.raises(LinkError, match=r"^ca "):
         tls_context(BrokerSettings(tls=True, ca=path))
-    with pytest.raises(LinkError, match="both are PEM files"):
+    with pytest.raises(LinkError, match="both must be PEM files"):
         tls_context(BrokerSettings(tls=True, certificate=path, key=path))
 
 

@@ -1,7 +1,7 @@
-"""How each operator that torch leaves us is written in ONNX.
+"""Translations to ONNX of the operators that remain after torch's decompositions.
 
-A handler takes the builder and a step whose references are filled in, and returns the value or the
-values of the step.
+A handler takes the builder and a step whose references are resolved, and returns the step's value
+or values.
 """
 
 from coordinator.task.graphs.onnx.operators import (

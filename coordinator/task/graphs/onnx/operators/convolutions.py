@@ -22,7 +22,7 @@ def _convolution_attributes(step: Operation) -> dict[str, Any]:
     a = step.arguments
     groups = a["groups"]
     if isinstance(groups, SizeTerm):
-        raise NotSymbolicError("the number of a convolution's groups follows a width")
+        raise NotSymbolicError("the number of a convolution's groups depends on a width")
     rank = len(a["weight"].shape) - 2
 
     def spread(values: Sequence[int]) -> list[int]:
@@ -88,13 +88,13 @@ def _input_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, A
 
 
 UNFOLDED_TAPS = 32
-"""Up to this many positions of a kernel are cut out of the input one by one."""
+"""Largest kernel, in positions, whose positions are cut out of the input one by one."""
 ENOUGH_ROWS = 12
-"""Rows of a matrix, at full width, that make a product worth its call."""
+"""Rows of a matrix, at full width, that make a product worth its overhead."""
 
 
 def _weight_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
-    """As a convolution or, where that is faster, as matrix products."""
+    """Compute the weight gradient as a convolution or, where faster, as matrix products."""
     kernel = fixed(a["weight"].shape[2:], "a kernel's size")
     if attributes["group"] == 1 and math.prod(kernel) <= UNFOLDED_TAPS:
         return _weight_gradient_by_products(builder, a, attributes, kernel)
@@ -104,7 +104,7 @@ def _weight_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, 
 def _weight_gradient_by_products(
     builder: Builder, a: dict[str, Any], attributes: dict[str, Any], kernel: list[int]
 ) -> str:
-    """What every position of the kernel saw of the input, times the gradient.
+    """Multiply the input seen by every kernel position with the gradient.
 
     onnxruntime's convolution makes a matrix of its output's size, which here is the kernel's: a
     dozen columns, too few to keep a processor busy. Products over batch and image are up to 2.4
@@ -125,7 +125,7 @@ def _weight_gradient_by_products(
     blocks = [_seen(builder, image, rank - 1, at, out, attributes) for at in range(kernel[-1])]
     if rows < ENOUGH_ROWS:
         blocks, rows = [_joined(builder, blocks, 0)], rows * kernel[-1]
-    # Along the last dimension first: what is cut out of the others then lies in long runs.
+    # Last dimension first: slices of the other dimensions are then contiguous runs.
     for axis in reversed(range(rank - 1)):
         blocks = [
             _seen(builder, block, axis, at, out, attributes)
@@ -150,14 +150,14 @@ def _joined(builder: Builder, names: Sequence[str], axis: int) -> str:
 
 
 def _full_size(builder: Builder, size: Size) -> int:
-    """A size at full width, for a sample."""
+    """Return a size at full width, for one sample."""
     return as_term(size).value([axis.atoms for axis in builder.plan.axes], 1)
 
 
 def _seen(
     builder: Builder, image: str, axis: int, at: int, out: Sequence[int], attributes: dict[str, Any]
 ) -> str:
-    """What one position of the kernel meets along one dimension of a padded image."""
+    """Cut out the values one kernel position meets along one dimension of a padded image."""
     stride = attributes["strides"][axis]
     start = at * attributes["dilations"][axis]
     end = start + (out[axis] - 1) * stride + 1
@@ -168,7 +168,7 @@ def _seen(
 def _weight_gradient_by_convolution(
     builder: Builder, a: dict[str, Any], attributes: dict[str, Any]
 ) -> str:
-    """The input convolved with the gradient: batch and channels change places."""
+    """Convolve the input with the gradient; batch and channels swap places."""
     x, grad, weight = a["input"], a["grad_output"], a["weight"]
     groups = attributes["group"]
     batch, rank = x.shape[0], len(x.shape)
@@ -214,18 +214,18 @@ def _weight_gradient_by_convolution(
     ]
     if computed == kernel:
         return name
-    # A stride that does not divide leaves rows that no kernel position saw.
+    # A stride that does not divide leaves rows that no kernel position covers.
     zeros = builder.ints([0] * len(kernel))
     return builder.emit("Slice", name, zeros, builder.ints(kernel), builder.ints(spatial))
 
 
 def _transposed_attributes(step: Operation) -> dict[str, Any]:
-    """Those of the convolution that goes the other way."""
+    """Attributes of the convolution in the opposite direction."""
     attributes = _convolution_attributes(step)
     extra = list(step.arguments["output_padding"])
     extra *= len(attributes["strides"]) if len(extra) == 1 else 1
     if any(more >= stride for more, stride in zip(extra, attributes["strides"], strict=True)):
-        raise GraphCompileError("output_padding must be smaller than the stride: ONNX has no other")
+        raise GraphCompileError("output_padding must be smaller than the stride: ONNX requires it")
     return {**attributes, "output_padding": extra}
 
 
@@ -240,7 +240,7 @@ def _convolution_transposed(builder: Builder, step: Operation) -> OnnxValue:
 def _convolution_transposed_backward(
     builder: Builder, step: Operation
 ) -> tuple[OnnxValue | None, ...]:
-    """Those of a convolution, with input and output in each other's place."""
+    """Gradients of a convolution with input and output swapped."""
     a = step.arguments
     attributes = _transposed_attributes(step)
     del attributes["output_padding"]

@@ -33,7 +33,7 @@ def _scatter(builder: Builder, step: Operation) -> OnnxValue:
     if "src" in a:
         updates = builder.full(a["src"])
         if a["src"].shape != index.shape:
-            raise GraphCompileError("only with as many sources as indices")
+            raise GraphCompileError("sources and indices must have the same shape")
     else:
         dtype = a["self"].dtype
         updates = builder.full(OnnxValue(builder.scalar(a["value"], dtype), index.shape, dtype, ()))
@@ -71,7 +71,7 @@ def _index_select(builder: Builder, step: Operation) -> OnnxValue:
 
 
 def _sum_rows(builder: Builder, rows: str, indices: str, out: Spec, padding: int) -> str:
-    """A table with each row of `rows` added at its index; row `padding` stays zero."""
+    """Build a table with each row of `rows` added at its index; row `padding` stays zero."""
     column = builder.emit("Unsqueeze", indices, builder.ints([1]))
     zero = builder.scalar(0, out.dtype)
     if padding >= 0:
@@ -98,24 +98,24 @@ def _embedding_backward(builder: Builder, step: Operation) -> OnnxValue:
 
 
 def _bag(builder: Builder, step: Operation) -> tuple[OnnxValue, Size, Size]:
-    """The indices, how many bags there are and how long each is; they are equally long."""
+    """Return the indices, the number of bags and their common length."""
     a = step.arguments
     if a["mode"] not in (0, 1):
-        raise GraphCompileError("only the sum or the mean of a bag")
+        raise GraphCompileError("a bag supports only sum and mean")
     indices, offsets = a["indices"], a["offsets"]
     length = _divide(indices.shape[0], offsets.shape[0])
     starts = [builder.scalar(number, offsets.dtype) for number in (0, indices.shape[0], length)]
     if builder.emit("Range", *starts) != offsets.name:
-        raise GraphCompileError("bags must be equally long: pass token ids as a 2-D batch")
+        raise GraphCompileError("bags must have equal lengths: pass token ids as a 2-D batch")
     return indices, offsets.shape[0], length
 
 
 def _shares(
     builder: Builder, step: Operation, dtype: torch.dtype, bags: Size, length: Size
 ) -> str | None:
-    """What each entry counts in its bag, (bags, length, 1); None: all the same, and one is 1.
+    """Weight of each entry in its bag, (bags, length, 1); None: every weight is 1.
 
-    A weight of the sample's own; nothing for the padding; of a mean, a share of what is there.
+    A sample weight if given; zero for padding; in a mean, divided by the number of entries present.
     """
     a = step.arguments
     whole = (bags, length, 1)
@@ -142,14 +142,14 @@ def _divide(size: Size, by: Size) -> Size:
     whole = size if isinstance(size, SizeTerm) else SizeTerm(size)
     part = by if isinstance(by, SizeTerm) else SizeTerm(by)
     if whole.coefficient % part.coefficient or (whole.axes, whole.batch) != (part.axes, part.batch):
-        raise GraphCompileError("bags must be equally long: pass token ids as a 2-D batch")
+        raise GraphCompileError("bags must have equal lengths: pass token ids as a 2-D batch")
     return whole.coefficient // part.coefficient
 
 
 def _bag_rows(
     builder: Builder, weight: OnnxValue, indices: OnnxValue, bags: Size, length: Size
 ) -> str:
-    """The table's row of each entry, (bags, length, width)."""
+    """Look up the table's row of each entry, (bags, length, width)."""
     table = builder.reshape(builder.full(indices), indices.shape, (bags, length))
     return builder.emit("Gather", builder.full(weight), table, axis=0)
 
@@ -164,7 +164,7 @@ def _embedding_bag(builder: Builder, step: Operation) -> tuple[OnnxValue | None,
     if shares is not None:
         rows = builder.emit("Mul", rows, shares)
     out = result(step, reduced(builder, "ReduceSum", rows, [1]))
-    # The others only serve the backward pass, which does without them.
+    # The other outputs only serve the backward pass, which does not need them here.
     unused = [
         OnnxValue("", spec.shape, spec.dtype, spec.shape) for spec in step.results[1:] if spec
     ]
@@ -189,7 +189,7 @@ def _embedding_bag_backward(builder: Builder, step: Operation) -> OnnxValue:
 
 @handles("_embedding_bag_per_sample_weights_backward")
 def _bag_weights_backward(builder: Builder, step: Operation) -> OnnxValue:
-    """The gradient of a bag times each of its rows."""
+    """Multiply the gradient of a bag with each of its rows."""
     a = step.arguments
     indices, bags, length = _bag(builder, step)
     rows = _bag_rows(builder, a["weight"], indices, bags, length)

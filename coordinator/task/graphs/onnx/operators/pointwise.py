@@ -24,7 +24,7 @@ def _broadcast(*shapes: Shape) -> Shape:
 
 
 def _operand(builder: Builder, operand: Any, dtype: torch.dtype) -> tuple[str, Shape]:
-    """Name and held shape of a tensor or number, in this type."""
+    """Return name and held shape of a tensor or number, converted to this type."""
     if isinstance(operand, OnnxValue):
         same = operand.dtype == dtype
         return (operand.name if same else builder.cast(operand.name, dtype)), operand.held
@@ -32,7 +32,7 @@ def _operand(builder: Builder, operand: Any, dtype: torch.dtype) -> tuple[str, S
 
 
 def _pointwise(builder: Builder, step: Operation, operator: str, *operands: Any) -> OnnxValue:
-    """An operator on operands of the result's own type."""
+    """Apply an operator to operands of the result's type."""
     spec = spec_of(step)
     names, shapes = zip(*(_operand(builder, o, spec.dtype) for o in operands), strict=True)
     return OnnxValue(builder.emit(operator, *names), spec.shape, spec.dtype, _broadcast(*shapes))
@@ -112,7 +112,7 @@ for _name, _operator in LOGIC.items():
 @handles("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor", "bitwise_not")
 def _bitwise(builder: Builder, step: Operation) -> OnnxValue:
     if spec_of(step).dtype != torch.bool:
-        raise GraphCompileError("only on truth values")
+        raise GraphCompileError("supported only on booleans")
     kind = step.target.removeprefix("bitwise_").removesuffix(".Tensor")
     if kind == "not":
         return _pointwise(builder, step, "Not", step.arguments["self"])
@@ -185,7 +185,7 @@ def _copy(builder: Builder, step: Operation) -> OnnxValue:
 
 @handles("copy")
 def _copy_over(builder: Builder, step: Operation) -> OnnxValue:
-    """The source, as wide as what it is copied over."""
+    """Broadcast the source to the shape it is copied over."""
     spec = spec_of(step)
     name, held = _operand(builder, step.arguments["src"], spec.dtype)
     return OnnxValue(name, spec.shape, spec.dtype, held)

@@ -40,10 +40,10 @@ def _pooling_attributes(a: dict[str, Any]) -> dict[str, Any]:
 def _max_pool(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
     x: OnnxValue = step.arguments["self"]
     if len(x.shape) == 3:
-        raise GraphCompileError("pooling wants a batch dimension")
+        raise GraphCompileError("pooling needs a batch dimension")
     attributes = _pooling_attributes(step.arguments)
-    # Apart, since onnxruntime takes 15 times as long where indices are asked for; the one that
-    # nobody uses is dropped.
+    # Two separate nodes: onnxruntime takes 15 times as long when indices are requested. The unused
+    # one is dropped.
     out = builder.emit("MaxPool", builder.full(x), **attributes)
     _, indices = builder.emit_many(2, "MaxPool", builder.full(x), **attributes)
     return result(step, out), result(step, indices, 1)
@@ -61,20 +61,20 @@ def _max_pool_backward(builder: Builder, step: Operation) -> OnnxValue:
         and attributes["dilations"] == [1, 1]
         and all(isinstance(s, int) and s % k == 0 for s, k in zip(sizes, kernel, strict=True))
         and 1 < math.prod(kernel) <= MAX_TILE
-        and a["self"].dtype == torch.float32  # all that onnxruntime's MaxUnpool takes
+        and a["self"].dtype == torch.float32  # the only type onnxruntime's MaxUnpool takes
     )
     name = _tiled_backward(builder, a, attributes) if tiled else _scattered(builder, step)
     return result(step, name)
 
 
 MAX_TILE = 9
-"""Windows of up to this many values are compared value by value."""
+"""Largest window, in values, that is compared value by value."""
 
 
 def _tiled_backward(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
-    """Each window's gradient to the first of its values, by rows, that is the maximum.
+    """Send each window's gradient to the first of its values, by rows, that is the maximum.
 
-    Windows tile the image, so that the values of one place in every window make one array.
+    Windows tile the image, so the values at one place in every window form one array.
     """
     rows, columns = attributes["kernel_shape"]
     x, grad = builder.full(a["self"]), a["grad_output"]
@@ -87,8 +87,8 @@ def _tiled_backward(builder: Builder, a: dict[str, Any], attributes: dict[str, A
     ]
     largest = builder.emit("MaxPool", x, **attributes)
     largest = builder.emit("Reshape", largest, builder.ints([1, -1, width]))
-    # How far into its window the maximum is: a step on for every place that misses it, up to the
-    # first that does not.
+    # Offset of the maximum within its window: one step for every place before the first that
+    # holds the maximum.
     distance = ""
     for place in reversed(range(len(places) - 1)):
         missed = builder.cast(builder.emit("Less", places[place], largest), torch.float32)
@@ -115,16 +115,16 @@ def _tiled_backward(builder: Builder, a: dict[str, Any], attributes: dict[str, A
 
 
 def _columns(builder: Builder, line: str, columns: int, width: int) -> list[str]:
-    """The first values of all windows, the second ones …"""
+    """Return the first values of all windows, the second values, and so on."""
     name = builder.emit("Reshape", line, builder.ints([-1, columns]))
     name = builder.emit("Transpose", name, perm=[1, 0])
-    # This shape keeps onnxruntime from moving the transpose behind the cut, which is slower.
+    # This shape keeps onnxruntime from moving the transpose after the cut, which is slower.
     name = builder.emit("Reshape", name, builder.ints([columns, -1, width]))
     return _split(builder, name, 0, columns)
 
 
 def _split(builder: Builder, name: str, axis: int, parts: int) -> list[str]:
-    """The parts along an axis. Slices: of a split's outputs, all are in memory at once."""
+    """Return the parts along an axis, as slices: a split would hold all parts in memory at once."""
     if parts == 1:
         return [name]
     return [
@@ -134,7 +134,7 @@ def _split(builder: Builder, name: str, axis: int, parts: int) -> list[str]:
 
 
 def _scattered(builder: Builder, step: Operation) -> str:
-    """ONNX's indices count through the whole input, so that one flat scatter does it."""
+    """Scatter once over the flattened input: ONNX's indices count through the whole input."""
     a = step.arguments
     spec = spec_of(step)
     flat = builder.ints([-1])
@@ -169,7 +169,7 @@ def _window_matrix(
 def _apply_matrices(
     builder: Builder, name: str, matrices: Sequence[np.ndarray[Any, np.dtype[np.float32]]]
 ) -> str:
-    """rows · x · columnsᵀ on the last two dimensions: mean pooling is separable."""
+    """Compute rows · x · columnsᵀ on the last two dimensions: mean pooling is separable."""
     rows, columns = matrices
     if not np.array_equal(columns, [[1]]):
         name = builder.emit("MatMul", name, builder.constant(np.ascontiguousarray(columns.T)))

@@ -65,11 +65,11 @@ def _var_mean(builder: Builder, step: Operation) -> OnnxValue | tuple[OnnxValue,
 
 @handles("mm")
 def _product(builder: Builder, step: Operation) -> OnnxValue:
-    """A product whose left side was transposed is made transposed: aᵀ·b = (bᵀ·a)ᵀ.
+    """Compute a product; one whose left side is transposed is made transposed: aᵀ·b = (bᵀ·a)ᵀ.
 
-    That is how torch writes the gradient of a linear layer's weight, to transpose it next. Two
-    transposes in a row cancel in onnxruntime, and those of a product's sides are part of it; one of
-    a gradient would take as long as the product.
+    torch writes the gradient of a linear layer's weight this way and transposes it next. Two
+    transposes in a row cancel in onnxruntime, and it fuses those of a product's operands;
+    transposing a gradient would take as long as the product.
     """
     left, right = builder.full(step.arguments["self"]), builder.full(step.arguments["mat2"])
     made_by = next((node for node in builder.nodes if left in node.output), None)

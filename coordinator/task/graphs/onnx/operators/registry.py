@@ -1,4 +1,4 @@
-"""The table of operators, and what every handler needs."""
+"""The table of operators, and functions that every handler needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*targets: str) -> Callable[[Handler], Handler]:
-    """Register a handler for these operators, named as torch does, without "aten"."""
+    """Register a handler for operators by their torch names, without "aten"."""
 
     def register(handler: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(targets, handler))
@@ -24,7 +24,7 @@ def handles(*targets: str) -> Callable[[Handler], Handler]:
 
 
 def spec_of(step: Operation, index: int = 0) -> Spec:
-    """Shape and type of a step's result."""
+    """Return shape and type of a step's result."""
     spec = step.results[index]
     if spec is None:
         raise GraphCompileError("a result is not a tensor")
@@ -32,28 +32,28 @@ def spec_of(step: Operation, index: int = 0) -> Spec:
 
 
 def result(step: Operation, name: str, index: int = 0) -> OnnxValue:
-    """A value held in full."""
+    """Return a value held in full."""
     spec = spec_of(step, index)
     return OnnxValue(name, spec.shape, spec.dtype, spec.shape)
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The dimension's number, counted from the front."""
+    """Return the dimension's number, counted from the front."""
     return axis % rank if rank else 0
 
 
 def fixed(sizes: Sequence[Size], what: str) -> list[int]:
-    """The sizes, if none follows a width or the batch; else `NotSymbolicError`."""
+    """Return the sizes if all are fixed, else raise `NotSymbolicError`."""
     found = [size for size in sizes if isinstance(size, int)]
     if len(found) != len(sizes):
-        raise NotSymbolicError(f"{what} must not follow a width or the batch: {list(sizes)}")
+        raise NotSymbolicError(f"{what} must not depend on a width or the batch: {list(sizes)}")
     return found
 
 
 def reduced(
     builder: Builder, operator: str, name: str, axes: Sequence[int], *, keep: bool = False
 ) -> str:
-    """A reduction over these axes; over none it is the value itself."""
+    """Reduce over these axes; with no axes, return the value unchanged."""
     if not axes:
         return name
     return builder.emit(operator, name, builder.ints(axes), keepdims=int(keep))

@@ -1,4 +1,4 @@
-"""Operators that make, shape, cut and join tensors."""
+"""Operators that create, reshape, cut and join tensors."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _cumsum(builder: Builder, step: Operation) -> OnnxValue:
 def _flip(builder: Builder, step: Operation) -> OnnxValue:
     value: OnnxValue = step.arguments["self"]
     axes = [axis_of(dim, len(value.shape)) for dim in step.arguments["dims"]]
-    # From the last one backwards, to before the first.
+    # From the last element backwards, to just before the first.
     bounds = [[-1] * len(axes), [-(2**62)] * len(axes), axes, [-1] * len(axes)]
     return result(step, builder.emit("Slice", builder.full(value), *map(builder.ints, bounds)))
 
@@ -132,7 +132,7 @@ def _cat(builder: Builder, step: Operation) -> OnnxValue:
 def _getitem(_builder: Builder, step: Operation) -> OnnxValue:
     value = step.arguments["source"][step.arguments["index"]]
     if value is None:
-        raise GraphCompileError("a result is used that has no translation")
+        raise GraphCompileError("it uses a result that has no translation")
     result: OnnxValue = value
     return result
 
@@ -167,7 +167,7 @@ def _slice_name(
 
 
 def _bounds(step: Operation, size: Size) -> tuple[Size, Size]:
-    """A slice's start and end, within the dimension."""
+    """Return a slice's start and end, within the dimension."""
     found: list[Size] = []
     for key, default in (("start", 0), ("end", size)):
         bound: Any = step.arguments[key]
@@ -236,7 +236,7 @@ def _slice_backward(builder: Builder, step: Operation) -> OnnxValue:
 
 
 def _spread(builder: Builder, step: Operation, grad: OnnxValue, axis: int) -> str:
-    """Slices of the gradient where the slice came from, zeros (a slice of its own) elsewhere."""
+    """Spread the gradient over the places the slice came from, with zeros elsewhere."""
     shape = spec_of(step).shape
     start, end, stride, size = fixed(
         [*_bounds(step, shape[axis]), step.arguments["step"], shape[axis]], "a slice with steps"

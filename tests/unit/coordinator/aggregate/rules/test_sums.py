@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregate.rules.sums import PIECE, Term, block_sums, over_shards, sum_terms
+from coordinator.aggregate.rules.sums import (
+    PIECE,
+    Term,
+    block_sums,
+    divide,
+    over_shards,
+    sum_terms,
+)
+from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 
@@ -44,6 +52,27 @@ def test_sum_terms_across_pieces_and_threads(threads: int) -> None:
     got = sum_terms(PLAN, [term for _, term in terms()], threads=threads)
     assert got.dtype == np.float32
     assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3])
+def test_sum_terms_of_values_at_any_address(shift: int) -> None:
+    odd = []
+    for _, term in terms():
+        data = memoryview(bytearray(shift) + term.blocks.values.tobytes())[shift:]
+        values = np.frombuffer(data, np.float32)
+        assert not values.flags.aligned
+        odd.append(Term(Blocks(term.blocks.ids, values), term.factor))
+    expected = sum_terms(PLAN, [term for _, term in terms()])
+    assert sum_terms(PLAN, odd, threads=2).tobytes() == expected.tobytes()
+
+
+def test_divide_by_a_number_per_block_keeps_zeros_where_there_is_none() -> None:
+    total = np.ones(PLAN.parameters, dtype=np.float32)
+    by = np.arange(PLAN.block_count, dtype=np.float64)
+    share = np.divide(1.0, by, out=np.zeros_like(by), where=by > 0).astype(np.float32)
+    expected = np.repeat(share, PLAN.block_sizes)
+    assert divide(PLAN, total, by) is total
+    assert total.tobytes() == expected.tobytes()
 
 
 def test_sum_terms_of_nothing_is_zero() -> None:

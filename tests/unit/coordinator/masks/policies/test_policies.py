@@ -116,7 +116,7 @@ def test_rolling_refuses_an_overlap_that_is_no_share(overlap: float) -> None:
 
 
 def test_rolling_refuses_an_overlap_of_shared_windows() -> None:
-    with pytest.raises(ConfigError, match="overlap has no meaning with shared"):
+    with pytest.raises(ConfigError, match="overlap has no effect with shared"):
         make_masks("rolling", overlap=0.5, shared=True)
 
 

@@ -246,7 +246,7 @@ def test_authority_is_changed_by_one_process_at_a_time(tmp_path: Path) -> None:
     [
         ("ca.key", b"", "cannot be read"),
         ("ca.pem", b"no PEM", "cannot be read"),
-        ("index.json", b"{", "put it back from a backup"),
+        ("index.json", b"{", "restore it from a backup"),
         ("index.json", b'{"version": 9}', "version 9"),
         ("index.json", b'{"version": 1, "broker": null, "enrolments": [3]}', "cannot be read"),
     ],

@@ -80,8 +80,8 @@ def narrow_in_training(model: Classifier, x: Tensor) -> Tensor:
 
 
 FAILS = "the model fails on the example input: RuntimeError"
-BAKED = "batch size is baked into"
-ALONE = "must return one tensor"
+BAKED = "batch size is fixed inside"
+ALONE = "must return a single tensor"
 RANDOM = "draws random numbers"
 
 REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
     "control flow": (
         branches,
         r"GuardOnDataDependent.* in the model's own forward\(\) \(.*test_errors\.py, line \d+\): "
-        r".*\nforward\(\) decides something by the values of a tensor",
+        r".*\nforward\(\) makes a decision based on a tensor",
     ),
     "rows by condition": (chosen_rows, "has a size that depends on the data \\(index, the model's"),
     "RReLU": (noisy(lambda h: F.rrelu(h, training=True)), RANDOM),
@@ -209,7 +209,7 @@ def test_groups_refused(groups: Any, ratios: Any, error: type[TesseraError]) -> 
     "example", [(torch.randn(2, FEATURES), torch.randn(3, 1)), torch.randn(0, FEATURES)]
 )
 def test_example_refused_without_equally_many_rows(example: Any) -> None:
-    with pytest.raises(TraceError, match="same, non-zero number of rows"):
+    with pytest.raises(TraceError, match="same number of rows, at least one"):
         trace_plan(Classifier(whole), example, groups=4)
 
 

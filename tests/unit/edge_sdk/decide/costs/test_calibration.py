@@ -349,7 +349,7 @@ def test_file_that_is_damaged_is_told_and_measured_anew(
     with caplog.at_level(logging.WARNING):
         found = load(path)
     assert found is None
-    assert "measured anew" in caplog.text
+    assert "measuring costs again" in caplog.text
     assert why_calibrate(found, kept().machine) == "nothing was measured yet"
 
 

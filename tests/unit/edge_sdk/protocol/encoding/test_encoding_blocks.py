@@ -355,7 +355,7 @@ def test_length_of_the_header_is_not_believed(plan: ModelPlan, length: int) -> N
 
 def test_header_far_too_long_is_not_read(plan: ModelPlan) -> None:
     for header in (fields(plan, masks=[1] * 500), [None] * 10**5):
-        with pytest.raises(BlockError, match="fitting size"):
+        with pytest.raises(BlockError, match="header's size"):
             decode_blocks(plan, message(header, VALUES.tobytes()))
 
 
@@ -373,7 +373,7 @@ def test_payload_is_not_allocated_for_before_it_is_there(kind: str) -> None:
     huge = ModelPlan((), (Tensor("w", "float32", (Dim(2**45),)),))
     keep = 0.25 if kind == "top-k" else None
     head = ["tessera-blocks", 1, kind, keep, False, bytes.fromhex(huge.hash), []]
-    with pytest.raises(BlockError, match="16 bytes of values for blocks that take"):
+    with pytest.raises(BlockError, match="16 bytes of values for blocks that need"):
         decode_blocks(huge, message(head, bytes(16)))
     pytest.importorskip("zstandard", reason="the extra zstd is not installed")
     head[4] = True

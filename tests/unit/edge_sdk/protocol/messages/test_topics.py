@@ -112,10 +112,10 @@ def test_name_that_does_not_fit_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("pi-bulk", "kept for the connections"),
+        ("pi-bulk", "reserved for connections"),
         ("a" * 60, "60 characters"),
-        ("coordinator", "kept for coordinators"),
-        ("coordinator-2", "kept for coordinators"),
+        ("coordinator", "reserved for coordinators"),
+        ("coordinator-2", "reserved for coordinators"),
     ],
 )
 def test_name_that_devices_may_not_have_is_refused_everywhere(name: str, why: str) -> None:

@@ -228,9 +228,9 @@ def fields_of(plan: ModelPlan, buffers: dict[str, Array], encoding: str = "fp32"
     ("place", "value", "text"),
     [
         (0, "tessera-plan", "not the index"),
-        (1, 2, "version 2 of an index is not known; this side has 1"),
+        (1, 2, "version 2 of an index is unknown; this side has 1"),
         (2, bytes(32), "of plan 000000000000…"),
-        (2, "x", "hashes are bytes"),
+        (2, "x", "hashes must be bytes"),
         (3, "fp8", "unknown encoding"),
         (3, "fp16", "bytes of hashes for"),
         (3, None, "not a string"),
@@ -241,7 +241,7 @@ def fields_of(plan: ModelPlan, buffers: dict[str, Array], encoding: str = "fp32"
         (5, [], "0 packs; the plan has"),
         (5, [1, 2], "2 packs; the plan has"),
         (6, b"", "0 bytes of hashes"),
-        (6, [], "hashes are bytes"),
+        (6, [], "hashes must be bytes"),
         (6, {"a": 1}, "not the index"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.protocol.plan.blocks import Blocks, add_blocks, block_runs, select_blocks
+from edge_sdk.protocol.plan.blocks import block_runs, select_blocks
 from edge_sdk.protocol.plan.layout import Indices
 
 
@@ -32,7 +32,7 @@ def test_block_runs_are_the_fewest_slices(choice: tuple[Indices, Indices, list[i
 
 
 @given(choices_of_blocks())
-def test_select_and_add_touch_the_chosen_values(
+def test_select_copies_the_chosen_values(
     choice: tuple[Indices, Indices, list[int]],
 ) -> None:
     ids, offsets, places = choice
@@ -42,6 +42,3 @@ def test_select_and_add_touch_the_chosen_values(
     assert blocks.values.tolist() == [flat[at] for at in places]
     assert not np.shares_memory(blocks.values, flat)
     assert blocks.size_bytes == 4 * len(places)
-    total = np.full(len(flat), 0.5)
-    add_blocks(total, Blocks(ids, blocks.values), offsets)
-    assert total.tolist() == [0.5 + (flat[at] if at in places else 0.0) for at in range(len(flat))]

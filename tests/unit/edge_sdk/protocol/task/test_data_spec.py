@@ -61,7 +61,7 @@ def test_data_of_the_task_passes(spec: DataSpec, inputs: Array, targets: Array) 
             IMAGES,
             images(dtype="float64", shape=(28, 28)),
             labels(),
-            "x0: the task wants float32 1×28×28, the data is float64 28×28",
+            "x0: the task needs float32 1×28×28, the data is float64 28×28",
         ),
         (IMAGES, images(dtype="float64"), labels(), "the data is float64 1×28×28"),
         (IMAGES, images(shape=(28, 28, 1)), labels(), "the data is float32 28×28×1"),
@@ -69,7 +69,7 @@ def test_data_of_the_task_passes(spec: DataSpec, inputs: Array, targets: Array) 
             IMAGES,
             images(),
             labels(dtype="int32"),
-            "targets: the task wants int64 numbers, the data is int32 numbers",
+            "targets: the task needs int64 numbers, the data is int32 numbers",
         ),
         (IMAGES, images(), labels()[:, None], "int64 numbers, the data is int64 1"),
         (IMAGES, images(), labels(0, 1), "6 samples but 2 targets"),
@@ -81,7 +81,7 @@ def test_data_of_the_task_passes(spec: DataSpec, inputs: Array, targets: Array) 
         ),
         (IMAGES, images(), labels(0, -1, 2, 3, 4, 12), "label -1 at sample 1: "),
         (IMAGES, images(), np.array(3), "samples come first"),
-        (IMAGES, [[0.0]], labels(), "x0: the task wants float32 1×28×28, the data is list"),
+        (IMAGES, [[0.0]], labels(), "x0: the task needs float32 1×28×28, the data is list"),
         (
             TOKENS,
             tokens(20),
@@ -89,7 +89,7 @@ def test_data_of_the_task_passes(spec: DataSpec, inputs: Array, targets: Array) 
             r"x0: id 20 at sample 3, place \[1\]: the task's vocabulary has 20 ids, 0 to 19",
         ),
         (TOKENS, tokens(-1), shares(), "x0: id -1 at sample 3"),
-        (TOKENS, tokens(), shares(1.5), r"target 1.5 at sample 4, place \[1\]: .* wants 0 to 1"),
+        (TOKENS, tokens(), shares(1.5), r"target 1.5 at sample 4, place \[1\]: .* needs 0 to 1"),
         (TOKENS, tokens(), shares(float("nan")), "target nan at sample 4"),
         (NUMBERS, images(2, shape=(3,)), images(2, shape=(4,)), "float32 3, the data is float32 4"),
     ],
@@ -104,9 +104,9 @@ def test_other_data_is_refused_in_words(
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ((), "the task wants 2 inputs, the data has 0"),
-        ((labels(0),), "the task wants 2 inputs, the data has 1"),
-        ((labels(0), labels(0, 1)), r"every input needs the same samples; they have \[1, 2\]"),
+        ((), "the task needs 2 inputs, the data has 0"),
+        ((labels(0),), "the task needs 2 inputs, the data has 1"),
+        ((labels(0), labels(0, 1)), r"all inputs need equally many samples; they have \[1, 2\]"),
     ],
 )
 def test_inputs_of_another_number_are_refused(inputs: tuple[Array, ...], words: str) -> None:

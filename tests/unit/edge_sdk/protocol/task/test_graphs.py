@@ -468,7 +468,7 @@ def test_decode_refuses_another_hash_and_version() -> None:
     with pytest.raises(GraphError, match=f"{MANIFEST.hash[:12]}…, not 000000000000…"):
         decode_manifest(MANIFEST.encoded, expected_hash="0" * 64)
     envelope = msgpack.unpackb(MANIFEST.encoded)
-    with pytest.raises(GraphError, match=r"version 2 .* speaks 1"):
+    with pytest.raises(GraphError, match=r"version 2 .* uses version 1"):
         decode_manifest(msgpack.packb([envelope[0], 2, *envelope[2:]]))
 
 

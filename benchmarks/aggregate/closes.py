@@ -1,0 +1,400 @@
+"""Memory of a coordinator that closes rounds of large uploads, on the path a run takes.
+
+One process makes the movements and fills the memory; another, fresh one is measured. It receives
+every movement in chunks into a mapped file, reads, checks and keeps it, closes the round and
+commits. *Idle* is that process with the model and the memory open, before the first movement: the
+model (4 bytes a parameter) and, for ram-fed, the running sums (8 bytes) are in it already.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks.aggregate.rounds import (
+    LEARNING_RATE,
+    device_name,
+    fill,
+    perceptron_plan,
+    random_groups,
+    random_values,
+)
+from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.imports import child_environment
+from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
+from coordinator.aggregate.memory import MemoryType, estimate_bytes
+from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.rules.ra_fed import RaFed
+from coordinator.aggregate.rules.ram_fed import RamFed
+from coordinator.masks.policies.random import RandomMasks
+from coordinator.rounds.persistent import PersistentSet
+from coordinator.rounds.synchronous import Commit, RoundsConfig, start
+from coordinator.service.close import close_round, open_memory
+from coordinator.service.receiving import Receiving, read_upload
+from edge_sdk.program.processes import run_child
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.movement import encode_movement
+from edge_sdk.protocol.messages.round import Movement
+from edge_sdk.protocol.messages.transfer import Credit
+from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
+from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
+
+METHOD = (
+    "A fresh process that opens the model and a filled memory (idle), then for every round "
+    "receives all movements in chunks into mapped files, checks and keeps them, closes the round "
+    "and commits. RssAnon, RssFile and RssShmem of /proc/self/status are sampled at 100 Hz by a "
+    "thread; anonymous is the largest RssAnon less that of idle, mapped the largest RssFile + "
+    "RssShmem."
+)
+TARGET = 2.2
+TARGET_PLAN = "25m"
+"""The model that the target is for."""
+
+STATUS = Path("/proc/self/status")
+MEASURABLE = STATUS.exists()
+"""Memory is read from Linux' /proc."""
+
+TIMES = ("receive_s", "close_s", "close_cpu_s", "commit_s")
+SAMPLE_S = 0.01
+CHUNK_BYTES = 2**18
+
+CASES: tuple[tuple[str, MemoryType | None, str], ...] = (
+    ("ra-fed", None, "fp32"),
+    ("ra-fed", None, "fp16"),
+    ("ram-fed", "fp32", "fp32"),
+    ("ram-fed", "fp16", "fp32"),
+)
+"""Rule, type of its memory, encoding of the movements."""
+
+_CHILD = "import sys; from benchmarks.aggregate.closes import {work}; {work}(*sys.argv[1:])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosesConfig:
+    """Sizes of the model, the fleet and the run. Raises `FigureError` for no rounds."""
+
+    inputs: int = 1024
+    widths: tuple[int, ...] = (2048,) * 6
+    outputs: int = 1000
+    devices: int = 32
+    level: float = 0.5
+    threads: int = 2
+    rounds: int = 2
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise FigureError(f"rounds must be at least 1, not {self.rounds}")
+
+    @cached_property
+    def plan(self) -> ModelPlan:
+        """The model's plan."""
+        return perceptron_plan(self.inputs, self.widths, self.outputs)
+
+    @property
+    def plan_name(self) -> str:
+        """Millions of parameters, as part of a figure's name."""
+        return f"{self.plan.parameters / 1e6:.0f}m"
+
+    @property
+    def disk_bytes(self) -> int:
+        """Most bytes on disk at a time: memory, movements, and those of a round once more."""
+        round_bytes = 4 * self.devices * self.plan.parameters
+        return estimate_bytes(self.plan, self.devices, "fp32") + (self.rounds + 2) * round_bytes
+
+    @property
+    def ticks(self) -> int:
+        """Processes of all cases."""
+        return 2 * len(CASES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosesRow:
+    """One rule, memory and encoding; see `METHOD`. Seconds are medians over rounds."""
+
+    plan: str
+    rule: str
+    dtype: MemoryType | None
+    encoding: str
+    model_mb: float
+    received_mb: float
+    idle_mb: float
+    anonymous_mb: float
+    mapped_mb: float
+    receive_s: float
+    close_s: float
+    close_cpu_s: float
+    commit_s: float
+
+    @property
+    def over_model(self) -> float:
+        """Anonymous memory over idle, in models."""
+        return self.anonymous_mb / self.model_mb
+
+
+def measure_closes(
+    config: ClosesConfig,
+    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
+) -> list[ClosesRow]:
+    """Run every case. `begin` is called with each; all its results together `ticks` times."""
+    rows = []
+    for rule, dtype, encoding in CASES:
+        tick = begin(" ".join(filter(None, (rule, dtype, encoding))))
+        arguments = (json.dumps(asdict(config)), rule, dtype or "", encoding)
+        with TemporaryDirectory(prefix="tessera-bench-") as folder:
+            _run("make_movements", *arguments, folder)
+            tick()
+            answer = json.loads(_run("close_rounds", *arguments, folder))
+            tick()
+        rows.append(
+            ClosesRow(
+                plan=config.plan_name,
+                rule=rule,
+                dtype=dtype,
+                encoding=encoding,
+                model_mb=4 * config.plan.parameters / 1e6,
+                **answer,
+            )
+        )
+    return rows
+
+
+def closes_figures(rows: Sequence[ClosesRow]) -> list[Figure]:
+    """The figures of `measure_closes`."""
+    figures = []
+    for row in rows:
+        stem = ".".join(filter(None, (f"aggregate.{row.plan}", row.rule, row.dtype)))
+        stem += "" if row.encoding == "fp32" else f".from_{row.encoding}"
+        target = TARGET if row.plan == TARGET_PLAN else None
+        figures += [
+            Figure(
+                name=f"{stem}.anonymous_over_model", value=row.over_model, unit="×", target=target
+            ),
+            Figure(name=f"{stem}.mapped", value=row.mapped_mb, unit="MB"),
+            Figure(
+                name=f"{stem}.close_rate",
+                value=row.received_mb / 1e3 / (row.close_s + row.commit_s),
+                unit="GB/s",
+                better="higher",
+            ),
+        ]
+    return figures
+
+
+def _run(work: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", _CHILD.format(work=work), *arguments]
+    done = run_child(command, child_environment(None))
+    if done.returncode:
+        raise FigureError(f"a process that should {work} failed:\n{done.stderr}")
+    return done.stdout
+
+
+# -- in the processes ----------------------------------------------------------------------------
+
+
+def make_movements(*arguments: str) -> None:
+    """Write every movement of every round to a file, and remember all devices in full."""
+    config, rounds, folder = _settings(*arguments)
+    plan, draws = config.plan, stream(0, "closes")
+    drawn = random_values(plan.parameters, draws)
+    memory = _open_memory(config, rounds, folder, arguments[2])
+    if memory is not None:
+        fill(memory, range(config.devices), drawn)
+        memory.close()
+    for round, device in _all(config):
+        groups = random_groups(plan, config.level, draws)
+        ids = plan.block_ids(plan.choose(groups))
+        blocks = Blocks(ids, drawn[: int(plan.block_sizes[ids].sum())])
+        movement = Movement(
+            device=device,
+            round=round,
+            plan_hash=plan.hash,
+            payload=encode_blocks(plan, groups, blocks, rounds.up, draws),
+            statistics={},
+            learning_rate=LEARNING_RATE,
+            level=config.level,
+            samples=1,
+            loss=1.0,
+            train_s=1.0,
+        )
+        path = folder / f"{round}-{device}"
+        path.write_bytes(encode_movement(movement))
+        path.with_suffix(".json").write_text(json.dumps(groups), encoding="ascii")
+
+
+def close_rounds(*arguments: str) -> None:
+    """Receive and close all rounds; print the fields of a row that were measured."""
+    config, rounds, folder = _settings(*arguments)
+    plan = config.plan
+    zeros = np.zeros(plan.parameters, dtype=np.float32)
+    model = GlobalModel(plan, plan.unflatten(zeros), {})
+    del zeros
+    memory = _open_memory(config, rounds, folder, arguments[2])
+    receiving = Receiving(folder / "uploads", folder / "movements", UploadLimits())
+    names = tuple(device_name(number) for number in range(config.devices))
+    state = replace(start(rounds), devices=PersistentSet(names))
+    arrivals: dict[tuple[str, int], Arrival] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in TIMES}
+    received = 0
+    with _Sampler() as sampler:
+        idle = sampler.now()
+        for round in range(2, config.rounds + 2):  # memory was filled in round 1
+            clock = time.perf_counter()
+            for name in names:
+                path = folder / f"{round}-{name}"
+                upload = _receive(receiving, path, name, round)
+                arrival = _check(rounds, path, upload)
+                receiving.keep(upload, name, round)
+                arrivals[name, round] = arrival
+                received += path.stat().st_size
+            seconds["receive_s"].append(time.perf_counter() - clock)
+            clock, cpu = time.perf_counter(), time.process_time()
+            commit = Commit(round, names, (), (), ())
+            close_round(
+                rounds,
+                state,
+                commit,
+                model,
+                memory,
+                arrivals,
+                threads=config.threads,
+                commit_memory=False,
+                scratch=folder,
+            )
+            seconds["close_s"].append(time.perf_counter() - clock)
+            seconds["close_cpu_s"].append(time.process_time() - cpu)
+            clock = time.perf_counter()
+            if memory is not None:
+                memory.commit()
+            seconds["commit_s"].append(time.perf_counter() - clock)
+            _ = model.norms, model.noise, model.digest, model.serve()
+            arrivals.clear()
+            receiving.clear_kept()
+    if memory is not None:
+        memory.close()
+    answer = {
+        "received_mb": received / config.rounds / 1e6,
+        "idle_mb": idle["RssAnon"] / 1e6,
+        "anonymous_mb": (sampler.most["RssAnon"] - idle["RssAnon"]) / 1e6,
+        "mapped_mb": sampler.most["mapped"] / 1e6,
+        **{name: median(each) for name, each in seconds.items()},
+    }
+    print(json.dumps(answer))
+
+
+def _settings(
+    config: str, rule: str, dtype: str, encoding: str, folder: str
+) -> tuple[ClosesConfig, RoundsConfig, Path]:
+    fields: dict[str, Any] = json.loads(config)
+    settings = ClosesConfig(**{**fields, "widths": tuple(fields["widths"])})
+    rounds = RoundsConfig(
+        plan=settings.plan,
+        rule=RamFed() if dtype else RaFed(),
+        masks=RandomMasks(),
+        local_rule=LocalRule(learning_rate=LEARNING_RATE),
+        steps=1,
+        batch_size=1,
+        min_devices=1,
+        seed=0,
+        rounds=settings.rounds,
+        up=Encoding.parse(encoding),
+    )
+    if rule != ("ram-fed" if dtype else "ra-fed"):
+        raise FigureError(f"{rule} is not measured with memory {dtype or None!r}")
+    return settings, rounds, Path(folder)
+
+
+def _open_memory(config: ClosesConfig, rounds: RoundsConfig, folder: Path, dtype: str) -> Any:
+    return open_memory(
+        rounds,
+        folder / "memory",
+        memory_type=dtype or "fp32",  # type: ignore[arg-type]
+        threads=config.threads,
+        devices=config.devices,
+    )
+
+
+def _all(config: ClosesConfig) -> list[tuple[int, str]]:
+    rounds = range(2, config.rounds + 2)
+    return [(round, device_name(n)) for round in rounds for n in range(config.devices)]
+
+
+def _receive(receiving: Receiving, path: Path, device: str, round: int) -> Upload:
+    """Play the device's part of an upload, straight from its file."""
+    with path.open("rb") as file:
+        data = mmap(file.fileno(), 0, access=ACCESS_READ)
+    outgoing = Outgoing(
+        memoryview(data),
+        device=device,
+        run="0" * 16,
+        round=round,
+        answers=None,
+        chunk_bytes=CHUNK_BYTES,
+    )
+    credit = receiving.offered(device, outgoing.make_offer(0.0), 0.0)
+    waiting = outgoing.credited(credit, 0.0) if isinstance(credit, Credit) else []
+    while waiting:
+        progress = receiving.received(device, waiting.pop(0), 0.0)
+        if progress.upload is not None:
+            return progress.upload
+        if progress.credit is not None:
+            waiting += outgoing.credited(progress.credit, 0.0)
+    raise FigureError(f"the upload of {path} never became complete: {credit}")
+
+
+def _check(rounds: RoundsConfig, path: Path, upload: Upload) -> Arrival:
+    movement = read_upload(upload)
+    if not isinstance(movement, Movement):
+        raise FigureError(f"{path} was read as a replay")
+    groups = json.loads(path.with_suffix(".json").read_text(encoding="ascii"))
+    expected = Expected({axis: tuple(each) for axis, each in groups.items()}, movement.level, 1)
+    usual = start(rounds).fleet.usual
+    return check_arrival(
+        rounds.plan, movement, expected, rounds.up, LEARNING_RATE, usual, rounds.rms_limit
+    )
+
+
+class _Sampler:
+    """Thread that reads this process's memory at 100 Hz and keeps the largest numbers."""
+
+    def __init__(self) -> None:
+        self.most: dict[str, int] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="sampler")
+
+    def __enter__(self) -> _Sampler:
+        self.most = self.now()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def now(self) -> dict[str, int]:
+        """Bytes by kind: RssAnon, and RssFile and RssShmem together as `mapped`."""
+        lines = dict(line.split(":", 1) for line in STATUS.read_text("ascii").splitlines())
+        anonymous, file, shared = (
+            int(lines[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem")
+        )
+        return {"RssAnon": anonymous, "mapped": file + shared}
+
+    def _sample(self) -> None:
+        while not self._done.wait(SAMPLE_S):
+            for name, size in self.now().items():
+                self.most[name] = max(self.most[name], size)
