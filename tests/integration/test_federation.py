@@ -107,7 +107,7 @@ def federation(
     config = (
         FragmentsConfig(rule=made_rule, updates=rounds * len(policies), **common)
         if isinstance(made_rule, FedRaa)
-        else RoundsConfig(rule=made_rule, rounds=rounds, **common)
+        else RoundsConfig(min_participants=0, rule=made_rule, rounds=rounds, **common)
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
     used = made if members is None else members
@@ -405,6 +405,7 @@ def test_downlink_encoding_shows_as_compression_noise(task: Task) -> None:
     random = np.random.default_rng(0)
     data = ArrayData((random.normal(size=(8, 6)).astype(np.float32),), random.integers(0, 3, 8))
     config = RoundsConfig(
+        min_participants=0,
         plan=task.plan,
         rule=RULES["ra-fed"](),
         masks=make_masks("random"),

@@ -61,6 +61,7 @@ def federation(task: Task, backend: Backend) -> Federation:
         for number, (level, samples) in enumerate([(1, 40), (0.5, 40), (0.25, 5)])
     ]
     config = RoundsConfig(
+        min_participants=0,
         plan=task.plan,
         rule=RULES["ra-fed"](),
         masks=make_masks("random"),

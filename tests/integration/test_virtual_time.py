@@ -77,7 +77,7 @@ def federation(
     config = (
         FragmentsConfig(rule=made_rule, updates=length, **common)
         if isinstance(made_rule, FedRaa)
-        else RoundsConfig(rule=made_rule, rounds=length, **common)
+        else RoundsConfig(min_participants=0, rule=made_rule, rounds=length, **common)
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
     backend = lambda: TorchBackend(task, threads=1)  # noqa: E731

@@ -147,6 +147,7 @@ def drive(
     plan = history.plan
     model = GlobalModel(plan, plan.unflatten(normal(history.seed, plan.parameters)), {})
     config = RoundsConfig(
+        min_participants=0,
         plan=plan,
         rule=rule,
         masks=make_masks("random"),

@@ -56,6 +56,7 @@ PLAN = ModelPlan(
     buffers=(Buffer("mean", "float32", (Dim(4, 0),), statistic=True),),
 )
 CONFIG = RoundsConfig(
+    min_participants=0,
     plan=PLAN,
     rule=RULES["ra-fed"](),
     masks=make_masks("random"),
