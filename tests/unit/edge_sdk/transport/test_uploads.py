@@ -473,7 +473,7 @@ def test_credit_that_does_not_fit_is_refused() -> None:
         replace(credit, device="pi2"),
         replace(credit, upload=bytes(16)),
     ):
-        with pytest.raises(MessageError, match="a credit asks for"):
+        with pytest.raises(MessageError, match="a credit for"):
             device.credited(other, 0.0)
     assert len(device.credited(credit, 0.0)) == 3
 

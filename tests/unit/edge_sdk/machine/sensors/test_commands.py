@@ -128,7 +128,7 @@ def test_hanging_command_is_killed_with_its_children(
     background = Background(script(tmp_path, hang, timeout_s=3.0), Clock())
     background.latest()
     assert background.settle(60)
-    assert "no answer in 3 s" in caplog.text
+    assert "does not answer within 3 s" in caplog.text
     for pid in pids.read_text().split() if pids.exists() else ():
         wait_until_gone(int(pid))
 
