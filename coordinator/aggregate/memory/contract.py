@@ -135,9 +135,6 @@ class Memory(Protocol):
         fit the plan; nothing has changed then.
         """
 
-    def retire(self, device: str) -> None:
-        """Forget a device."""
-
     def commit(self) -> None:
         """Make all changes since the last commit durable at once; a crash before leaves none."""
 

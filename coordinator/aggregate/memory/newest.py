@@ -127,11 +127,6 @@ class NewestMemory:
             while devices := self._store.made_before(limit, MOST_DEVICES):
                 self._drop(devices, limit)
 
-    def retire(self, device: str) -> None:
-        """See `Memory`."""
-        with self._changing():
-            self._drop([device], self._now + 1)
-
     def write(self, contributions: Sequence[Contribution], reader: Reader | None = None) -> None:
         """See `Memory`."""
         for contribution in contributions:

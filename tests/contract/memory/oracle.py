@@ -84,9 +84,6 @@ class Oracle:
                 self.held[one.device, block] = Entry(made, values)
         return change
 
-    def retire(self, device: str) -> None:
-        self.held = {where: entry for where, entry in self.held.items() if where[0] != device}
-
     def rounds(self, device: str) -> list[int]:
         return [
             self.held[device, block].made.round if (device, block) in self.held else 0

@@ -56,7 +56,7 @@ def _put(change: Float64, start: int, stretch: Float64) -> None:
 
 
 class History(RuleBasedStateMachine):
-    """Writes, late writes, advances with expiries, retirements, commits, reopenings."""
+    """Writes, late writes, advances with expiries, commits, reopenings."""
 
     on_disk: ClassVar[bool]
     memory: Memory
@@ -113,11 +113,6 @@ class History(RuleBasedStateMachine):
         self.memory.write(unique, partial(_put, change))
         # Old values left as they were held, new ones came as they were given.
         assert (abs(change - expected) <= before + self.rounding()).all()
-
-    @rule(device=st.sampled_from(DEVICES))
-    def retire(self, device: str) -> None:
-        self.memory.retire(device)
-        self.oracle.retire(device)
 
     @rule()
     def commit(self) -> None:
@@ -427,10 +422,6 @@ def test_sums_over_many_tiles_are_the_oracles(
     total, slack = oracle.total()
     assert (abs(memory.total - total) <= slack + 1e-11).all()
     assert memory.weight.tolist() == oracle.weight()
-    memory.retire("ada")
-    oracle.retire("ada")
-    total, slack = oracle.total()
-    assert (abs(memory.total - total) <= slack + 1e-11).all()
     memory.close()
 
 

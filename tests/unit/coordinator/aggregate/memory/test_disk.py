@@ -247,7 +247,6 @@ def test_no_statement_looks_at_all_rows(tmp_path: Path) -> None:
         )
         memory.recall("ada")
         memory.oldest()
-        memory.retire("bob")
         memory.commit()
     memory.close()
     plain = sqlite3.connect(":memory:")

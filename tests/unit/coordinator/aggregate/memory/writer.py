@@ -29,8 +29,6 @@ def one_round(memory: Memory, now: int) -> None:
     """What happens in a round, always the same."""
     stream = np.random.default_rng(now)
     memory.advance(now)
-    if now % 7 == 0:
-        memory.retire(DEVICES[now % len(DEVICES)])
     memory.write(
         [
             movement(
