@@ -253,9 +253,12 @@ def _write_all(handle: int, data: Data) -> None:
         rest = rest[os.write(handle, rest) :]
 
 
-def _drafts(folder: Path, of: str = "") -> list[Path]:
-    names = os.listdir(folder)
-    return [folder / name for name in names if name.startswith(f".{of}") and name.endswith(_DRAFT)]
+def _drafts(folder: Path, of: str | None = None) -> list[Path]:
+    """The drafts in a folder; only those of one name, if it is given."""
+    names = [name for name in os.listdir(folder) if name[0] == "." and name.endswith(_DRAFT)]
+    if of is not None:
+        names = [name for name in names if name[1 : -len(_DRAFT) - 9] == of]
+    return [folder / name for name in names]
 
 
 def _draft_of(path: Path) -> Path:

@@ -201,6 +201,19 @@ def test_folder_that_fails_is_not_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_folders_with_names_alike_can_be_made_at_a_time(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "run") as first, whole_folder(tmp_path / "run.1") as second:
+        write_whole(first / "a", b"a")
+        write_whole(second / "b", b"b")
+        with whole_folder(tmp_path / "ru") as third:
+            write_whole(third / "c", b"c")
+    assert sorted(str(each.relative_to(tmp_path)) for each in tmp_path.rglob("?")) == [
+        "ru/c",
+        "run.1/b",
+        "run/a",
+    ]
+
+
 def test_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with whole_folder(tmp_path / "empty") as draft:
