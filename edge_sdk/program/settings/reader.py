@@ -200,7 +200,8 @@ def _arguments(
                 advice = f"; set it in the file, or as {variable}" if source.variables else ""
                 raise ConfigError(f"{source.label}{prefix}{name} is missing{advice}")
         else:
-            arguments[name] = _value(kind, content[name], f"{prefix}{name}", source)
+            shown = entries(cls)[name].repr  # a password is not
+            arguments[name] = _value(kind, content[name], f"{prefix}{name}", source, shown=shown)
     return arguments
 
 
@@ -217,7 +218,7 @@ def _required(entry: Field[Any]) -> bool:
     return entry.init and entry.default is MISSING and entry.default_factory is MISSING
 
 
-def _value(kind: FieldType, value: Any, where: str, source: _Source) -> Any:
+def _value(kind: FieldType, value: Any, where: str, source: _Source, *, shown: bool) -> Any:
     said, base, spelt = source.label + where, source.base, False
     if isinstance(value, _Given):
         said, base, spelt = value.where, Path(), isinstance(value.value, str)
@@ -230,9 +231,10 @@ def _value(kind: FieldType, value: Any, where: str, source: _Source) -> Any:
         )
     if kind.table is not None:
         return _table(kind.table, value, where, source)
+    said += f" = {value!r:.80}" if shown else ""
     try:
         return convert(kind, value, base, spelt)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{said} = {value!r:.80}: must be {error}") from error
+        raise ConfigError(f"{said}: must be {error}") from error
     except TesseraError as error:
-        raise ConfigError(f"{said} = {value!r:.80}: {error}") from error
+        raise ConfigError(f"{said}: {error}") from error

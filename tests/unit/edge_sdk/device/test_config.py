@@ -186,6 +186,7 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
         ("broker = 'x'", "broker = 'x': must be a table"),
         ("[broker]\nusername='a'\npassword='b'\npassword_file='c'", "are both set; give one"),
         ("[broker]\nusername='a'\npassword_file='nowhere'", "broker.password_file cannot be read"),
+        ("[broker]\nusername='a'\npassword=1234", "broker.password: must be a text in quotes"),
         ("[broker]\nca='ca.pem'", "broker.ca is set but tls is off"),
         ("level = ", "device.toml cannot be read: it is not TOML"),
     ],
