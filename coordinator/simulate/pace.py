@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 
 from coordinator.errors import ConfigError
 from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.emulation.emulation import Emulation
-from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.train.backend import Backend, Job, Trained
+from edge_sdk.train.backend import Backend, Job, TimedBackend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,40 +70,12 @@ class DeviceClock:
 
     def emulated(self, backend: Backend) -> Backend:
         """A backend that trains as this one does, in this device's time."""
-        return _Paced(backend, self, self._step_s)
-
-
-class _Paced:
-    """Trains with another backend; time passes with every step that is done."""
-
-    def __init__(self, backend: Backend, clock: DeviceClock, step_s: float) -> None:
-        self._backend = backend
-        self._clock = clock
-        self._step_s = step_s
-
-    @property
-    def plan(self) -> ModelPlan:
-        return self._backend.plan
-
-    @property
-    def data(self) -> DataSpec | None:
-        return self._backend.data
-
-    def train(
-        self,
-        job: Job,
-        batches: Iterable[Batch],
-        *,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Trained:
-        plan, clock = self.plan, self._clock
+        plan = backend.plan
         whole = plan.submodel_macs(plan.all_groups())
-        step_s = self._step_s * (plan.submodel_macs(job.groups) / whole if whole else 1.0)
 
-        def timed() -> Iterator[Batch]:
-            for batch in batches:
-                yield batch
-                # Asked for the next one: this one's step is done. One that was stopped is not.
-                clock.wait_until(clock.clock() + step_s)
+        def stepping(job: Job) -> Callable[[Batch], None]:
+            share = plan.submodel_macs(job.groups) / whole if whole else 1.0
+            step_s = self._step_s * share
+            return lambda _: self.wait_until(self._now_s + step_s)
 
-        return self._backend.train(job, timed(), should_stop=should_stop)
+        return TimedBackend(backend, stepping)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,6 +77,55 @@ class Backend(Protocol):
         when the job does not fit the plan, `TrainingError` when there is no batch; then nothing is
         returned.
         """
+
+
+class TimedBackend:
+    """Trains with another backend, and makes each step take its time.
+
+    `stepping` returns what to call after every step of a job that is done; `finished` is called
+    when a training has ended, in any way.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        stepping: Callable[[Job], Callable[[Batch], object]],
+        finished: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._backend = backend
+        self._stepping = stepping
+        self._finished = finished
+
+    @property
+    def plan(self) -> ModelPlan:
+        """See `Backend`."""
+        return self._backend.plan
+
+    @property
+    def data(self) -> DataSpec | None:
+        """See `Backend`."""
+        return self._backend.data
+
+    def train(
+        self,
+        job: Job,
+        batches: Iterable[Batch],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        """See `Backend`."""
+        stepped = self._stepping(job)
+
+        def timed() -> Iterator[Batch]:
+            for batch in batches:
+                yield batch
+                # Asked for the next batch: this one's step is done, unless it was stopped.
+                stepped(batch)
+
+        try:
+            return self._backend.train(job, timed(), should_stop=should_stop)
+        finally:
+            self._finished()
 
 
 class Objective(Protocol):

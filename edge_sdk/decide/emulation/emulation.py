@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
@@ -43,9 +43,7 @@ from edge_sdk.machine.snapshot import (
     Snapshot,
 )
 from edge_sdk.protocol.errors import ConfigError
-from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.train.backend import Backend, Job, Trained
+from edge_sdk.train.backend import Backend, Job, TimedBackend
 
 REFERENCE_MACS_PER_S = Quantity(
     5e9,
@@ -197,7 +195,13 @@ class Emulation:
 
     def emulated(self, backend: Backend) -> Backend:
         """Return a backend that trains like this one, in this device's time."""
-        return _Emulated(backend, self)
+
+        def stepping(job: Job) -> Callable[[Batch], None]:
+            sam = 2 if job.rule.sam_radius > 0 else 1
+            macs = sam * PASSES * backend.plan.submodel_macs(job.groups)
+            return lambda batch: self.trained(macs * len(batch.targets))
+
+        return TimedBackend(backend, stepping, self.note)
 
     def round_opened(self, round: int, now_s: float | None = None) -> None:
         """Begin a round: one interval after the last one heard of, whatever its number.
@@ -325,40 +329,3 @@ def read_story(path: Path) -> list[Moment]:
         return []
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{path} is not the story of an emulated device: {error}") from error
-
-
-class _Emulated:
-    """Trains with another backend; every completed step advances the time."""
-
-    def __init__(self, backend: Backend, emulation: Emulation) -> None:
-        self._backend = backend
-        self._emulation = emulation
-
-    @property
-    def plan(self) -> ModelPlan:
-        return self._backend.plan
-
-    @property
-    def data(self) -> DataSpec | None:
-        return self._backend.data
-
-    def train(
-        self,
-        job: Job,
-        batches: Iterable[Batch],
-        *,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Trained:
-        sam = 2 if job.rule.sam_radius > 0 else 1
-        macs = sam * PASSES * self.plan.submodel_macs(job.groups)
-
-        def timed() -> Iterator[Batch]:
-            for batch in batches:
-                yield batch
-                # Asked for the next batch: this one's step is done, unless it was stopped.
-                self._emulation.trained(macs * len(batch.targets))
-
-        try:
-            return self._backend.train(job, timed(), should_stop=should_stop)
-        finally:
-            self._emulation.note()
