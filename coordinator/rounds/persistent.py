@@ -28,10 +28,12 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
 
     __slots__ = ("_items", "_next", "_undo")
 
+    _next: PersistentMap[K, V]
+    """Made from this version. Absent, as `_undo` is, where this one has all items itself."""
+    _undo: dict[K, V]
+
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         self._items: dict[K, V] | None = dict(items)
-        self._undo: dict[K, V] = {}
-        self._next = self
 
     def putting(self, key: K, value: V) -> PersistentMap[K, V]:
         """This map with a value put in."""
@@ -84,7 +86,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def _changed(self, changes: Mapping[K, V]) -> PersistentMap[K, V]:
         items = self._whole()
         made: PersistentMap[K, V] = PersistentMap.__new__(PersistentMap)
-        made._items, made._undo, made._next = items, {}, made
+        made._items = items
         self._undo = {key: items.get(key, _ABSENT) for key in changes}
         self._items, self._next = None, made
         _apply(items, changes)
@@ -100,7 +102,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
             self._items = dict(version._items)
             for undo in reversed(undone):
                 _apply(self._items, undo)
-            self._undo, self._next = {}, self
+            del self._undo, self._next
         return self._items
 
 
