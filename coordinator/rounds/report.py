@@ -100,18 +100,20 @@ def device_round(
     bid: Bid,
     arrival: Arrival | None,
     *,
-    norms: NDArray[np.float64],
+    norms: NDArray[np.float64] | None,
     bytes_down: int,
 ) -> DeviceRound:
-    """One device's line; `norms` are those of the model it was sent, per block."""
+    """One device's line; `norms` are those of the model it was sent, per block.
+
+    Without them, `reduction_noise` is 0.
+    """
     if arrival is None:
         late = f"skip: offered {bid.level or 0:.0%} but no movement came in time"
         return DeviceRound(bid.device, None, bid.reason if bid.level is None else late)
     if bid.level is None:
         size = arrival.size_bytes
         return DeviceRound(bid.device, None, bid.reason, bytes_up=size, replayed=True)
-    kept = plan.covers(plan.choose(arrival.groups))
-    total = float(norms.sum())
+    noise = 0.0 if norms is None else reduction_noise(plan, arrival.groups, norms)
     return DeviceRound(
         device=bid.device,
         level=bid.level,
@@ -121,8 +123,17 @@ def device_round(
         bytes_down=bytes_down,
         bytes_up=arrival.size_bytes,
         train_s=arrival.movement.train_s,
-        reduction_noise=float(norms[~kept].sum()) / total if total else 0.0,
+        reduction_noise=noise,
     )
+
+
+def reduction_noise(
+    plan: ModelPlan, groups: Mapping[str, tuple[int, ...]], norms: NDArray[np.float64]
+) -> float:
+    """The share of a model's squared norm that lies outside these groups."""
+    kept = plan.covers(plan.choose(groups))
+    total = float(norms.sum())
+    return float(norms[~kept].sum()) / total if total else 0.0
 
 
 def longest_skip(fleet: FleetRecord, round: int, selected: Set[str]) -> int:

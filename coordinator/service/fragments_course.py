@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.arrivals import Arrival, GroupsByAxis
 from coordinator.rounds import events, fragments
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.persistent import PersistentMap
+from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.run.folder import Checkpoint, RunError
 from coordinator.service.courses import Parts, Said, log_receipt, upload_of
 from coordinator.service.reports import report_updates
@@ -58,8 +59,8 @@ class FragmentsCourse:
         self._arrivals: dict[str, Arrival] = {}
         self._openings: dict[str, RoundOpen] = {}
         """Last message to each device."""
-        self._window: list[tuple[Bid, Arrival, int]] = []
-        """(bid, arrival, bytes fetched) of the updates since the last report."""
+        self._window: list[tuple[DeviceRound, GroupsByAxis]] = []
+        """The updates since the last report: their lines, and what they trained."""
         self._skips: dict[str, Bid] = {}
         """Of devices that rested since the last report, why."""
         self._resting: dict[str, Bid] = {}
@@ -222,9 +223,11 @@ class FragmentsCourse:
         groups, bid = arrival.groups, before.work[device].bid
         self._openings.pop(device, None)
         if bid is not None:
-            level = max(self._config.plan.levels(groups).values(), default=1.0)
+            plan = self._config.plan
+            bid = replace(bid, level=max(plan.levels(groups).values(), default=1.0))
             fetched = parts.outlet.fetched_bytes(device, groups)
-            self._window.append((replace(bid, level=level), arrival, fetched))
+            line = device_round(plan, bid, arrival, norms=None, bytes_down=fetched)
+            self._window.append((line, groups))
         age = parts.outlet.applied(device, groups)
         parts.model.mix(self._config.rule, arrival, age)
         self._unsaved.add((device, round))

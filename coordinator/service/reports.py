@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.memory import Memory
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
-from coordinator.rounds.report import RoundReport, device_round, longest_skip, theorem_terms
+from coordinator.rounds.report import (
+    DeviceRound,
+    RoundReport,
+    device_round,
+    longest_skip,
+    reduction_noise,
+    theorem_terms,
+)
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from coordinator.service.close import Arrivals
 from edge_sdk.protocol.messages.round import Bid
@@ -72,7 +80,7 @@ def report_round(
 def report_updates(
     config: FragmentsConfig,
     state: FragmentsState,
-    updates: Sequence[tuple[Bid, Arrival, int]],
+    updates: Sequence[tuple[DeviceRound, GroupsByAxis]],
     skips: Mapping[str, Bid],
     *,
     norms: Norms,
@@ -82,14 +90,14 @@ def report_updates(
 ) -> RoundReport:
     """Make the report of some updates of an asynchronous run; `every` of them count as a round.
 
-    An update is its bid, with the level that was assigned, its arrival and the bytes fetched.
+    An update is its line, which gets its `reduction_noise` here, and the groups it trained.
     """
     plan = config.plan
-    counted = {f"{number}": arrival.groups for number, (_, arrival, _) in enumerate(updates)}
+    counted = {f"{number}": groups for number, (_, groups) in enumerate(updates)}
     terms = theorem_terms(plan, state.fleet, state.version, counted)
     lines = [
-        device_round(plan, bid, arrival, norms=norms, bytes_down=fetched)
-        for bid, arrival, fetched in updates
+        replace(line, reduction_noise=reduction_noise(plan, groups, norms))
+        for line, groups in updates
     ]
     trained = {line.device for line in lines}
     lines += [
