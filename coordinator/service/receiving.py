@@ -12,8 +12,10 @@ missed one offers the same bytes again.
 from __future__ import annotations
 
 import logging
+import resource
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from math import prod
 from mmap import ACCESS_READ, mmap
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 16
 """Receipts of one device."""
+OPEN_FILES = 2**16
+"""Files that may be open at a time, if the system lets us: each map holds one."""
 HEADER_BYTES = 2**16
 """More bytes than the header of any payload of blocks."""
 
@@ -87,10 +91,12 @@ class Receiving:
     """All uploads of devices. Of the files of earlier processes, only kept movements remain."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
+        _allow_open_files()
         remove_folder(uploads)
         for folder in (uploads, movements):
             make_folder(folder)
-        self._folder = uploads
+        self.folder = uploads
+        """Files that are gone with this process."""
         self._movements = movements
         self._numbers = count(1)
         self._uploads = Uploads(limits, allocate=self._allocate)
@@ -167,7 +173,16 @@ class Receiving:
         return self._uploads.drop_idle(now)
 
     def _allocate(self, size: int) -> UploadFile:
-        return UploadFile(self._folder / f"{next(self._numbers)}.part", size)
+        return UploadFile(self.folder / f"{next(self._numbers)}.part", size)
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit, often 1024: all movements of a round are mapped until it closes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_kept(upload: Upload) -> bool:

@@ -255,6 +255,7 @@ class RoundsCourse:
             self._arrivals,
             threads=parts.threads,
             commit_memory=False,
+            scratch=parts.store.scratch,
         )
         accuracy = None if parts.evaluate is None else parts.evaluate(model)
         report = report_round(

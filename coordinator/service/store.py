@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.aggregate.memory import MemoryType
@@ -64,6 +65,10 @@ class RunStore(Protocol):
     @property
     def save_s(self) -> float:
         """Seconds that the receipts of an asynchronous run may wait for a checkpoint."""
+
+    @property
+    def scratch(self) -> Path | None:
+        """Folder for what is needed only while a round closes; None: that for temporary files."""
 
     def note_opened(self, round: int) -> None:
         """Mark a round's number as used, before anybody hears of it."""
@@ -140,6 +145,11 @@ class RunOnDisk:
     def opened(self) -> int:
         """The newest round that was ever opened."""
         return self._run.opened
+
+    @property
+    def scratch(self) -> Path:
+        """The folder of uploads, emptied at every start: that for temporary files may be RAM."""
+        return self._receiving.folder
 
     def note_opened(self, round: int) -> None:
         """Write the number down."""

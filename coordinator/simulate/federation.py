@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -266,6 +266,8 @@ class Federation:
         for each in batch:
             time_s, name, message = each.time_s, each.to, each.message
             device = self._present.get(name)
+            if device is None and isinstance(message, Assignment):
+                self._outlet.lost(message)
             if device is None or not isinstance(
                 message, RoundOpen | Assignment | Receipt | RoundClosed
             ):
@@ -404,10 +406,9 @@ class _PerThread:
         self._local = threading.local()
         self._spare: list[Backend] = []
 
-    @property
+    @cached_property
     def data(self) -> DataSpec | None:
-        if not self._spare:
-            self._spare.append(self._make())
+        self._spare.append(self._make())
         return self._spare[0].data
 
     def train(

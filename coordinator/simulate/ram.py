@@ -27,6 +27,8 @@ class RunInRam:
     opened: int = 0
     save_s: float = 0.0
     """Receipts need not wait: there is no checkpoint that could be lost."""
+    scratch: None = None
+    """What is needed only while a round closes is put where temporary files are."""
     reports: list[RoundReport] = field(default_factory=list)
     """Those that nobody has taken yet."""
 
@@ -127,6 +129,10 @@ class DirectOutlet:
         """Hold the present version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (model.serve(), model.buffers)
+
+    def lost(self, assignment: Assignment) -> None:
+        """Hold nothing for an assignment that never arrives; another one may come."""
+        self._held.pop(assignment.device, None)
 
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
         """Model that a device trains from."""

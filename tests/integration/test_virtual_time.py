@@ -61,6 +61,7 @@ def federation(
     length: int = 3,
     threads: int = 1,
     time: Any = "profile",
+    made: list[TorchBackend] | None = None,
     **more: Any,
 ) -> Federation:
     made_rule = make_rule(rule)
@@ -80,8 +81,13 @@ def federation(
         else RoundsConfig(min_participants=0, rule=made_rule, rounds=length, **common)
     )
     model = GlobalModel(task.plan, task.weights, task.buffers)
-    backend = lambda: TorchBackend(task, threads=1)  # noqa: E731
-    return Federation(config, model, backend, members, time=time, threads=threads)
+    backends = [] if made is None else made
+
+    def make_backend() -> TorchBackend:
+        backends.append(TorchBackend(task, threads=1))
+        return backends[-1]
+
+    return Federation(config, model, make_backend, members, time=time, threads=threads)
 
 
 def updates(reports: Sequence[RoundReport]) -> Counter[str]:
@@ -206,6 +212,15 @@ def test_device_that_leaves_and_comes_back_is_counted_when_it_is_there(task: Tas
     assert took_part[-1] == both
     assert ["always"] in took_part
     assert "never" not in rounds_state(run).devices
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_device_that_comes_late_needs_no_backend_of_its_own(task: Task, threads: int) -> None:
+    members = [paced("first", 1.0), paced("late", 1.0, there=((3.0, 100.0),))]
+    made: list[TorchBackend] = []
+    run = federation(task, members, length=4, min_devices=1, threads=threads, made=made)
+    assert updates(list(run.run()))["late"]
+    assert len(made) <= threads
 
 
 def test_movement_that_was_ready_while_its_device_was_gone_comes_when_it_is_back(

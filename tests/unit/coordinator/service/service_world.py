@@ -344,11 +344,12 @@ class ScriptedDevice:
         ids = PLAN.block_ids(PLAN.choose(groups))
         values = np.full(int(PLAN.block_sizes[ids].sum()), self.value, dtype=np.float32)
         width = sum(PLAN.axes[0].groups[group] for group in groups["hidden"])
+        up = self.world.machine.up
         return Movement(
             device=self.name,
             round=round,
             plan_hash=PLAN.hash,
-            payload=encode_blocks(PLAN, groups, Blocks(ids, values), Encoding(), stream(0)),
+            payload=encode_blocks(PLAN, groups, Blocks(ids, values), up, stream(0)),
             statistics={"mean": np.full(width, self.value, dtype=np.float32)},
             learning_rate=LEARNING_RATE,
             level=self.level(round) or 1.0,

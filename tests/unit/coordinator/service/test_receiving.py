@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ def movement(device: str = "a", round: int = 3, encoding: Encoding | None = None
         loss=1.0,
         train_s=1.0,
     )
+
+
+ROUNDS = range(1, 81)
 
 
 class Bench:
@@ -109,6 +113,20 @@ def test_kept_upload_stays_until_cleared_and_others_go(tmp_path: Path) -> None:
     assert os.listdir(bench.uploads) == []
     bench.receiving.clear_kept()
     assert os.listdir(bench.movements) == []
+
+
+def test_round_may_have_more_movements_than_the_usual_limit_of_open_files(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    try:
+        bench = Bench(tmp_path)
+        uploads = [bench.send(encode_movement(movement(round=each)), round=each) for each in ROUNDS]
+        for upload in uploads:
+            bench.receiving.keep(upload, "a", upload.offer.round)
+        assert [each.round for each in map(read_upload, uploads)] == list(ROUNDS)
+        assert len(list(bench.receiving.kept())) == len(ROUNDS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_idle_upload_is_dropped_with_its_file(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,9 @@ import pytest
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.run.folder import HISTORY, MOVEMENTS, UPLOADS, RunError, read_history
+from coordinator.service.receiving import UploadFile
 from coordinator.service.store import SAVE_S
+from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
 from edge_sdk.protocol.messages.transfer import (
@@ -70,6 +74,19 @@ def test_synchronous_run_adds_up_and_ends(tmp_path: Path) -> None:
     assert world.retained(TOPICS.coordinator) == Presence(
         name="coordinator", session=1000, online=False
     )
+
+
+def test_compressed_movements_are_decoded_into_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # it may be RAM
+    world = World(tmp_path / "run", rounds_config(up=Encoding.parse("fp16")))
+    world.add("one", value=0.25)
+    world.add("two", value=0.75)
+    world.settle()
+    assert world.service.finished
+    assert world.service.model.theta == pytest.approx(START + 2 * 0.5, abs=1e-6)
+    world.stop()
 
 
 def test_broker_holds_the_present_and_the_previous_model_and_no_more(tmp_path: Path) -> None:
@@ -248,6 +265,15 @@ def test_asynchronous_receipt_waits_for_the_checkpoint(tmp_path: Path) -> None:
     one.offer(one.movements[round])
     world.settle()
     assert one.receipts == [(round, "counted")] * 2
+    world.stop()
+
+
+def test_asynchronous_movement_is_let_go_when_a_checkpoint_has_it(tmp_path: Path) -> None:
+    world, _ = asynchronous_world(tmp_path / "run")
+    world.wait(SAVE_S)
+    assert not list(read_history(tmp_path / "run"))  # its report is still to come
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is UploadFile]
     world.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,18 @@ def test_device_gets_the_version_that_it_was_assigned() -> None:
     blocks, _ = outlet.fetch(assignment)
     assert np.array_equal(blocks.values, PLAN.select(before, assignment.groups).values)
     assert outlet.fetched_bytes("a", assignment.groups) > 4 * len(blocks.values)
+
+
+def test_nothing_is_held_for_an_assignment_that_never_arrives() -> None:
+    model = make_model(PLAN, start(), Encoding(), 0)
+    outlet = DirectOutlet(model)
+    assignment = Assignment(device="a", round=1, groups={"hidden": (1, 3)})
+    held = weakref.ref(model.theta)
+    outlet.assigned(assignment)
+    model.commit(np.zeros_like(model.theta), [])
+    assert held() is not None
+    outlet.lost(assignment)
+    assert held() is None
 
 
 def test_age_counts_the_updates_since_the_fragment_was_reserved() -> None:
