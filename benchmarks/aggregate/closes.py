@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from statistics import median
@@ -25,9 +24,9 @@ import numpy as np
 
 from benchmarks.aggregate.rounds import (
     LEARNING_RATE,
+    RoundSizes,
     device_name,
     fill,
-    perceptron_plan,
     random_groups,
     random_values,
 )
@@ -51,7 +50,6 @@ from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.messages.transfer import Credit
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
 
@@ -86,30 +84,14 @@ _CHILD = "import sys; from benchmarks.aggregate.closes import {work}; {work}(*sy
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClosesConfig:
+class ClosesConfig(RoundSizes):
     """Sizes of the model, the fleet and the run. Raises `FigureError` for no rounds."""
 
-    inputs: int = 1024
-    widths: tuple[int, ...] = (2048,) * 6
-    outputs: int = 1000
-    devices: int = 32
-    level: float = 0.5
-    threads: int = 2
     rounds: int = 2
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise FigureError(f"rounds must be at least 1, not {self.rounds}")
-
-    @cached_property
-    def plan(self) -> ModelPlan:
-        """The model's plan."""
-        return perceptron_plan(self.inputs, self.widths, self.outputs)
-
-    @property
-    def plan_name(self) -> str:
-        """Millions of parameters, as part of a figure's name."""
-        return f"{self.plan.parameters / 1e6:.0f}m"
 
     @property
     def disk_bytes(self) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -29,6 +31,28 @@ def perceptron_plan(inputs: int, widths: Sequence[int], outputs: int) -> ModelPl
         tensors.append(Tensor(f"{number}.weight", "float32", (after, before)))
         tensors.append(Tensor(f"{number}.bias", "float32", (after,)))
     return ModelPlan(axes, tuple(tensors))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSizes:
+    """Sizes of a model of 25 M parameters, and of a round of it."""
+
+    inputs: int = 1024
+    widths: tuple[int, ...] = (2048,) * 6
+    outputs: int = 1000
+    devices: int = 32
+    level: float = 0.5
+    threads: int = 2
+
+    @cached_property
+    def plan(self) -> ModelPlan:
+        """The model's plan."""
+        return perceptron_plan(self.inputs, self.widths, self.outputs)
+
+    @property
+    def plan_name(self) -> str:
+        """Millions of parameters, as part of a figure's name."""
+        return f"{self.plan.parameters / 1e6:.0f}m"
 
 
 def device_name(number: int) -> str:

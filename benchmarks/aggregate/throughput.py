@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.aggregate.rounds import (
+    RoundSizes,
     closing_of,
     device_name,
     fill,
-    perceptron_plan,
     random_groups,
     random_values,
 )
@@ -40,7 +40,6 @@ from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
 from edge_sdk.protocol.plan.blocks import Float32
-from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 
 METHOD = (
@@ -62,31 +61,15 @@ CASES: tuple[tuple[str, MemoryType | None], ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThroughputConfig:
+class ThroughputConfig(RoundSizes):
     """Parameters; `turns` are measured after `warm` rounds that are not. Raises `FigureError`."""
 
-    inputs: int = 1024
-    widths: tuple[int, ...] = (2048,) * 6
-    outputs: int = 1000
-    devices: int = 32
-    level: float = 0.5
-    threads: int = 2
     warm: int = 3
     turns: int = 7
 
     def __post_init__(self) -> None:
         if self.turns < 1:
             raise FigureError(f"turns must be at least 1, not {self.turns}")
-
-    @cached_property
-    def plan(self) -> ModelPlan:
-        """The model's plan."""
-        return perceptron_plan(self.inputs, self.widths, self.outputs)
-
-    @property
-    def plan_name(self) -> str:
-        """Millions of parameters, as part of a figure's name."""
-        return f"{self.plan.parameters / 1e6:.0f}m"
 
     @property
     def disk_bytes(self) -> int:
