@@ -255,7 +255,6 @@ def close_rounds(*arguments: str) -> None:
                 memory,
                 arrivals,
                 threads=config.threads,
-                commit_memory=False,
                 scratch=folder,
             )
             seconds["close_s"].append(time.perf_counter() - clock)

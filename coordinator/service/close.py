@@ -1,4 +1,4 @@
-"""Closing a round: the rule runs, the model moves, memory takes the movements; one commit."""
+"""Closing a round: the rule runs, the model moves, memory takes the movements."""
 
 from __future__ import annotations
 
@@ -60,14 +60,13 @@ def close_round(
     arrivals: Arrivals,
     *,
     threads: int = 1,
-    commit_memory: bool = True,
     scratch: Path | None = None,
 ) -> None:
     """Apply the rule to a round's arrivals. The result does not depend on the order they came in.
 
-    `state` is that of the machine as it asked for the commit. With `commit_memory = False` the
-    caller commits the memory, once it has made the model durable. `scratch` is a folder with room
-    for the decoded values of compressed movements; None is the folder for temporary files.
+    `state` is that of the machine as it asked for the commit. The caller commits the memory, once
+    it has made the model durable. `scratch` is a folder with room for the decoded values of
+    compressed movements; None is the folder for temporary files.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -94,8 +93,6 @@ def close_round(
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh)
-    if memory is not None and commit_memory:
-        memory.commit()
 
 
 def _unpacked(parts: Sequence[Contribution], scratch: Path | None) -> list[Contribution]:

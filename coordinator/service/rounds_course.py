@@ -254,7 +254,6 @@ class RoundsCourse:
             self._memory,
             self._arrivals,
             threads=parts.threads,
-            commit_memory=False,
             scratch=parts.store.scratch,
         )
         accuracy = None if parts.evaluate is None else parts.evaluate(model)

@@ -179,6 +179,8 @@ def drive(
             arrivals,
             threads=threads,
         )
+        if memory is not None:
+            memory.commit()
         words = {key: _word(plan, arrival) for key, arrival in arrivals.items()}
         heard = Heard(
             round=number,
