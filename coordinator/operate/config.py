@@ -1,7 +1,7 @@
 """Settings of `tessera-coordinator serve`: a TOML file, then the environment, checked once.
 
-Every table of the file is a class here. Defaults and meanings that a run in Python has too are
-those of the classes it is made of (`same_as`).
+Every table of the file is a class here. Settings that a run in Python shares take their default and
+meaning from the classes of such a run (`same_as`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from edge_sdk.transport.settings import BrokerSettings
 
 ROUNDS = 50
 UPDATES = 500
-"""Length of a run that does not say how long it is."""
+"""Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class ServeConfig:
     round: RoundTable = field(default_factory=RoundTable)
     broker: BrokerTable = field(default_factory=BrokerTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
-    """The folder that sources are relative to."""
+    """Folder to which sources are relative."""
 
     def __post_init__(self) -> None:
         run, round = self.run, self.round
@@ -208,11 +208,11 @@ class ServeConfig:
         for name, wrong in (("rounds", asynchronous), ("updates", not asynchronous)):
             if wrong and getattr(run, name) is not None:
                 right = "updates" if name == "rounds" else "rounds"
-                raise ConfigError(f"run.{name} does not go with this rule; it counts {right}")
+                raise ConfigError(f"run.{name} does not fit this rule: set run.{right} instead")
         watches = round.target_accuracy is not None or round.patience is not None
         if watches and self.task.evaluation is None:
             raise ConfigError(
-                "round.target_accuracy and round.patience need the accuracy: name test data as "
+                "round.target_accuracy and round.patience need the accuracy: give test data in "
                 "task.evaluation"
             )
         if watches and asynchronous:
@@ -221,11 +221,11 @@ class ServeConfig:
             )
 
     def make_rule(self) -> Rule | FedRaa:
-        """The server's rule. Raises `ConfigError`."""
+        """Make the server's rule. Raises `ConfigError`."""
         return make_rule(self.rule.name, **self.rule.options)
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
-        """The settings of the state machine. Raises `ConfigError`."""
+        """Make the settings of the state machine. Raises `ConfigError`."""
         rule = self.make_rule()
         common: dict[str, Any] = {
             "plan": plan,
@@ -246,13 +246,13 @@ class ServeConfig:
 
 
 def _pick(cls: type[T], *tables: Any, **others: Any) -> T:
-    """A value made of those keys of the tables that it has, and of others."""
+    """Make a value of this class from its keys in the tables, and from `others`."""
     given = {each.name: getattr(table, each.name) for table in tables for each in fields(table)}
     return cls(**{name: given[name] for name in entries(cls) if name in given} | others)
 
 
 def read_config(path: str | Path, *, environment: Mapping[str, str] | None = None) -> ServeConfig:
-    """The settings in a file. `environment` None: that of the process. Raises `ConfigError`."""
+    """Read a file of settings. `environment` None means the process's. Raises `ConfigError`."""
     config = load_settings(
         ServeConfig,
         path,
@@ -264,7 +264,7 @@ def read_config(path: str | Path, *, environment: Mapping[str, str] | None = Non
 
 
 def render_default(name: str = "run.toml", source: str = "task.py") -> str:
-    """A commented file to start from: the task in `source`, over a broker of its own."""
+    """Write a commented file to start from: the task in `source`, with an embedded broker."""
     given = {
         "task.name": "digits",
         "task.source": f"{source}:make_task",

@@ -1,7 +1,7 @@
 """Durations of a device in virtual time: training, transfers, message latency.
 
-`MemberTimes` says it in seconds, given by the caller or taken from an emulated device's profile; a
-`DeviceClock` is what then passes as the device works.
+`MemberTimes` holds them in seconds, given by the caller or taken from an emulated device's profile;
+a `DeviceClock` advances by them as the device works.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from edge_sdk.train.backend import Backend, Job, Trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberTimes:
-    """Seconds that what a device does takes. Raises `ConfigError` for what cannot be."""
+    """Durations of a device's work. Raises `ConfigError` for impossible values."""
 
     step_s: float = 0.0
-    """A training step of the whole model; a submodel's takes its share of the
-    multiply-accumulates. Not used for emulated devices, whose profile tells."""
+    """Seconds of a training step on the whole model; a submodel's step takes its share of the
+    multiply-accumulates. Ignored for emulated devices, which have a profile."""
     down_bytes_s: float = inf
-    """Bytes per second from the coordinator; `up_bytes_s` likewise to it."""
+    """Bytes per second from the coordinator; `up_bytes_s` is the rate to it."""
     up_bytes_s: float = inf
     latency_s: float = 0.0
-    """The way of a message, in either direction."""
+    """Latency of a message in either direction, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("step_s", "latency_s"):
@@ -41,12 +41,12 @@ class MemberTimes:
 
 
 def times_of(emulation: Emulation, *, latency_s: float = 0.0) -> MemberTimes:
-    """The times of an emulated device's link. Raises `ConfigError` if its profile has none."""
+    """Return the times of an emulated device's link. Raises `ConfigError` if it has none."""
     network = emulation.board.network
     if network.down_mbit_s is None or network.up_mbit_s is None:
         raise ConfigError(
-            f"{emulation.member.name}: the profile of {emulation.board.name} does not say how fast "
-            "its network is; give up_mbit_s and down_mbit_s, or the member's times"
+            f"{emulation.member.name}: the profile of {emulation.board.name} has no network speed; "
+            "set up_mbit_s and down_mbit_s, or give the member's times"
         )
     return MemberTimes(
         down_bytes_s=1e6 / 8 * network.down_mbit_s.value,
@@ -56,7 +56,7 @@ def times_of(emulation: Emulation, *, latency_s: float = 0.0) -> MemberTimes:
 
 
 class DeviceClock:
-    """The time of a device that is not emulated. It passes only while it waits and works."""
+    """The clock of a device that is not emulated. It advances only as the device waits or works."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -67,16 +67,16 @@ class DeviceClock:
         return self._now_s
 
     def wait_until(self, now_s: float) -> None:
-        """Let time pass; nothing happens if it is later already."""
+        """Advance to this time; does nothing if it has already passed."""
         self._now_s = max(self._now_s, now_s)
 
     def emulated(self, backend: Backend) -> Backend:
-        """A backend that trains as this one does, in this device's time."""
+        """Return a backend that trains as this one does, in this device's time."""
         return _Paced(backend, self, self._step_s)
 
 
 class _Paced:
-    """Trains with another backend; time passes with every step that is done."""
+    """Trains with another backend, advancing the clock with every finished step."""
 
     def __init__(self, backend: Backend, clock: DeviceClock, step_s: float) -> None:
         self._backend = backend
@@ -105,7 +105,7 @@ class _Paced:
         def timed() -> Iterator[Batch]:
             for batch in batches:
                 yield batch
-                # Asked for the next one: this one's step is done. One that was stopped is not.
+                # A request for the next batch means that this step is done; a stopped one is not.
                 clock.wait_until(clock.clock() + step_s)
 
         return self._backend.train(job, timed(), should_stop=should_stop)

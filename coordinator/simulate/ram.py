@@ -1,4 +1,4 @@
-"""A run without a disk or a broker: kept in RAM, and gone with the process."""
+"""A run without disk or broker: kept in RAM, and gone when the process ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edge_sdk.transport.uploads import Upload
 
 @dataclass(slots=True)
 class RunInRam:
-    """A `RunStore` that costs nothing: nobody goes on with a run whose process has ended."""
+    """A `RunStore` that stores nothing durably, since such a run is never resumed."""
 
     opened: int = 0
     save_s: float = 0.0
-    """Receipts need not wait: there is no checkpoint that could be lost."""
+    """Receipts need not wait, because there are no checkpoints."""
     reports: list[RoundReport] = field(default_factory=list)
-    """Those that nobody has taken yet."""
+    """Reports that have not been taken yet."""
 
     def note_opened(self, round: int) -> None:
         """Remember the newest round."""
@@ -78,40 +78,40 @@ class RunInRam:
 
 
 class DirectOutlet:
-    """A `ModelOutlet` that hands devices the model itself, and a `ModelSource` for them.
+    """A `ModelOutlet` that hands the model directly to devices, and their `ModelSource`.
 
-    A device gets the version that there was when it was assigned its groups, however long its
-    assignment is under way.
+    A device gets the version that was current when its groups were assigned, however long the
+    assignment takes to arrive.
     """
 
     def __init__(self, model: GlobalModel) -> None:
         self._model = model
         self._held: dict[str, tuple[EncodedModel, dict[str, Array]]] = {}
-        """The model as it was when a device was assigned something, until the device has it."""
+        """Per device, the model at the time of its assignment, until the device has fetched it."""
         self._versions: dict[str, int] = {}
-        """Model that devices of an asynchronous run train from."""
+        """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
-        """Bytes of the blocks that a device fetched last."""
+        """Bytes of the blocks that each device last fetched."""
 
     def publish(self) -> None:
-        """Encode the model now: devices ask for it in several threads."""
+        """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
 
     def opening(self, opening: RoundOpen) -> RoundOpen:
-        """The opening as it is: the model is not sent."""
+        """Return the opening unchanged: the model is not sent."""
         return opening
 
     def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """The opening as it is."""
+        """Return the opening unchanged."""
         return opening
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
-        """Keep these groups of the present version."""
+        """Keep these groups of the current version."""
         self._versions[device] = self._model.version
         self._model.reserve(device, round, groups)
 
     def fetched_bytes(self, device: str, groups: GroupsByAxis) -> int:
-        """Bytes that a device fetched last."""
+        """Bytes that a device last fetched."""
         return self._fetched.get(device, 0)
 
     def applied(self, device: str, groups: GroupsByAxis) -> int:
@@ -119,17 +119,17 @@ class DirectOutlet:
         return self._model.version - self._versions.pop(device)
 
     def left(self, device: str) -> None:
-        """A device that is gone evaluates nothing here."""
+        """Do nothing: an absent device evaluates nothing here."""
 
     # -- for devices ------------------------------------------------------------------------
 
     def assigned(self, assignment: Assignment) -> None:
-        """Hold the present version until the device has fetched its part."""
+        """Hold the current version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (model.serve(), model.buffers)
 
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """Model that a device trains from."""
+        """Return the model that a device trains from."""
         device, groups, plan = assignment.device, assignment.groups, self._model.plan
         encoded, buffers = self._held.pop(device)
         message, cut = self._model.reserved(device, assignment.round) or (
