@@ -18,9 +18,9 @@ from benchmarks.report.figures import Figure
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 
 KINDS = ("fp32", "fp16", "int8", "top-k:0.1")

@@ -30,9 +30,9 @@ from benchmarks.report.progress import Begin, silent
 from edge_sdk import TesseraError
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.codec import decode_plan, encode_plan
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.task.codec import decode_manifest, encode_manifest
 from edge_sdk.protocol.task.graphs import Manifest
 

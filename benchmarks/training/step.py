@@ -35,8 +35,8 @@ from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.protocol.plan.specs import LEVELS
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.onnx import OnnxBackend

@@ -26,7 +26,7 @@ from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
 from edge_sdk.program.settings import ConfigError, Count, Example, Share, Within, check_fields
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
 
 Schedule = Literal["round-robin", "ad-hoc"]

@@ -258,7 +258,10 @@ def test_demo_names_what_is_wrong_with_a_fleet(
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text('[[members]]\nboard = "pixel_5"\n')
     assert main(["demo", "--fleet", "own.toml"]) == 2
-    assert "own.toml: members[0].device: there is no profile 'pixel_5'" in capsys.readouterr().err
+    assert (
+        "own.toml: members[0].board = 'pixel_5': there is no profile 'pixel_5'"
+        in capsys.readouterr().err
+    )
     assert main(["demo", "--fleet", "none.toml"]) == 2
     assert "none.toml is not there" in capsys.readouterr().err
 

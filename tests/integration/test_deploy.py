@@ -88,7 +88,7 @@ def unit(name: str) -> Path:
 
 
 def code_blocks() -> list[str]:
-    return re.findall(r"^```\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(r"^```(?:bash|console)\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

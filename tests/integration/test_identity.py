@@ -379,7 +379,7 @@ def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path:
             assert (result, words in log) == (code, True), f"{name}: {result}\n{log}"
             if code == EXIT_DENIED:
                 assert words in log.splitlines()[-1]
-                assert "refused us 3 times" in log.splitlines()[-1]
+                assert "refused this device 3 times" in log.splitlines()[-1]
 
 
 def add_password_device(folder: Path, settings: BrokerSettings) -> Path:

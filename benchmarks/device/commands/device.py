@@ -29,7 +29,7 @@ from benchmarks.report.options import (
     numbers,
 )
 from benchmarks.report.progress import progress
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 if TYPE_CHECKING:
     from rich.console import Console

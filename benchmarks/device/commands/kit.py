@@ -16,7 +16,7 @@ from benchmarks.report.options import (
     names,
 )
 from benchmarks.report.progress import progress
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 KIT_FAMILIES = ("mlp", "cnn", "sensor-cnn", "text", "vit-small")
 QUICK_FAMILIES = ("mlp", "cnn", "sensor-cnn")

@@ -16,7 +16,7 @@ from benchmarks.device.kit import write_task
 from benchmarks.device.trial.fresh import ProcessFailed, call_fresh
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 TIME_TARGET = 0.20
 

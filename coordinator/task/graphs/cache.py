@@ -29,7 +29,7 @@ from coordinator.task.graphs.compiled import (
 from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET
 from coordinator.task.task import CUSTOM, Task
 from edge_sdk.protocol.errors import ProtocolError
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 logger = logging.getLogger(__name__)
 

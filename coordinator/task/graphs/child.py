@@ -26,7 +26,7 @@ from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.saved_model import SavedModel, check_folder_free, read_model, save_model
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.errors import TesseraError
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 
 def compile_in_child(

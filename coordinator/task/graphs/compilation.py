@@ -36,7 +36,7 @@ from coordinator.task.graphs.symbols import (
     symbolic,
 )
 from coordinator.task.task import Task
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port
 
 MIN_ONNXRUNTIME = "1.23.0"

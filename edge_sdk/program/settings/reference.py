@@ -78,12 +78,12 @@ def _texts(cls: type[Any]) -> dict[str, str]:
 
 
 def write_example(path: str | Path, text: str) -> None:
-    """Write a file to start from. Raises `ConfigError` if something is there already."""
+    """Write a file to start from. Raises `ConfigError` if something already exists there."""
     try:
         with Path(path).open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise ConfigError(f"{path} is there already and is left as it is") from error
+        raise ConfigError(f"{path} already exists and is left as it is") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
 

@@ -264,7 +264,7 @@ def _items(kind: FieldType, value: Any, base: Path, spelt: bool) -> tuple[Any, .
     try:
         return tuple(convert(kind, each, base, spelt) for each in value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a list, and each of it {error}") from error
+        raise ValueError(f"a list, each item {error}") from error
 
 
 def _mapping(kind: FieldType, value: Any, base: Path, spelt: bool) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _mapping(kind: FieldType, value: Any, base: Path, spelt: bool) -> dict[str, 
     try:
         return {str(key): convert(kind, each, base, spelt=False) for key, each in value.items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"a table, and everything in it {error}") from error
+        raise ValueError(f"a table, each value {error}") from error
 
 
 def _number(plain: type[int] | type[float], value: Any, spelt: bool) -> float:

@@ -9,9 +9,6 @@ import numpy as np
 
 from edge_sdk.protocol.errors import GroupError, PlanError
 
-LEVELS = (1.0, 0.75, 0.5, 0.25)
-"""Levels that devices choose from and graphs are made for, where nobody says otherwise."""
-
 MAX_GROUPS = 64
 """Most groups per axis; with more, blocks would be too small to be worth naming."""
 

@@ -29,7 +29,7 @@ from benchmarks.report.progress import Begin, silent
 from coordinator.operate.broker.embedded import embedded_broker
 from coordinator.run.folder import read_history
 from edge_sdk.protocol.messages.topics import TopicKind, parse_topic
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 AIMED_LEVELS = (0.5, 0.25)
 TARGET = 1.05

@@ -56,7 +56,7 @@ from coordinator.aggregate.memory import MemoryConfig, RamMemory
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
 from tests.unit.benchmarks.interruption import interrupted
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cli import main
 from benchmarks.device.costs.comparison import CostsConfig, PredictionRow, TimeRow, cost_figures
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc"

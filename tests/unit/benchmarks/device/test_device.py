@@ -227,7 +227,7 @@ def test_resume_refuses_other_data(
     (copy / FILE).write_text(text, encoding="utf-8")
     where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
     assert main(["device", "--resume", *where]) == 2
-    assert "begun with the data 'mnist': give its --data" in capsys.readouterr().err
+    assert "started with the data 'mnist': give its --data" in capsys.readouterr().err
 
 
 def test_torch_is_not_asked_for_where_there_is_none(
@@ -262,7 +262,7 @@ def test_resume_refuses_other_data_of_the_same_name(
     write_results(copy / FILE, replace(whole, config=fewer, curves=whole.curves[:1]), [])
     where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
     assert main(["device", "--resume", *where]) == 2
-    assert "begun with 100 samples of 'digits'" in capsys.readouterr().err
+    assert "started with 100 samples of 'digits'" in capsys.readouterr().err
 
 
 def test_resume_of_a_run_that_has_all_completes_it(

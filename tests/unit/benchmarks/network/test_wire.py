@@ -37,7 +37,7 @@ from benchmarks.network.wire.cases.serving import ServingRow, serving_figures
 from benchmarks.network.wire.config import FULL, QUICK
 from benchmarks.report.figures import Figure, FigureError
 from edge_sdk.protocol.messages.topics import Topics
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 from tests.unit.benchmarks.interruption import interrupted
 
 TOPICS = Topics("t")

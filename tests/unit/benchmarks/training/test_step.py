@@ -23,7 +23,7 @@ from benchmarks.training.step import (
 )
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
-from edge_sdk.protocol.plan.specs import LEVELS
+from edge_sdk.protocol.plan import LEVELS
 
 CONFIG = StepConfig(batch=8)
 

@@ -70,11 +70,11 @@ def test_rule_knows_its_name_and_says_what_it_does(name: str) -> None:
         ("fed-raa", {"alpha": 0}, "alpha"),
         ("fed-raa", {"staleness": "linear"}, "staleness"),
         ("fed-raa", {"a": -1}, "a must"),
-        ("ra-fed", {"horizon": 3}, "no option 'horizon'"),
-        ("ram-fed", {"damping": "abc"}, "damping is a number"),
-        ("ram-fed", {"warmup_rounds": 1.5}, "warmup_rounds is a whole number"),
-        ("ccfl-2", {"horizon": True}, "horizon is a whole number"),
-        ("ra-fed", {"weighting": 3}, "weighting is one of"),
+        ("ra-fed", {"horizon": 3}, "horizon is not a known key"),
+        ("ram-fed", {"damping": "abc"}, "damping = 'abc': must be a number"),
+        ("ram-fed", {"warmup_rounds": 1.5}, "warmup_rounds = 1.5: must be a whole number"),
+        ("ccfl-2", {"horizon": True}, "horizon = True: must be a whole number"),
+        ("ra-fed", {"weighting": 3}, "weighting = 3: must be one of"),
     ],
 )
 def test_option_that_makes_no_sense_is_refused(
@@ -85,5 +85,5 @@ def test_option_that_makes_no_sense_is_refused(
 
 
 def test_mask_option_of_the_wrong_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="tied is true or false"):
+    with pytest.raises(ConfigError, match="tied = 'maybe': must be true or false"):
         make_masks("random", tied="maybe")

@@ -163,7 +163,7 @@ def test_password_may_come_from_the_environment(
         (f"{TASK}{RUN}clip_norm = 0\n", "clip_norm = 0: must be above 0"),
         (f"{TASK}{RUN}rms_limit = 1\n", "rms_limit = 1: must be above 1"),
         (f"{TASK}{RUN}keep_last = 0\n", "keep_last = 0: must be at least 1"),
-        (f"{TASK}{RUN}up = 'fp31'\n", r"run\.up = 'fp31': unknown encoding 'fp31'; there are fp32"),
+        (f"{TASK}{RUN}up = 'fp31'\n", r"run\.up = 'fp31': unknown encoding 'fp31'; use fp32"),
         (f"{TASK}{RUN}down = 8\n", r"run\.down = 8: must be fp32, fp16"),
         (
             f"{TASK}{RUN}memory_type = 'fp8'\n",

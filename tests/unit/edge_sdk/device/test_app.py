@@ -187,7 +187,7 @@ def test_what_top_k_left_out_is_sent_once_the_receipt_is_here() -> None:
     bench, sparse = Bench(), Encoding.parse("top-k:0.34")
     sent = []
     for round in (1, 2, 3):
-        bench.open(round, encoding=sparse)
+        bench.open(round, up=sparse)
         movement = bench.assign(round)
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
@@ -311,7 +311,7 @@ def test_full_disk_never_sends_what_top_k_left_out_twice(
     bench, sparse, sent = Bench(store=store), Encoding.parse("top-k:0.34"), []
     for round in (1, 2, 3, 4, 5):
         store.full = round in (2, 3)
-        bench.open(round, encoding=sparse)
+        bench.open(round, up=sparse)
         movement = bench.assign(round)
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
@@ -327,7 +327,7 @@ def test_receipt_that_the_disk_has_no_room_for_is_noted_later() -> None:
     bench, sparse = Bench(store=store), Encoding.parse("top-k:0.34")
     sent = []
     for round in (1, 2, 3):
-        bench.open(round, encoding=sparse)
+        bench.open(round, up=sparse)
         movement = bench.assign(round)
         assert isinstance(movement, Movement)
         sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
@@ -387,7 +387,7 @@ def test_restarted_coordinator_gets_the_bid_again_and_what_has_no_receipt() -> N
 def test_device_without_zstandard_sends_uncompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)  # as if it were not installed
     bench = Bench()
-    bench.open(1, encoding=Encoding.parse("fp16+zstd"))
+    bench.open(1, up=Encoding.parse("fp16+zstd"))
     movement = bench.assign(1)
     assert isinstance(movement, Movement)
     assert decode_header(PLAN, movement.payload).encoding == Encoding.parse("fp16")

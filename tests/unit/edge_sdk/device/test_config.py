@@ -151,7 +151,7 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
         ("level = 2", "level = 2: must be above 0 and at most 1"),
         ("level = 'much'", "level = 'much': must be a number"),
         ("level = '0.5'", "level = '0.5': must be a number"),
-        ("levels = [1, 2]", "levels = [1, 2]: must be a list, and each of it above 0 and at most"),
+        ("levels = [1, 2]", "levels = [1, 2]: must be a list, each item above 0 and at most"),
         ("levels = []", "levels = (): must be shares"),
         ("levels = 1", "levels = 1: must be a list"),
         ("participation = 0", "participation = 0: must be above 0"),
@@ -219,7 +219,7 @@ def test_wrong_variable_and_flag_are_named_as_such(tmp_path: Path) -> None:
         ("TESSERA_LEVEL", "nan", "TESSERA_LEVEL = 'nan': must be a finite number"),
         ("TESSERA_THREADS", "1.5", "TESSERA_THREADS = '1.5': must be a whole number"),
         ("TESSERA_STAY", "maybe", "TESSERA_STAY = 'maybe': must be true or false"),
-        ("TESSERA_LEVELS", "1,two", "TESSERA_LEVELS = '1,two': must be a list, and each of it a"),
+        ("TESSERA_LEVELS", "1,two", "TESSERA_LEVELS = '1,two': must be a list, each item a"),
         ("TESSERA_SCHEDULE", "x", "TESSERA_SCHEDULE = 'x': must be one of round-robin, ad-hoc"),
     ],
 )

@@ -140,7 +140,7 @@ def test_impossible_value_is_unknown_and_named(impossible: Snapshot) -> None:
         ({"heat": {"zones": {"cpu": 3}}}, "list"),
         ({"heat": {"zones": [{"name": "cpu"}]}}, "celsius"),
         ({"heat": {"zones": [{"name": "cpu", "celsius": None}]}}, "celsius"),
-        ({"power": {"rails": {"IN": "x"}}}, "power.rails = .*everything in it a number"),
+        ({"power": {"rails": {"IN": "x"}}}, "power.rails = .*each value a number"),
         ({"power": {"mode": 3}}, "a text"),
         ({"ages_s": {"battery.percent": 3}}, "for a known value"),
         ({"battery": {"percent": 3}, "ages_s": {"battery.percent": -1}}, "seconds"),

@@ -187,9 +187,9 @@ def test_child_computes_with_one_thread() -> None:
 @pytest.mark.parametrize("program", ["edge_sdk.cli", "coordinator.cli", "benchmarks.cli"])
 def test_program_limits_threads_before_numpy_is_loaded(program: str) -> None:
     code = (
-        f"import os, sys; from {program} import main\n"
+        f"import os, sys; from {program} import main; loaded = 'numpy' in sys.modules\n"
         "try: main(['--version'])\n"
-        f"finally: print('numpy' in sys.modules, [os.environ[n] for n in {THREAD_VARIABLES!r}])"
+        f"finally: print(loaded, [os.environ[n] for n in {THREAD_VARIABLES!r}])"
     )
     done = run_child(python(code), {"PYTHONPATH": str(ROOT), OMP: "1", OPENBLAS: "7"})
     assert done.stdout.splitlines()[-1] == "False ['1', '7', '1']", done.stderr

@@ -48,7 +48,7 @@ def test_what_cannot_be_evaluated_is_refused() -> None:
     plan, manifest, files = bundle(Handmade())
     predictor = Predictor(plan, manifest, files)
     none = ArrayData((np.zeros((0, INPUTS), dtype=np.float32),), np.zeros(0, dtype=np.int64))
-    with pytest.raises(TrainingError, match="'custom' is the task's own"):
+    with pytest.raises(TrainingError, match="the loss 'custom' is a custom one"):
         evaluate(predictor, {}, {}, none, "custom")
     with pytest.raises(TrainingError, match="no data"):
         evaluate(predictor, {}, {}, none, "mse")

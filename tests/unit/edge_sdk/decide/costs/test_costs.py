@@ -167,7 +167,7 @@ def test_calibration_without_samples_is_refused() -> None:
 
 def test_calibration_with_an_impossible_step_is_refused(task: Task) -> None:
     bad = replace(sample(task, None, 1.0, 8), step_s=-1.0)
-    with pytest.raises(ProfileError, match="cannot be"):
+    with pytest.raises(ProfileError, match="impossible step"):
         Calibration(samples=(bad,))
 
 
@@ -207,7 +207,7 @@ def test_predictions_come_in_the_order_asked(task: Task, compiled: CompiledGraph
 def test_sam_pays_for_two_passes(task: Task, compiled: CompiledGraphs) -> None:
     model = model_of(task, compiled)
     [plain] = model.predict([0.5], opened(task))
-    [sam] = model.predict([0.5], opened(task, rule=replace(RULE, sam_radius=0.1)))
+    [sam] = model.predict([0.5], opened(task, local_rule=replace(RULE, sam_radius=0.1)))
     fixed = fixed_s(work_at(task.plan, compiled.manifest, 0.5, 16))
     assert sam.seconds - fixed == pytest.approx(2 * (plain.seconds - fixed))
 
@@ -356,7 +356,7 @@ def test_bytes_up_bound_a_movement(
         keeps_copy=True,
     )
     real = len(encode_movement(movement))
-    [cost] = model_of(task, compiled).predict([level], opened(task, encoding=encoding))
+    [cost] = model_of(task, compiled).predict([level], opened(task, up=encoding))
     assert real <= cost.bytes_up <= real + 1024
 
 
@@ -446,8 +446,8 @@ def test_memory_grows_with_what_rule_and_encoding_keep(
 ) -> None:
     model = model_of(task, compiled)
     [plain] = model.predict([1.0], opened(task))
-    [sam] = model.predict([1.0], opened(task, rule=replace(RULE, sam_radius=0.1)))
-    [top] = model.predict([1.0], opened(task, encoding=Encoding.parse("top-k:0.1")))
+    [sam] = model.predict([1.0], opened(task, local_rule=replace(RULE, sam_radius=0.1)))
+    [top] = model.predict([1.0], opened(task, up=Encoding.parse("top-k:0.1")))
     weights = work_at(task.plan, compiled.manifest, 1.0, 16).weight_bytes
     assert sam.peak_bytes == pytest.approx(plain.peak_bytes + MARGIN * 2 * weights)
     assert top.peak_bytes == pytest.approx(plain.peak_bytes + MARGIN * 4 * weights)

@@ -570,16 +570,6 @@ def test_device_in_an_asyncio_program_stops_with_its_block(
     assert last == Presence(name=DEVICE, session=session_of(coordinator), online=False)
 
 
-def test_package_has_what_it_lists() -> None:
-    import edge_sdk
-
-    assert edge_sdk.Device is Device
-    for name in edge_sdk.__all__:
-        assert getattr(edge_sdk, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Devise'"):
-        _ = edge_sdk.Devise
-
-
 def test_device_without_data_is_told_what_to_write(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="data is missing"):
         run_device(make_config(tmp_path))

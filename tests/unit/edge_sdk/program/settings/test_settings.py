@@ -102,7 +102,7 @@ def test_empty_optional_table_of_a_program_stands_for_nothing(tmp_path: Path) ->
         ("cook = 'x'\nheigth = 1", "did you mean 'height' in [shelves]?"),
         ("cook = 'x'\nshelves = 1", "shelves = 1: must be a list of tables [[shelves]]"),
         ("cook = 'x'\n[[shelves]]\nheight = 0", "shelves[0].height = 0: must be at least 1"),
-        ("cook = 'x'\n[prices]\negg = 'x'", "must be a table, and everything in it a number"),
+        ("cook = 'x'\n[prices]\negg = 'x'", "must be a table, each value a number"),
         ("cook = 'x'\nspare = 1", "spare = 1: must be a table"),
     ],
 )
