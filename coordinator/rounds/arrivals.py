@@ -46,7 +46,7 @@ def settled(
         return None if device in state.assigned else _unasked(device, round)
     past = state.past.get(round)
     if past is None:
-        old = f"round {round} is over {config.max_staleness} rounds old, or was interrupted"
+        old = f"round {round} is more than {config.max_staleness} rounds old, or was interrupted"
         return receipt_of(device, round, Outcome.LATE, old)
     if device in past.outcomes:
         return receipt_of(device, round, past.outcomes[device])

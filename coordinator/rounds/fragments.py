@@ -13,7 +13,8 @@ Each device works at its own pace. For one device, while the run lasts:
     TRAINING   Movement that does not      RESTING   Release, Send(Receipt: rejected)
     KEEPING    Kept                        ASKED     Apply, Send(Receipt: counted), Send(RoundOpen)
                                            –         after the last update: Apply, Send(Receipt:
-                                                     counted), and Release for each device
+                                                     counted), then Release and
+                                                     Send(RoundClosed) for each device
     ASKED      its deadline                ASKED     Send(RoundOpen)
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
@@ -201,7 +202,7 @@ def _with_work(state: FragmentsState, device: str, work: DeviceWork) -> Fragment
 
 
 def _tidied(state: FragmentsState) -> FragmentsState:
-    """Return the state without outdated deadlines at the front, or without any if most are."""
+    """Drop outdated deadlines at the front of the agenda; drop all of them if it grew too long."""
     agenda, size = state.agenda, state.agenda_size
     if size > 2 * len(state.work) + 16:
         agenda, size = None, 0

@@ -2,10 +2,10 @@
 
     lock                          held by the process that has the run open
     run.json                      task, run id, and the source of the run
-    model/                        plan, initial weights and buffers, manifest, graphs (`saved.py`)
+    model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
     counters.json                 the newest round ever opened; number of coordinator starts
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet
-    memory/                       the rule's memory (`memory/disk.py`)
+    memory/                       the rule's memory (`memory/disk/`)
     round.json                    assignments of the open round (`journal.py`)
     movements/, uploads/          movements for open rounds (`receiving.py`)
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold

@@ -3,7 +3,7 @@ outgoing messages.
 
 Rules:
 - A bad message harms only its sender: it is dropped, and the sender is told from time to time.
-  Traffic and the number of devices are limited (`inbox.py`, `limits.py`).
+  Traffic and the number of devices are limited (`admission/`).
 - A device that sends something is present, even if its presence message was lost.
 - The state machine's clock stops while there is no broker, so an outage makes no device late.
 - A round opens only after the link has accepted all chunks of its model.
