@@ -97,7 +97,7 @@ class RunTable:
     weight_decay: NotNegative = same_as(LocalRule, "weight_decay")
     """Weight decay of the devices."""
     clip_norm: Annotated[Positive | None, Example(1.0)] = same_as(LocalRule, "clip_norm")
-    """Norm to which longer gradients are shortened; without it, none is."""
+    """Norm to which longer gradients are clipped; without it, gradients are not clipped."""
     sam_radius: NotNegative = same_as(LocalRule, "sam_radius")
     """Radius of sharpness-aware minimisation; 0 is plain SGD."""
     proximal: NotNegative = same_as(LocalRule, "proximal")
@@ -109,7 +109,7 @@ class RunTable:
     """Seed of everything random; runs with the same seeds repeat."""
     up: EncodingText = same_as(RunConfig, "up")
     down: EncodingText = field(default_factory=Encoding)
-    """Encoding of the model that devices fetch, likewise."""
+    """Encoding of the model that devices fetch, with the same choices."""
     memory_type: MemoryType = same_as(Keeping, "memory_type")
     max_staleness: Count = same_as(RoundsConfig, "max_staleness")
     rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
@@ -124,7 +124,7 @@ class RunTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTable:
-    """The rule that puts movements together. `tessera-coordinator demo --rule list` names all."""
+    """The rule that aggregates movements. `tessera-coordinator demo --rule list` names all."""
 
     name: str = "ram-fed"
     """Name of the rule."""
@@ -137,8 +137,8 @@ class MaskTable:
     """The mask policy, which picks the groups that devices train."""
 
     name: Annotated[str | None, Example("coverage")] = None
-    """Name of the policy; without it, the one that serves the rule best. `tessera-coordinator
-    demo --mask list` names all."""
+    """Name of the policy; without it, the best one for the rule. `tessera-coordinator demo --mask
+    list` names all."""
     options: Annotated[dict[str, Any], Example({"tied": True})] = field(default_factory=dict)
     """Options of the policy (docs/algorithms.md)."""
 
@@ -148,7 +148,7 @@ class RoundTable:
     """Rounds: when they open and close, and when the run stops."""
 
     min_devices: Count = 1
-    """Devices that must be there before the first round."""
+    """Devices that must have joined before the first round."""
     bid_s: Seconds = same_as(RunConfig, "bid_s")
     train_deadline_s: Seconds = same_as(RunConfig, "train_deadline_s")
     away_s: Seconds = same_as(RoundsConfig, "away_s")
@@ -162,7 +162,7 @@ class RoundTable:
     )
     patience: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "patience")
     max_devices: Count = same_as(ServiceConfig, "max_devices")
-    """Devices that are listened to; further names are ignored."""
+    """Most devices to listen to; further names are ignored."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -180,7 +180,7 @@ class BrokerTable(BrokerSettings):
     embedded: bool = False
     """Start a broker on this machine."""
     probe: bool = True
-    """Try the broker out at the start."""
+    """Test the broker at the start."""
 
     def __post_init__(self) -> None:
         if not self.embedded:

@@ -67,10 +67,10 @@ class RoundsConfig(RunConfig):
     min_participants: Natural = 1
     """Offers below which a round is void: nothing is trained, and it does not count."""
     target_accuracy: Annotated[Share | None, Example(0.95)] = None
-    """Accuracy at which the run stops; without it, it goes on."""
+    """Accuracy at which the run stops early; without it, accuracy never stops the run."""
     patience: Annotated[Count | None, Example(10)] = None
-    """Rounds without a better model after which the run stops, void ones aside; without it, it
-    goes on."""
+    """Rounds without a better model after which the run stops early, not counting void rounds;
+    without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
 

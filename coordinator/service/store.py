@@ -119,7 +119,7 @@ class Keeping:
     memory_type: MemoryType = "fp32"
     """Type in which memory holds its values."""
     threads: Count = 1
-    """Threads that put movements together."""
+    """Threads that aggregate movements."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -35,40 +35,40 @@ class RunInRam:
         self.opened = max(self.opened, round)
 
     def interrupted(self) -> OpenRound | None:
-        """None: every run is new."""
+        """Return None: every run is new."""
         return None
 
     def check_terms(self, terms: Terms) -> None:
-        """Nothing was interrupted."""
+        """Do nothing: no round was interrupted."""
 
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """The course has it."""
+        """Do nothing: the course has it."""
 
     def forget_round(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def keep(self, upload: Upload | None, device: str, round: int) -> None:
-        """The course has it."""
+        """Do nothing: the course has it."""
 
     def kept(self) -> tuple[Movement | Replay, ...]:
-        """Nothing is left of an earlier process."""
+        """Return nothing: no earlier process left anything."""
         return ()
 
     def clear_kept(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def knows(self, offer: Offer) -> bool:
-        """Nothing is uploaded here."""
+        """Return False: nothing is uploaded here."""
         return False
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Nothing is uploaded here."""
+        """Do nothing: nothing is uploaded here."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Nobody would read it."""
+        """Do nothing: no process would read it."""
 
     def prune(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def record(
         self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
