@@ -1,7 +1,7 @@
 """Settings of `tessera-coordinator serve`: a TOML file, then the environment, checked once.
 
-Every table of the file is a class here. Defaults and meanings that a run in Python has too are
-those of the classes it is made of (`same_as`).
+Every table of the file is a class here. Settings that a run in Python shares take their default and
+meaning from the classes of such a run (`same_as`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from edge_sdk.transport.settings import BrokerSettings
 
 ROUNDS = 50
 UPDATES = 500
-"""Length of a run that does not say how long it is."""
+"""Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class RunTable:
     weight_decay: NotNegative = same_as(LocalRule, "weight_decay")
     """Weight decay of the devices."""
     clip_norm: Annotated[Positive | None, Example(1.0)] = same_as(LocalRule, "clip_norm")
-    """Norm to which longer gradients are shortened; without it, none is."""
+    """Norm to which longer gradients are clipped; without it, gradients are not clipped."""
     sam_radius: NotNegative = same_as(LocalRule, "sam_radius")
     """Radius of sharpness-aware minimisation; 0 is plain SGD."""
     proximal: NotNegative = same_as(LocalRule, "proximal")
@@ -109,7 +109,7 @@ class RunTable:
     """Seed of everything random; runs with the same seeds repeat."""
     up: EncodingText = same_as(RunConfig, "up")
     down: EncodingText = field(default_factory=Encoding)
-    """Encoding of the model that devices fetch, likewise."""
+    """Encoding of the model that devices fetch, with the same choices."""
     memory_type: MemoryType = same_as(Keeping, "memory_type")
     max_staleness: Count = same_as(RoundsConfig, "max_staleness")
     rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
@@ -124,7 +124,7 @@ class RunTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTable:
-    """The rule that puts movements together. `tessera-coordinator demo --rule list` names all."""
+    """The rule that aggregates movements. `tessera-coordinator demo --rule list` names all."""
 
     name: str = "ram-fed"
     """Name of the rule."""
@@ -137,8 +137,8 @@ class MaskTable:
     """The mask policy, which picks the groups that devices train."""
 
     name: Annotated[str | None, Example("coverage")] = None
-    """Name of the policy; without it, the one that serves the rule best. `tessera-coordinator
-    demo --mask list` names all."""
+    """Name of the policy; without it, the best one for the rule. `tessera-coordinator demo --mask
+    list` names all."""
     options: Annotated[dict[str, Any], Example({"tied": True})] = field(default_factory=dict)
     """Options of the policy (docs/algorithms.md)."""
 
@@ -148,7 +148,7 @@ class RoundTable:
     """Rounds: when they open and close, and when the run stops."""
 
     min_devices: Count = 1
-    """Devices that must be there before the first round."""
+    """Devices that must have joined before the first round."""
     bid_s: Seconds = same_as(RunConfig, "bid_s")
     train_deadline_s: Seconds = same_as(RunConfig, "train_deadline_s")
     away_s: Seconds = same_as(RoundsConfig, "away_s")
@@ -162,7 +162,7 @@ class RoundTable:
     )
     patience: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "patience")
     max_devices: Count = same_as(ServiceConfig, "max_devices")
-    """Devices that are listened to; further names are ignored."""
+    """Most devices to listen to; further names are ignored."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -180,7 +180,7 @@ class BrokerTable(BrokerSettings):
     embedded: bool = False
     """Start a broker on this machine."""
     probe: bool = True
-    """Try the broker out at the start."""
+    """Test the broker at the start."""
 
     def __post_init__(self) -> None:
         if not self.embedded:
@@ -200,7 +200,7 @@ class ServeConfig:
     round: RoundTable = field(default_factory=RoundTable)
     broker: BrokerTable = field(default_factory=BrokerTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
-    """The folder that sources are relative to."""
+    """Folder to which sources are relative."""
 
     def __post_init__(self) -> None:
         run, round = self.run, self.round
@@ -208,11 +208,11 @@ class ServeConfig:
         for name, wrong in (("rounds", asynchronous), ("updates", not asynchronous)):
             if wrong and getattr(run, name) is not None:
                 right = "updates" if name == "rounds" else "rounds"
-                raise ConfigError(f"run.{name} does not go with this rule; it counts {right}")
+                raise ConfigError(f"run.{name} does not fit this rule: set run.{right} instead")
         watches = round.target_accuracy is not None or round.patience is not None
         if watches and self.task.evaluation is None:
             raise ConfigError(
-                "round.target_accuracy and round.patience need the accuracy: name test data as "
+                "round.target_accuracy and round.patience need the accuracy: give test data in "
                 "task.evaluation"
             )
         if watches and asynchronous:
@@ -221,11 +221,11 @@ class ServeConfig:
             )
 
     def make_rule(self) -> Rule | FedRaa:
-        """The server's rule. Raises `ConfigError`."""
+        """Make the server's rule. Raises `ConfigError`."""
         return make_rule(self.rule.name, **self.rule.options)
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
-        """The settings of the state machine. Raises `ConfigError`."""
+        """Make the settings of the state machine. Raises `ConfigError`."""
         rule = self.make_rule()
         common: dict[str, Any] = {
             "plan": plan,
@@ -246,13 +246,13 @@ class ServeConfig:
 
 
 def _pick(cls: type[T], *tables: Any, **others: Any) -> T:
-    """A value made of those keys of the tables that it has, and of others."""
+    """Make a value of this class from its keys in the tables, and from `others`."""
     given = {each.name: getattr(table, each.name) for table in tables for each in fields(table)}
     return cls(**{name: given[name] for name in entries(cls) if name in given} | others)
 
 
 def read_config(path: str | Path, *, environment: Mapping[str, str] | None = None) -> ServeConfig:
-    """The settings in a file. `environment` None: that of the process. Raises `ConfigError`."""
+    """Read a file of settings. `environment` None means the process's. Raises `ConfigError`."""
     config = load_settings(
         ServeConfig,
         path,
@@ -264,7 +264,7 @@ def read_config(path: str | Path, *, environment: Mapping[str, str] | None = Non
 
 
 def render_default(name: str = "run.toml", source: str = "task.py") -> str:
-    """A commented file to start from: the task in `source`, over a broker of its own."""
+    """Write a commented file to start from: the task in `source`, with an embedded broker."""
     given = {
         "task.name": "digits",
         "task.source": f"{source}:make_task",

@@ -1,6 +1,6 @@
-"""Movements and replays arrive in a run in rounds: what counts, what memory takes, what is refused.
+"""Arriving movements and replays of a synchronous run: counted, put into memory, or refused.
 
-A part of the machine in `rounds.py`, which has its table and rules.
+Part of the machine in `synchronous.py`, which has its table and rules.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from edge_sdk.transport.uploads import Upload
 def settled(
     config: RoundsConfig, state: RoundsState, device: str, round: int, answers: int | None = None
 ) -> Send | None:
-    """The receipt for a movement of this round, where its bytes cannot change the outcome.
+    """Return the receipt for a movement of this round if its bytes cannot change the outcome.
 
-    `answers`: the round that it is sent again for; None: it is a fresh one. The return value None
-    means that the movement is wanted.
+    `answers` is the round that a replay is sent for; None for a fresh movement. Returns None if
+    the movement is wanted.
     """
     if (wanted := answers or round) > state.round:
         future = f"round {wanted} has not begun; this is round {state.round}"
@@ -46,7 +46,7 @@ def settled(
         return None if device in state.assigned else _unasked(device, round)
     past = state.past.get(round)
     if past is None:
-        old = f"round {round} is more than {config.max_staleness} rounds ago, or was interrupted"
+        old = f"round {round} is more than {config.max_staleness} rounds old, or was interrupted"
         return receipt_of(device, round, Outcome.LATE, old)
     if device in past.outcomes:
         return receipt_of(device, round, past.outcomes[device])
@@ -59,14 +59,14 @@ def settled(
 
 def _unasked(device: str, round: int) -> Send:
     reason = (
-        f"{device!r} has no assignment of round {round}: it got none, withdrew, or was rejected "
-        "before"
+        f"{device!r} has no assignment in round {round}: it got none, withdrew, or was already "
+        "rejected"
     )
     return receipt_of(device, round, Outcome.REJECTED, reason)
 
 
 def on_offer(config: RoundsConfig, state: RoundsState, offer: Offer) -> Step:
-    """A device offers a movement or a replay: it is let in, or hears what came of it."""
+    """Accept an offered movement or replay, or answer with its receipt."""
     known = settled(config, state, offer.device, offer.round, offer.answers)
     return state, [Accept(offer) if known is None else known]
 
@@ -74,7 +74,7 @@ def on_offer(config: RoundsConfig, state: RoundsState, offer: Offer) -> Step:
 def on_movement(
     config: RoundsConfig, state: RoundsState, movement: Movement, upload: Upload | None = None
 ) -> Step:
-    """A movement has come: of the present round, of a closed one, or of none there was."""
+    """Handle a movement, whether its round is open, closed or unknown."""
     device, round = movement.device, movement.round
     known = settled(config, state, device, round)
     if known is not None:
@@ -113,7 +113,7 @@ def _on_late(
 def on_replay(
     config: RoundsConfig, state: RoundsState, replay: Replay, upload: Upload | None = None
 ) -> Step:
-    """A movement has come again, to speak for a device that skips."""
+    """Handle a replay: an earlier movement sent again by a device that skips."""
     movement, device = replay.movement, replay.movement.device
     known = settled(config, state, device, movement.round, replay.round)
     if known is not None:
@@ -128,7 +128,9 @@ def on_replay(
     age = state.round - movement.round
     try:
         if age > replay_within(config):
-            raise MovementRefused(f"it is {age} rounds old; the rule takes {replay_within(config)}")
+            raise MovementRefused(
+                f"it is {age} rounds old; the rule takes at most {replay_within(config)}"
+            )
         expected = None if past is None else past.expected.get(device)
         arrival = _checked(config, state, movement, expected)
     except MovementRefused as refusal:
@@ -157,7 +159,7 @@ def _learned(state: RoundsState, arrival: Arrival) -> RoundsState:
 
 
 def _reject(state: RoundsState, device: str, refusal: str) -> Step:
-    """Refuse what came for the present round, and wait no longer for whoever sent it."""
+    """Refuse a movement for the current round and stop waiting for its device."""
     receipt = receipt_of(device, state.round, Outcome.REJECTED, refusal)
     bid = state.bids.get(device)
     if device not in state.assigned and not (bid is not None and bid.replays):
@@ -180,9 +182,9 @@ def withdraw(state: RoundsState, skip: Bid) -> RoundsState:
 
 
 def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -> Step:
-    """Note that a device's upload is stored. Raises `StateError` for one not asked to be stored."""
+    """Note that a device's upload is stored. Raises `StateError` if no `Keep` asked for it."""
     if not 1 <= round <= state.round or device not in state.devices:
-        raise StateError(f"a movement of {device!r} was kept that round {round} never had")
+        raise StateError(f"round {round} has no movement of {device!r} that could be kept")
     current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in state.keeping:
         counted, keeping = state.counted.adding(device), state.keeping.dropping(device)
@@ -202,9 +204,9 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
 
 
 def unkept(state: RoundsState, device: str, round: int) -> RoundsState:
-    """Note that a device's upload could not be stored: it may come again, and is still awaited.
+    """Note that a device's upload could not be stored; the round still waits for it.
 
-    Its scale stays among what is usual: that it was fit to be learned from has not changed.
+    Its scale stays part of the usual size, because the movement itself was sound.
     """
     state = replace(state, keeping_late=state.keeping_late.dropping((device, round)))
     if round != state.round:
@@ -235,14 +237,14 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
 
 
 def remembers(config: RoundsConfig, state: RoundsState) -> bool:
-    """True if a late movement is still useful: a commit that takes it will come."""
+    """True if a late movement is still useful, because a later commit will take it."""
     last = state.round - state.void >= config.rounds
     over = state.phase is RoundPhase.FINISHED or (last and state.phase is RoundPhase.CLOSING)
     return config.rule.remembers == "movements" and not over
 
 
 def replay_within(config: RoundsConfig) -> int:
-    """Largest age of a replay: the rule accepts it, and its assignment is still known."""
+    """Largest age in rounds at which the rule accepts a replay and its assignment is known."""
     return min(config.rule.replay_within, config.max_staleness)
 
 

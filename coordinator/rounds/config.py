@@ -1,4 +1,4 @@
-"""Settings that every run has, in rounds or by fragments."""
+"""Settings of every run, synchronous or asynchronous."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Settings of a run. Raises `ConfigError` for values, or pairings, that make no sense."""
+    """Settings of a run. Raises `ConfigError` for invalid values or combinations."""
 
     plan: ModelPlan
     rule: Rule | FedRaa

@@ -1,7 +1,7 @@
-"""Events of both state machines besides messages, and effects of both.
+"""Events, besides messages, and effects that both state machines share.
 
-Events happen at the edge (a device came, a movement is stored, time passed); effects are performed
-there, in the order they are given.
+Events come from outside the machine (a device joined, a movement is stored, time passed); its
+caller performs the effects in the order given.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from edge_sdk.transport.uploads import Upload
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A device is there, for the first time or again."""
+    """A device joined, for the first time or again."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A device is gone; what it owes may still come."""
+    """A device left; the movement it owes may still arrive."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uploaded:
-    """A movement or a replay has come in an upload, which can be stored as it is."""
+    """A movement or a replay arrived in an upload, which can be stored unchanged."""
 
     sent: Movement | Replay
     upload: Upload
@@ -85,9 +85,9 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Store what a device sent for this round and answer with `Kept`."""
+    """Store a device's movement for this round and answer with `Kept`."""
 
     round: int
     arrival: Arrival
     upload: Upload | None = None
-    """The bytes to store; None where nothing outlives the process."""
+    """The bytes to store; None if nothing needs to outlive the process."""

@@ -1,4 +1,4 @@
-"""The coordinator's knowledge of its devices and blocks from past rounds."""
+"""Facts about devices and blocks from past rounds."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRecord:
-    """A value; arrays in it are never changed. Made by `new_fleet`."""
+    """An immutable record; its arrays are never changed. Made by `new_fleet`."""
 
     last_covered: Indices
-    """Per block, the round that last covered it; 0 = never."""
+    """Per block, the round that last covered it; 0 means never."""
     times_covered: Indices
-    """Per block, how many movements ever held it."""
+    """Per block, the number of movements that ever contained it."""
     trained: PersistentMap[str, int] = field(default_factory=PersistentMap)
-    """The last round in which a device's own fresh movement counted."""
+    """Per device, the last round in which its own fresh movement counted."""
     samples: PersistentMap[str, int] = field(default_factory=PersistentMap)
-    """Training samples, as each device last said."""
+    """Training samples, as each device last reported them."""
     total_samples: int = 0
-    """Of all devices together."""
+    """Training samples of all devices together."""
     usual: Usual = field(default_factory=Usual)
     """Usual size of movements at each level."""
     norms: NDArray[np.float64] | None = None
-    """Per block, the squared norm of the global weights; None where no policy asks."""
+    """Per block, the squared norm of the global weights; None if the policy does not use them."""
 
     def heard(self, bids: Iterable[Bid]) -> FleetRecord:
-        """With what devices said of themselves in a round's bids."""
+        """Return the record updated with the facts in a round's bids."""
         known = self.samples
         said = {
             bid.device: bid.samples
@@ -46,7 +46,7 @@ class FleetRecord:
         return replace(self, samples=known.merging(said), total_samples=self.total_samples + more)
 
     def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
-        """After a round in which these devices trained these groups."""
+        """Return the record after a round in which these devices trained these groups."""
         coverage = plan.coverage(counted.values())
         return replace(
             self,
@@ -57,6 +57,6 @@ class FleetRecord:
 
 
 def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> FleetRecord:
-    """A fleet of which nothing is known."""
+    """Make the record of a fleet about which nothing is known."""
     zeros = np.zeros(plan.block_count, dtype=np.int64)
     return FleetRecord(zeros, zeros, norms=norms)

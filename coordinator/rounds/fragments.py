@@ -1,35 +1,36 @@
-"""Asynchronous training as a state machine without I/O: every arrival moves the model at once.
+"""Asynchronous training as a state machine without I/O: every arrival updates the model at once.
 
-Each device works at its own pace. Of one device, while the run goes on:
+Each device works at its own pace. For one device, while the run lasts:
 
     stage      event                       next      effects
     ---------  --------------------------  --------  ---------------------------------------------
-    –          Joined                      ASKED     Send(RoundOpen), once enough devices are there
+    –          Joined                      ASKED     Send(RoundOpen), once enough devices joined
     ASKED      Bid (level)                 TRAINING  Reserve, Send(Assignment)
     ASKED      Bid (skip)                  RESTING   –
     TRAINING   Bid (skip): withdrawn       RESTING   Release
-    TRAINING   Bid (level): it started     TRAINING  Send(Assignment) again
-               anew
+    TRAINING   Bid (level): it restarted   TRAINING  Send(Assignment) again
     TRAINING   Movement that fits          KEEPING   Keep
     TRAINING   Movement that does not      RESTING   Release, Send(Receipt: rejected)
     KEEPING    Kept                        ASKED     Apply, Send(Receipt: counted), Send(RoundOpen)
-                                           –         Apply, Send(Receipt: counted), and for each
-                                                     device Release, RoundClosed, at the last
+                                           –         after the last update: Apply, Send(Receipt:
+                                                     counted), then Release and
+                                                     Send(RoundClosed) for each device
     ASKED      its deadline                ASKED     Send(RoundOpen)
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
     other      Movement                    same      Send(Receipt: late, or counted if it was)
-    any        Offer                       same      Accept, or Send(Receipt) where the outcome is
-                                                     known before the bytes are here
+    any        Offer                       same      Accept, or Send(Receipt) if the outcome is
+                                                     known before the bytes arrive
 
 Rules:
-- `version` counts updates of the global model; `round` numbers the openings, all devices together,
-  so each device sees its own rounds go forward. A movement is as old as the versions that passed
-  since the one that its fragment is of; whoever reserves fragments knows which that is.
-- Where the rule's one fragment is the whole model, devices are told so when they are asked, and a
-  lower offer is a skip all the same.
-- `Reserve` keeps the fragment as it is now: the device fetches that, and the rule needs it again.
-- What a device sends at the wrong time is ignored or receipted; a `Kept` at the wrong time raises.
+- `version` counts updates of the global model. `round` numbers the openings of all devices
+  together, so each device sees increasing numbers. A movement's age is the number of versions since
+  the one its fragment came from; the performer of `Reserve` knows that version.
+- If the rule's only fragment is the whole model, devices are told so when asked, and a lower offer
+  counts as a skip.
+- `Reserve` keeps the fragment in its current state: the device fetches it, and the rule uses it
+  again.
+- A message at the wrong time is ignored or receipted; a `Kept` at the wrong time raises.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from edge_sdk.transport.uploads import Upload
 
 
 class Stage(Enum):
-    """Activity of a device, as far as the coordinator knows."""
+    """Stage of a device, as far as the coordinator knows."""
 
     ASKED = "asked for a bid"
     TRAINING = "training"
@@ -73,7 +74,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentsConfig(RunConfig):
-    """Settings of an asynchronous run: it ends after `updates` movements."""
+    """Settings of an asynchronous run, which ends after `updates` movements."""
 
     rule: FedRaa
     updates: Count
@@ -83,7 +84,7 @@ class FragmentsConfig(RunConfig):
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Keep these groups' weights as they are, for the device to fetch and for the rule."""
+    """Keep the current weights of these groups, for the device to fetch and for the rule."""
 
     device: str
     round: int
@@ -92,7 +93,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The fragment reserved for a device is no longer needed."""
+    """Drop the fragment reserved for a device."""
 
     device: str
     round: int
@@ -100,7 +101,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Mix a kept movement into the model. Also releases its fragment."""
+    """Mix a kept movement into the model and release its fragment."""
 
     device: str
     round: int
@@ -123,7 +124,7 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class FragmentsState:
-    """All the coordinator remembers. Made by `start`."""
+    """Everything the coordinator remembers. Made by `start`."""
 
     fleet: FleetRecord
     version: int = 0
@@ -133,32 +134,32 @@ class FragmentsState:
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
     work: PersistentMap[str, DeviceWork] = field(default_factory=PersistentMap)
     counted: PersistentMap[str, int] = field(default_factory=PersistentMap)
-    """The newest round of each device whose movement was applied."""
+    """Per device, the newest round whose movement was applied."""
     under_way: Indices | None = None
-    """Per block, how many devices hold it at this moment; None: no device ever did."""
+    """Per block, the number of devices training it now; None if none ever did."""
     agenda: Heap[Due] | None = None
-    """Deadlines, the earliest first. The first one holds; of others, some are of work long done."""
+    """Deadlines, earliest first. The first one is valid; others may belong to finished work."""
     agenda_size: int = 0
 
     @property
     def deadline(self) -> float | None:
-        """When to send `Tick` at the latest."""
+        """Latest time to send `Tick`; None if there is no deadline."""
         return None if self.agenda is None else self.agenda.first[0]
 
 
 Due = tuple[float, str, int]
-"""A deadline, and the device and round that it is of."""
+"""A deadline with its device and round."""
 
 Step = tuple[FragmentsState, list[Effect]]
 
 
 def start(config: FragmentsConfig) -> FragmentsState:
-    """The state before anybody joined."""
+    """Make the state before any device has joined."""
     return FragmentsState(new_fleet(config.plan))
 
 
 def handle(config: FragmentsConfig, state: FragmentsState, event: Event, now: float) -> Step:
-    """The state after an event at time `now` (seconds, any origin), and what to do about it."""
+    """Return the state after an event at time `now` (seconds, any origin), and the effects."""
     after, effects = _react(config, state, event, now)
     return after if after is state else _tidied(after), effects
 
@@ -183,14 +184,14 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
         case Tick():
             return _on_tick(config, state, now)
         case _:
-            return state, []  # one that left may come back in time; its deadline tells
+            return state, []  # a device that left may return before its deadline
 
 
 # -- deadlines -----------------------------------------------------------------------------------
 
 
 def _with_work(state: FragmentsState, device: str, work: DeviceWork) -> FragmentsState:
-    """With what a device is at now, and until when."""
+    """Return the state with a device's new work and its deadline."""
     due = Heap((work.deadline, device, work.round))
     return replace(
         state,
@@ -201,7 +202,7 @@ def _with_work(state: FragmentsState, device: str, work: DeviceWork) -> Fragment
 
 
 def _tidied(state: FragmentsState) -> FragmentsState:
-    """Without deadlines of work long done, before the first that holds; none where most are."""
+    """Drop outdated deadlines at the front of the agenda; drop all of them if it grew too long."""
     agenda, size = state.agenda, state.agenda_size
     if size > 2 * len(state.work) + 16:
         agenda, size = None, 0
@@ -263,7 +264,7 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
     if work.stage is Stage.TRAINING and bid.level is None:
         state = _unburdened(config, state, work)
         return _rest(config, state, bid, now), [Release(bid.device, work.round)]
-    if work.stage is Stage.TRAINING and work.groups is not None:  # it started anew, or missed it
+    if work.stage is Stage.TRAINING and work.groups is not None:  # it restarted, or missed it
         groups = work.groups
         return state, [Send(bid.device, _assignment(bid.device, work.round, groups))]
     return state, []
@@ -294,12 +295,12 @@ def _assignment(device: str, round: int, groups: GroupsByAxis) -> Assignment:
 
 
 def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
-    """Per block, how many devices hold it at this moment: as good as updated, for the policy."""
+    """Per block, the number of devices training it now; the policy treats it as updated."""
     return config.plan.coverage([]) if state.under_way is None else state.under_way
 
 
 def _unburdened(config: FragmentsConfig, state: FragmentsState, work: DeviceWork) -> FragmentsState:
-    """A device does not hold its fragment any more."""
+    """Return the state in which a device no longer holds its fragment."""
     if work.groups is None:
         return state
     under_way = _under_way(config, state) - config.plan.coverage([work.groups])
@@ -314,20 +315,20 @@ def _rest(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) 
 def _settled(
     state: FragmentsState, device: str, round: int, answers: int | None = None
 ) -> Send | None:
-    """The receipt for a movement of this round, where its bytes cannot change the outcome."""
+    """Return the receipt for a movement of this round if its bytes cannot change the outcome."""
     if answers is not None:
         return _no_replays(device, answers)
     if round == state.counted.get(device):
         return _receipt(device, round, Outcome.COUNTED)
     work = state.work.get(device)
     if work is None or work.round != round or work.stage not in (Stage.TRAINING, Stage.KEEPING):
-        gone = f"nothing is awaited of {device!r} for round {round} any more"
+        gone = f"no movement of {device!r} for round {round} is expected any more"
         return _receipt(device, round, Outcome.LATE, gone)
     return None
 
 
 def _no_replays(device: str, round: int) -> Send:
-    unasked = "this run is asynchronous and takes no replays"
+    unasked = "this run is asynchronous and accepts no replays"
     return _receipt(device, round, Outcome.REJECTED, unasked)
 
 

@@ -1,13 +1,13 @@
-"""Sets, maps and heaps as values whose next version costs what changed, not what they hold.
+"""Immutable sets, maps and heaps; a new version costs in proportion to the change, not the size.
 
-A version is never changed: `adding`, `putting` and the like give the next one. The newest version
-holds a plain dict and is read like one. Each older version holds only what to undo, and the version
-made from it. Laws:
+A version never changes: `adding`, `putting` and similar methods return the next one. The newest
+version holds a plain dict and reads as fast. Each older version holds only the change to undo and
+the version made from it. Laws:
 
-- Every version reads the same for ever, whatever was made from it.
-- Making the next version from the newest costs as much as changes; from an older one, a copy.
-- Finding a key in an older version takes a step per version made since; counting or walking
-  through it copies it first.
+- Every version always reads the same, whatever is made from it.
+- A new version costs as much as its change if made from the newest one, else a whole copy.
+- Finding a key in an older version takes a step per later version; counting or iterating copies it
+  first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ABSENT: Any = object()
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
-    """A mapping of which every version stays as it is. For one thread."""
+    """A mapping whose versions never change. For one thread."""
 
     __slots__ = ("_items", "_next", "_undo")
 
@@ -36,15 +36,15 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         self._items: dict[K, V] | None = dict(items)
 
     def putting(self, key: K, value: V) -> PersistentMap[K, V]:
-        """This map with a value put in."""
+        """Return this map with one value set."""
         return self._changed({key: value})
 
     def merging(self, changes: Mapping[K, V]) -> PersistentMap[K, V]:
-        """This map with all of these values put in."""
+        """Return this map with all of these values set."""
         return self._changed(changes) if changes else self
 
     def dropping(self, key: K) -> PersistentMap[K, V]:
-        """This map without a key."""
+        """Return this map without a key."""
         return self if key not in self else self._changed({key: _ABSENT})
 
     def __getitem__(self, key: K) -> V:
@@ -54,7 +54,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return value
 
     def get(self, key: K, default: Any = None) -> Any:
-        """The value of a key, or the default."""
+        """Return the value of a key, or the default."""
         value = self._find(key)
         return default if value is _ABSENT else value
 
@@ -93,7 +93,7 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return made
 
     def _whole(self) -> dict[K, V]:
-        """All of it, as this version's own dict: an older version takes a copy."""
+        """Return this version's own dict; an older version makes a copy first."""
         if self._items is None:
             undone, version = [], self
             while version._items is None:
@@ -115,7 +115,7 @@ def _apply(items: dict[K, V], changes: Mapping[K, V]) -> None:
 
 
 class PersistentSet(Set[T], Generic[T]):
-    """A set of which every version stays as it is. For one thread."""
+    """A set whose versions never change. For one thread."""
 
     __slots__ = ("_members",)
 
@@ -123,11 +123,11 @@ class PersistentSet(Set[T], Generic[T]):
         self._members: PersistentMap[T, None] = PersistentMap((each, None) for each in members)
 
     def adding(self, member: T) -> PersistentSet[T]:
-        """This set with a member more."""
+        """Return this set with one more member."""
         return self if member in self else self._with(self._members.putting(member, None))
 
     def dropping(self, member: T) -> PersistentSet[T]:
-        """This set without a member."""
+        """Return this set without a member."""
         return self._with(self._members.dropping(member)) if member in self else self
 
     def __contains__(self, member: object) -> bool:
@@ -155,21 +155,21 @@ class PersistentSet(Set[T], Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Heap(Generic[T]):
-    """A leftist heap: `first` is the least of all; what lies behind it is in two smaller heaps."""
+    """A leftist heap: `first` is the smallest item; two smaller heaps hold the rest."""
 
     first: T
     left: Heap[T] | None = None
     right: Heap[T] | None = None
     rank: int = 1
-    """Heaps on the way along `right`, including this one: no way down is shorter."""
+    """Number of heaps along `right`, including this one; no path down is shorter."""
 
     def rest(self) -> Heap[T] | None:
-        """All but the first; None: there is nothing else."""
+        """Return all items but the first; None if there are none."""
         return merged(self.left, self.right)
 
 
 def merged(one: Heap[T] | None, other: Heap[T] | None) -> Heap[T] | None:
-    """All of two heaps. Takes as many steps as the logarithm of their sizes."""
+    """Merge two heaps. The number of steps grows as the logarithm of their sizes."""
     if one is None or other is None:
         return other if one is None else one
     if other.first < one.first:  # type: ignore[operator]

@@ -32,26 +32,26 @@ class DeviceRound:
     reduction_noise: float | None = None
     """`δ²_n = ‖θ − θ⊙m_n‖² / ‖θ‖²`: the share of the model that the submodel left out."""
     replayed: bool = False
-    """It skipped, and sent its last movement again."""
+    """True if the device skipped and sent its last movement again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A closed round (docs/algorithms.md: what every round reports)."""
+    """Report of a closed round (docs/algorithms.md explains the terms)."""
 
     round: int
     devices: tuple[DeviceRound, ...]
     coverage_min: int
-    """The smallest coverage over all blocks; 0 where nobody trained one."""
+    """Smallest coverage of any block; 0 if no device trained some block."""
     coverage_mean: float
     trained_coverage_min: int
-    """The papers' `Γ*`: the smallest coverage over the blocks that were trained; 0 if none was."""
+    """The papers' `Γ*`: the smallest coverage of any trained block; 0 if none was trained."""
     trained_blocks: int
-    """The papers' `S*`: how many blocks were trained."""
+    """The papers' `S*`: the number of trained blocks."""
     oldest_uncovered: int
-    """For how many rounds, this one included, the longest neglected block has not been trained."""
+    """Rounds since the longest neglected block was trained, including this round."""
     gap_bound: int | None
-    """The most rounds any block can stay uncovered under these offers; None: there is no bound."""
+    """Most rounds any block can stay uncovered under these offers; None if there is no bound."""
     oldest_memory: int | None
     """`τ`: the age in rounds of the oldest movement in memory; None without one."""
     compression_noise: float
@@ -61,14 +61,14 @@ class RoundReport:
     longest_skip: int
     """CCFL's `W`: the most rounds since a selected device last trained, plus one."""
     seconds: float
-    """That it took, by this machine's clock."""
+    """Duration of the round by this machine's clock."""
     time_s: float | None = None
-    """When it closed, in virtual seconds since the run began; None where time is the world's."""
+    """Time of closing in virtual seconds since the run began; None in a run in real time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theorem:
-    """The theorems' terms that depend on who trained what."""
+    """The theorems' terms that depend on which device trained which blocks."""
 
     coverage_min: int
     coverage_mean: float
@@ -83,7 +83,7 @@ def theorem_terms(
     round: int,
     counted: Mapping[str, Mapping[str, tuple[int, ...]]],
 ) -> Theorem:
-    """The terms of a round that `fleet` already includes."""
+    """Compute the terms of a round that `fleet` already includes."""
     coverage = plan.coverage(counted.values())
     trained = coverage[coverage > 0]
     return Theorem(
@@ -103,7 +103,7 @@ def device_round(
     norms: NDArray[np.float64] | None,
     bytes_down: int,
 ) -> DeviceRound:
-    """One device's line; `norms` are those of the model it was sent, per block.
+    """Report one device's part; `norms`, per block, belong to the model it was sent.
 
     Without them, `reduction_noise` is 0.
     """
@@ -137,10 +137,10 @@ def reduction_noise(
 
 
 def longest_skip(fleet: FleetRecord, round: int, selected: Set[str]) -> int:
-    """Rounds since the selected device that has waited longest last trained, plus one.
+    """Rounds since the longest-idle selected device last trained, plus one.
 
-    One that never trained has waited since the first round.
+    A device that never trained counts from the first round.
     """
     if len(selected) > len(fleet.trained):
-        return round + 1  # somebody never did
+        return round + 1  # some device never trained
     return max((round - fleet.trained.get(name, 0) + 1 for name in selected), default=1)

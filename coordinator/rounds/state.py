@@ -1,4 +1,4 @@
-"""Values of a run in rounds: its inputs, its state and its effects."""
+"""Values of a synchronous run: its settings, events, effects and state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from edge_sdk.protocol.messages.transfer import Offer
 
 
 class RoundPhase(Enum):
-    """Phase of the coordinator."""
+    """Phase of a synchronous run."""
 
     WAITING = "waiting for devices"
     BIDDING = "collecting bids"
@@ -52,7 +52,7 @@ class RoundPhase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsConfig(RunConfig):
-    """Settings of a run in rounds."""
+    """Settings of a synchronous run."""
 
     rule: Rule
     rounds: Count
@@ -67,20 +67,20 @@ class RoundsConfig(RunConfig):
     min_participants: Natural = 1
     """Offers below which a round is void: nothing is trained, and it does not count."""
     target_accuracy: Annotated[Share | None, Example(0.95)] = None
-    """Accuracy at which the run stops; without it, it goes on."""
+    """Accuracy at which the run stops early; without it, accuracy never stops the run."""
     patience: Annotated[Count | None, Example(10)] = None
-    """Rounds without a better model after which the run stops, void ones aside; without it, it
-    goes on."""
+    """Rounds without a better model after which the run stops early, not counting void rounds;
+    without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.over_selection > 1 and self.participants is None:
-            raise ConfigError("over_selection needs participants: how many movements are wanted")
+            raise ConfigError("over_selection needs participants, the number of movements wanted")
 
     def warms_up(self, round: int) -> bool:
-        """True if the rule needs a movement of every device in this round."""
+        """True if the rule needs a movement from every device in this round."""
         return round <= self.rule.warmup_rounds
 
     def wants_whole(self, round: int) -> bool:
@@ -90,9 +90,9 @@ class RoundsConfig(RunConfig):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Committed:
-    """The round's new model is in place; `norms` per block, where the policy uses them.
+    """The round's new model is in place; `norms` are per block, if the policy uses them.
 
-    `accuracy`: how good it is, a share; None where nobody evaluates.
+    `accuracy` is from 0 to 1; None if it is not measured.
     """
 
     round: int
@@ -101,15 +101,16 @@ class Committed:
 
 
 Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Committed | Tick
-"""Messages of devices, and what happens at the edge."""
+"""Messages from devices, and local events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     """Apply the rule and answer with `Committed`. All names are sorted.
 
-    `fresh` and `replayed` are devices whose movement, or replay, was kept for this round; `silent`
-    ones were selected and sent neither; `late` are (device, round) of movements that memory takes.
+    `fresh` and `replayed` are the devices whose movement, or replay, was kept for this round;
+    `silent` devices were selected and sent neither; `late` holds (device, round) of movements for
+    memory.
     """
 
     round: int
@@ -124,7 +125,7 @@ Effect = Broadcast | Send | Accept | Keep | Commit
 
 @dataclass(frozen=True, slots=True)
 class PastRound:
-    """A closed round: what devices were to do, and what became of the movements that came."""
+    """A closed round: the devices' assignments, and the outcomes of their movements."""
 
     expected: Mapping[str, Expected]
     outcomes: Mapping[str, Outcome]
@@ -142,31 +143,31 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundsState:
-    """All the coordinator remembers between events. Made by `start`."""
+    """Everything the coordinator remembers between events. Made by `start`."""
 
     fleet: FleetRecord
     phase: RoundPhase = RoundPhase.WAITING
     round: int = 0
     deadline: float | None = None
-    """When to send `Tick` at the latest."""
+    """Latest time to send `Tick`; None if there is no deadline."""
     train_by: float | None = None
-    """While training: until when movements are awaited, if their devices are there."""
+    """While training: deadline for movements of devices that are present."""
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
-    """All devices that were ever there."""
+    """All devices that ever joined."""
     present: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Those that are there now."""
+    """Devices that are present now."""
     away: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Those that left since the round was opened, and are not back."""
+    """Devices that left since the round opened and have not returned."""
     void: int = 0
-    """Rounds that had too few offers."""
+    """Number of rounds that had too few offers."""
     best: tuple[float, int] = (-math.inf, 0)
-    """The best accuracy so far, and after how many rounds, void ones not among them."""
+    """Best accuracy so far, and the number of rounds it took, without void ones."""
     selected: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Devices that were asked to take part in the present round."""
+    """Devices asked to take part in the current round."""
     bids: PersistentMap[str, Bid] = field(default_factory=PersistentMap)
     assigned: PersistentMap[str, GroupsByAxis] = field(default_factory=PersistentMap)
     replaying: PersistentSet[str] = field(default_factory=PersistentSet)
-    """While training: devices whose replay was announced and is not stored yet."""
+    """While training: devices that announced a replay which is not stored yet."""
     keeping: PersistentSet[str] = field(default_factory=PersistentSet)
     """Devices whose movement of this round is being stored."""
     keeping_replays: PersistentSet[str] = field(default_factory=PersistentSet)
@@ -183,7 +184,7 @@ Step = tuple[RoundsState, list[Effect]]
 
 
 def expected_of(state: RoundsState, device: str) -> Expected | None:
-    """A device's work in the current round; None: nothing."""
+    """A device's work in the current round; None if it has none."""
     groups, bid = state.assigned.get(device), state.bids.get(device)
     if groups is None or bid is None:
         return None
@@ -191,5 +192,5 @@ def expected_of(state: RoundsState, device: str) -> Expected | None:
 
 
 def receipt_of(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:
-    """Tell a device what became of its movement."""
+    """Make the receipt that tells a device the outcome of its movement."""
     return Send(device, Receipt(device=device, round=round, outcome=outcome, reason=reason))

@@ -5,12 +5,12 @@
     WAITING   Joined, enough devices         BIDDING   Broadcast(RoundOpen)
     BIDDING   Joined                         BIDDING   Send(RoundOpen) to the newcomer
     BIDDING   Left                           BIDDING   –; its bid is no longer waited for
-    BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to those who are picked
+    BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to the devices picked
                                              CLOSING   Commit, if nothing is awaited
                                              BIDDING   Broadcast(RoundOpen) of the next round, if
                                                        at the deadline too few offered: it is void
-                                             BIDDING   –, if too few offered and nobody is there:
-                                                       the round stays open for whoever comes
+                                             BIDDING   –, if too few offered and none is present:
+                                                       the round stays open for newcomers
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -18,38 +18,38 @@
     TRAINING
     TRAINING  Movement, Replay: unfit        TRAINING  Send(Receipt: rejected); no longer waited for
     TRAINING  Bid (skip): withdrawn          TRAINING  –
-    TRAINING  Bid (level) of one who has     TRAINING  Send(Assignment) again: it started anew
-              groups already
-    TRAINING  Left: all who owe something    TRAINING  –; the deadline is `away_s` from now
-    TRAINING  Joined: one of them is back    TRAINING  –; the deadline is what it was
-    TRAINING  enough of them, the deadline   CLOSING   Commit
+    TRAINING  Bid (level) of a device with   TRAINING  Send(Assignment) again: it restarted
+              an assignment
+    TRAINING  Left: all still awaited        TRAINING  –; the deadline is `away_s` from now
+    TRAINING  Joined: one of them is back    TRAINING  –; the earlier deadline holds again
+    TRAINING  enough kept, or the deadline   CLOSING   Commit
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
                                                        or when a stop condition is met
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
-    any       Offer                          same      Accept, or Send(Receipt) where the outcome
-                                                       is known before the bytes are here
-    any       Movement of a round now closed same      Keep, where the rule remembers movements;
-                                                       else Send(Receipt: late)
+    any       Offer                          same      Accept, or Send(Receipt) if the outcome is
+                                                       known before the bytes arrive
+    any       Movement of a round now closed same      Keep, if the rule remembers movements; else
+                                                       Send(Receipt: late)
     any       Kept, too late to count        same      Send(Receipt: memory), or (Receipt: late)
 
 Rules:
-- What a device sends at the wrong time is ignored or receipted, never an error; a local event at
+- A device's message at the wrong time is ignored or receipted, never an error; a local event at
   the wrong time (`Kept`, `Committed`) raises `StateError` and changes nothing.
 - A movement counts once: while the first copy is being stored a second one is ignored, and later
   it gets the first one's receipt again.
 - Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
-  what its device was to train in the round it names.
-- Where only whole models are of use, devices are told so as the round opens, and a lower offer is
-  a skip all the same: a device may not have understood.
-- With `participants`, that many of the offers are picked, times `over_selection`; the round closes
-  when `quorum` of those wanted have sent their movement. Who offered and was not picked was not
-  selected: its silence is no skip.
-- A device that left may be back in a moment with its movement, so it is waited for; but for
-  `away_s` only once everybody who is still there has answered.
-- `resume` and `recount` take up a round that was open when the process ended: its devices have
-  their assignments, and what they were given receipts for is on disk.
-- Time comes in with every event; `state.deadline` says when to send `Tick` at the latest.
+  its device's assignment in the round it names.
+- If only whole models are useful, devices are told so when the round opens, and a lower offer still
+  counts as a skip, because a device may not have understood.
+- With `participants`, `participants` × `over_selection` of the offers are picked; the round closes
+  when `quorum` of the wanted movements are here. A device that offered but was not picked does not
+  count as a skip.
+- A device that left may soon return with its movement, so the round waits for it, but only for
+  `away_s` once all devices still present have answered.
+- `resume` and `recount` continue a round that was open when the previous process stopped: its
+  devices have their assignments, and movements with a receipt are on disk.
+- Time comes with every event; `state.deadline` is the latest time to send `Tick`.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ __all__ = [
 
 
 def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> RoundsState:
-    """The state before the first round; `norms` of the initial weights, if the policy uses them."""
+    """Make the state before the first round; `norms` of the initial weights, if used by masks."""
     return RoundsState(new_fleet(config.plan, norms))
 
 
 def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
-    """The state after an event at time `now` (seconds, any origin), and what to do about it."""
+    """Return the state after an event at time `now` (seconds, any origin), and the effects."""
     state, effects = _react(config, state, event, now)
     if state.phase is not RoundPhase.TRAINING:
         return state, effects
@@ -136,9 +136,9 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
 
 
 def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: float) -> RoundsState:
-    """A round that was open when the process ended, open again: nothing of it is counted yet.
+    """Reopen the round that was open when the previous process stopped, with nothing counted yet.
 
-    `recount` counts what is on disk; a `Tick` behind that closes the round if all is there.
+    `recount` then counts the movements on disk; a `Tick` after that closes a complete round.
     """
     deadline = now + config.train_deadline_s
     return replace(
@@ -159,8 +159,8 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
 def recount(
     config: RoundsConfig, state: RoundsState, sent: Movement | Replay
 ) -> tuple[RoundsState, Keep | None]:
-    """Count again what was kept before the process ended; None: it is of no use any more."""
-    # It was screened when it came; what was usual then is not known any more.
+    """Count a movement kept by the previous process; None if it can no longer be used."""
+    # It was screened on arrival; the usual size at that time is no longer known.
     config = replace(config, rms_limit=None)
     if isinstance(sent, Replay):
         after, effects = on_replay(config, state, sent)
@@ -238,7 +238,7 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
         return state, []
     if state.phase is RoundPhase.BIDDING:
         if bid.device in state.replayed or bid.device in state.keeping_replays:
-            return state, []  # its word for this round is said
+            return state, []  # it has already bid in this round
         state = replace(state, bids=state.bids.putting(bid.device, bid))
         return _assign_if_complete(config, state, now)
     owes = bid.device in state.assigned and bid.device not in state.counted
@@ -268,7 +268,7 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
-    """With nobody there, or too few offers, there is nothing to do before the deadline."""
+    """Assign work once all bids are in; waits for the deadline if offers are too few."""
     if not state.selected or len(state.bids) < len(state.selected):
         return state, []
     usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
@@ -280,7 +280,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
     if len(offers) < config.min_participants and not state.present:
-        return replace(state, deadline=None), []  # a new round would find nobody either
+        return replace(state, deadline=None), []  # a new round would find no devices either
     if len(offers) < config.min_participants:
         return _open(config, replace(state, void=state.void + 1), now)
     offers, passed_over = _pick(config, state.round, offers)
@@ -315,7 +315,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 
 def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
-    """The offers that are taken up, and whose are not."""
+    """Return the offers picked, and the devices whose offers are not."""
     wanted = len(offers)
     if config.participants is not None:
         wanted = math.ceil(config.participants * config.over_selection)
@@ -333,7 +333,7 @@ def _assignment(state: RoundsState, device: str) -> Send:
 
 
 def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
-    """The bid, as a skip where the rule has no use for what it offers."""
+    """Return the bid, turned into a skip if the rule cannot use its offer."""
     if bid.replays and not config.rule.replay_within:
         bid = replace(bid, replays=False)
     if bid.level is None or bid.level == 1 or not config.wants_whole(round):
@@ -353,18 +353,18 @@ def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
 
 
 def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
-    """When all that still owe something have left, they are waited for a little, no longer."""
+    """Shorten the deadline to `away_s` if all devices that owe a movement have left."""
     if state.train_by is None or not state.away or not _owed_by_absent(state):
         return (
             state if state.deadline == state.train_by else replace(state, deadline=state.train_by)
         )
     if state.deadline != state.train_by:
-        return state  # they have been waited for since the last of them left
+        return state  # `away_s` already runs, since the last of them left
     return replace(state, deadline=min(state.train_by, now + config.away_s))
 
 
 def _owed_by_absent(state: RoundsState) -> bool:
-    """True if something is still owed, and only by devices that left."""
+    """True if movements are still owed, and only by devices that left."""
     if len(state.assigned) - len(state.counted) - len(state.keeping) > len(state.away):
         return False  # so most calls cost nothing
     done = state.counted, state.keeping

@@ -1,7 +1,7 @@
-"""The chunks that devices may ask for, on disk: several versions of a model share what is equal.
+"""Chunks on disk that devices may ask for; versions of a model share equal chunks.
 
-Each set of chunks brings one file with those that were not here before. A file goes when no set
-needs any of its chunks any more.
+Each set of chunks adds one file with its new chunks. A file is deleted once no set needs any of its
+chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Place:
 
 
 class ChunkStore:
-    """Chunks by hash, in named sets. What a folder held before is deleted."""
+    """Chunks by hash, in named sets. Deletes earlier contents of its folder."""
 
     def __init__(self, folder: Path) -> None:
         remove_folder(folder)
@@ -30,12 +30,12 @@ class ChunkStore:
         self._folder = folder
         self._sets: dict[str, frozenset[bytes]] = {}
         self._users: Counter[bytes] = Counter()
-        """Number of sets that need a chunk."""
+        """Number of sets that need each chunk."""
         self._places: dict[bytes, _Place] = {}
         self._files: dict[int, PlacedFile] = {}
         """Open files, by number."""
         self._held: Counter[int] = Counter()
-        """Number of needed chunks of a file."""
+        """Number of needed chunks in each file."""
         self._next = 1
 
     def __getitem__(self, hash: bytes) -> bytes:
@@ -43,7 +43,7 @@ class ChunkStore:
         return self._files[place.file].read_at(place.size, place.offset)
 
     def get(self, hash: bytes) -> bytes | None:
-        """A chunk's bytes; None if it is gone."""
+        """Return a chunk's bytes; None if it is gone."""
         return self[hash] if hash in self._places else None
 
     def __contains__(self, hash: bytes) -> bool:
@@ -58,8 +58,8 @@ class ChunkStore:
     def add(
         self, name: str, chunks: Iterable[tuple[bytes, bytes]], here: Iterable[bytes] = ()
     ) -> list[bytes]:
-        """Hold a set of chunks, by hash, and some that are `here` already. Each is written as it
-        comes. Returns the hashes of those that were not here before.
+        """Add a set of chunks by hash, including chunks that are `here` already. Writes each chunk
+        as it comes. Returns the hashes of the new ones.
         """
         number, self._next = self._next, self._next + 1
         file, offset = PlacedFile(self._folder / f"{number:08}.bin"), 0
@@ -81,11 +81,11 @@ class ChunkStore:
         return new
 
     def names(self) -> Iterable[str]:
-        """The sets that are held."""
+        """Names of the stored sets."""
         return tuple(self._sets)
 
     def drop(self, name: str) -> list[bytes]:
-        """Hold a set no longer. Returns the hashes that no other set needs; they are gone."""
+        """Drop a set. Deletes the chunks that no other set needs and returns their hashes."""
         gone = []
         for hash in self._sets.pop(name):
             self._users[hash] -= 1
@@ -97,7 +97,7 @@ class ChunkStore:
         return gone
 
     def close(self) -> None:
-        """Give up what is open."""
+        """Close all files."""
         for file in self._files.values():
             file.close()
         self._files.clear()

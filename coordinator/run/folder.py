@@ -1,24 +1,24 @@
-"""A run on disk: what it takes to go on after any stop.
+"""A run on disk: everything needed to resume after any stop.
 
     lock                          held by the process that has the run open
-    run.json                      task, run id, and what the run was made from
-    model/                        plan, initial weights and buffers, manifest, graphs (`saved.py`)
-    counters.json                 the newest round ever opened; starts of the coordinator
-    checkpoints/<n>.safetensors   the model after round n, and what is known of the fleet
-    memory/                       the rule's memory (`memory/disk.py`)
-    round.json                    who does what in the open round (`journal.py`)
-    movements/, uploads/          what devices sent for the rounds that are open (`receiving.py`)
-    chunks/, published.bin        what devices fetch, and what brokers may hold of it
+    run.json                      task, run id, and the source of the run
+    model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
+    counters.json                 the newest round ever opened; number of coordinator starts
+    checkpoints/<n>.safetensors   the model after round n, and the record of the fleet
+    memory/                       the rule's memory (`memory/disk/`)
+    round.json                    assignments of the open round (`journal.py`)
+    movements/, uploads/          movements for open rounds (`receiving.py`)
+    chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     history.jsonl                 one line per closed round, and one per rollback
 
 Rules:
-- A round's number is used once: it is on disk before anybody hears of it. A run that was
-  interrupted goes on with the round it was in, if there were assignments, or with the next one.
-- A round's checkpoint comes before its memory: if a crash leaves memory behind, the round is
-  closed once more from the checkpoint before, to the same bits.
-- Files appear whole or not at all: written beside their place, synced, renamed.
-- Going back removes the open round and the memory, whose entries were made by later models, and
-  then the later checkpoints, newest first; round numbers still go forward.
+- A round's number is used once: it is on disk before any device hears of it. An interrupted run
+  resumes its round if there were assignments, and otherwise opens the next one.
+- A round's checkpoint is written before its memory. If a crash leaves memory behind, the round
+  closes again from the previous checkpoint, to the same bits.
+- Files appear whole or not at all: they are written under another name, synced and renamed.
+- A rollback removes the open round and the memory, whose entries came from later models, and then
+  the later checkpoints, newest first; round numbers still increase.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _STATE = "state"
 
 
 class RunError(CoordinatorError):
-    """A run's folder cannot be used: it is open elsewhere, damaged, or of something else."""
+    """A run's folder cannot be used: it is open elsewhere, damaged, or belongs to another task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class About:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskFiles:
-    """Parts of a task that devices need besides weights. `files` are the graphs by SHA-256."""
+    """Parts of a task that devices need besides weights. `files` holds the graphs by SHA-256."""
 
     plan: ModelPlan
     manifest: Manifest
@@ -96,28 +96,28 @@ class TaskFiles:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Checkpoint:
-    """The model after a round, and what the state machine needs to go on from there."""
+    """The model after a round, and the facts the state machine needs to resume from it."""
 
     round: int
     """The round; in an asynchronous run, the number of updates."""
     committed: int
-    """Rounds that led here, without void or interrupted ones."""
+    """Number of rounds so far, without void or interrupted ones."""
     version: int
     """Number of changes of the model."""
     theta: Float32
     """Weights in block order."""
     buffers: Mapping[str, Array]
     fleet: FleetRecord
-    """Without norms and without what is usual: the former follow from θ, the latter is relearnt."""
+    """Record of the fleet, without norms (they follow from θ) and usual sizes (relearnt)."""
     best: tuple[float, int] = (-math.inf, 0)
     devices: Set[str] = frozenset()
     past: Mapping[int, PastRound] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
-    """Asynchronous: the newest round of each device whose movement was applied."""
+    """Asynchronous: per device, the newest round whose movement was applied."""
 
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
-    """Make the folder of a new run: all of it, or nothing. Raises `ConfigError`."""
+    """Create the folder of a new run, completely or not at all. Raises `ConfigError`."""
     check_folder_free(folder)
     with whole_folder(folder) as draft:
         save_model(model, draft / MODEL)
@@ -137,15 +137,15 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
 
 
 def is_run(folder: Path) -> bool:
-    """True if there is a run in this folder."""
+    """True if this folder holds a run."""
     return (folder / ABOUT).is_file()
 
 
 class Run:
-    """The folder of a run, open in this process alone. A context manager."""
+    """The folder of a run, open in this process only. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `ConfigError` when there is no run, `RunError` when it is busy or damaged."""
+        """Raises `ConfigError` if there is no run, `RunError` if it is in use or damaged."""
         if not is_run(folder):
             raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
         self.folder = folder
@@ -173,24 +173,24 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let others open it."""
+        """Let other processes open the run."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def plan(self) -> ModelPlan:
-        """The task's plan."""
+        """Plan of the task."""
         return self.task.plan
 
     def note_opened(self, round: int) -> None:
-        """Make a round's number used, durably, before anybody hears of it."""
+        """Mark a round's number as used, on disk, before any device hears of it."""
         if round > self.opened:
             self.opened = round
             self._write_counters()
 
     def next_session(self, wall_s: float) -> int:
-        """The number of this start: above all before, in this folder or another of the task."""
+        """Return the number of this start, above all earlier ones in any folder of the task."""
         self._session = max(self._session + 1, int(wall_s))
         self._write_counters()
         return self._session
@@ -202,37 +202,37 @@ class Run:
         write_whole(_checkpoint_path(self.folder, checkpoint.round), _encode(checkpoint))
 
     def drop_latest(self) -> None:
-        """Remove the newest checkpoint, if there is one before it."""
+        """Remove the newest checkpoint, unless it is the only one."""
         if len(rounds := self.rounds()) > 1:
             remove(_checkpoint_path(self.folder, rounds[-1]))
 
     def prune(self, *, keep_last: int, keep_every: int) -> None:
-        """Remove old checkpoints, but for the last few and every so-manyth."""
+        """Keep the last few checkpoints and every n-th one; remove the others."""
         numbers = self.rounds()
         for number in numbers[:-keep_last]:
             if number % keep_every:
                 remove(_checkpoint_path(self.folder, number))
 
     def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, ascending."""
+        """Return the rounds that have a checkpoint, in ascending order."""
         found = (self.folder / CHECKPOINTS).glob("*.safetensors")
         return sorted(int(path.stem) for path in found if path.stem.isdecimal())
 
     def latest(self) -> Checkpoint:
-        """The newest checkpoint. Raises `RunError` if it is damaged or there is none."""
+        """Read the newest checkpoint. Raises `RunError` if it is damaged or missing."""
         rounds = self.rounds()
         if not rounds:
-            raise RunError(f"{self.folder / CHECKPOINTS} holds no checkpoint")
+            raise RunError(f"{self.folder / CHECKPOINTS} contains no checkpoint")
         return _decode(_checkpoint_path(self.folder, rounds[-1]), self.plan)
 
     def rollback(self, to_round: int) -> None:
-        """Go back to a checkpoint; the run goes on from there. Raises `ConfigError`, `RunError`."""
+        """Return to a checkpoint and continue from it. Raises `ConfigError`, `RunError`."""
         rounds = self.rounds()
         if to_round not in rounds:
             known = ", ".join(map(str, rounds))
-            raise ConfigError(f"there is no checkpoint of round {to_round}; there are {known}")
+            raise ConfigError(f"round {to_round} has no checkpoint; there are {known}")
         _decode(_checkpoint_path(self.folder, to_round), self.plan)
-        # First what belongs to the newest model: with an older one it would do harm.
+        # First remove what belongs to the newest model: it would damage an older one.
         for name in (ROUND, MOVEMENTS, MEMORY):
             remove_folder(self.folder / name)
         sync_folder(self.folder)
@@ -253,7 +253,7 @@ class Run:
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's history, also of one that is open elsewhere. Raises `ConfigError`."""
+    """Read a run's history, even if the run is open elsewhere. Raises `ConfigError`."""
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
     path = folder / HISTORY
@@ -300,7 +300,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
             for round, past in checkpoint.past.items()
         },
     }
-    # An array, not the file's metadata: that may not have more than 100 MB.
+    # An array, not the file's metadata, which is limited to 100 MB.
     arrays[_STATE] = np.frombuffer(json.dumps(state).encode(), np.uint8)
     encoded: bytes = save({name: np.asarray(each, order="C") for name, each in arrays.items()})
     return encoded
@@ -316,12 +316,12 @@ def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
         checkpoint = _build(state, arrays)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
         raise RunError(
-            f"checkpoint {path} cannot be read ({error}); remove it to go on from the one before"
+            f"checkpoint {path} cannot be read ({error}); remove it to resume from the previous one"
         ) from error
     plan.check_buffers(checkpoint.buffers)
     blocks = checkpoint.fleet.last_covered.shape
     if checkpoint.theta.shape != (plan.parameters,) or blocks != (plan.block_count,):
-        raise RunError(f"checkpoint {path} is of another plan")
+        raise RunError(f"checkpoint {path} belongs to another plan")
     return checkpoint
 
 
@@ -382,4 +382,4 @@ def _lock(folder: Path) -> int:
     try:
         return lock_file(folder / LOCK)
     except BlockingIOError as error:
-        raise RunError(f"{folder} is open in another process: stop it, or name another") from error
+        raise RunError(f"{folder} is open in another process: stop that process") from error

@@ -1,13 +1,13 @@
-"""The journal that makes a stop in mid-round harmless: each device's part in it, on disk.
+"""The journal of the open round, which makes a stop in mid-round harmless.
 
-`round.json` is written before the first assignment leaves, and again when a device withdraws. With
-it, and the movements that were kept (`receiving.py`), a process that is started again goes on with
-the same round: devices train on, and whoever got a receipt is counted without sending anything.
-It goes on by the same terms, which are in the file too: movements made by others would not fit.
+`round.json` is written before the first assignment is sent, and again when a device withdraws. With
+it and the kept movements (`receiving.py`), a restarted process resumes the same round: devices
+continue training, and a device with a receipt counts without sending anything again. The file also
+holds the round's terms, which must not change: movements made under other terms would not fit.
 
-A round of which there are no assignments yet is void, and the next one is opened; late movements
-that came for memory in it wait for the next commit. (A replay that came early is the copy of a
-movement that was counted in its own round.)
+A round without assignments is void, and the next one opens; late movements that arrived for memory
+wait for the next commit. (A replay that arrived early is a copy of a movement that counted in its
+own round.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import Bid
 
 Terms = Mapping[str, str | float | None]
-"""By what devices train in a round, under the names that the settings have."""
+"""Settings by which devices train in a round, by key."""
 
 
 def terms_of(config: RoundsConfig) -> Terms:
@@ -45,7 +45,7 @@ class Journal:
         self._path = path
 
     def write(self, opened: OpenRound, terms: Terms) -> None:
-        """Make what is known of a round durable."""
+        """Write a round's assignments and terms to disk."""
         content = {
             "round": opened.round,
             "selected": sorted(opened.selected),
@@ -56,12 +56,12 @@ class Journal:
         write_whole(self._path, (json.dumps(content, allow_nan=False) + "\n").encode())
 
     def read(self) -> OpenRound | None:
-        """The round that was open; None: none was. Raises `RunError` if the file is damaged."""
+        """Read the open round; None if there is none. Raises `RunError` if the file is damaged."""
         if not self._path.is_file():
             return None
         try:
             content = json.loads(self._path.read_text())
-            dict(content["terms"])  # of use to `check_terms` alone
+            dict(content["terms"])  # used only by `check_terms`
             bids = [Bid(**each) for each in content["bids"]]
             return OpenRound(
                 round=int(content["round"]),
@@ -74,20 +74,19 @@ class Journal:
             )
         except (ValueError, KeyError, TypeError, AttributeError, MessageError) as error:
             raise RunError(
-                f"{self._path} is damaged ({error!r}); remove it to go on with the next round"
+                f"{self._path} is damaged ({error!r}); remove it to continue with the next round"
             ) from error
 
     def check_terms(self, terms: Terms) -> None:
-        """Raises `RunError` if the round that `read` gave has other terms."""
+        """Raise `RunError` if the round returned by `read` has other terms."""
         content = json.loads(self._path.read_text())
         for name, was in content["terms"].items():
             if terms.get(name) != was:
                 raise RunError(
-                    f"round {content['round']} is open with {name} {was}, "
-                    f"the settings say {terms.get(name)}; put it back until it has closed, "
-                    "or roll back"
+                    f"round {content['round']} is open with {name} {was}, but the settings say "
+                    f"{terms.get(name)}; restore the old value until the round closes, or roll back"
                 )
 
     def clear(self) -> None:
-        """The round is committed, or void."""
+        """Remove the file: the round is committed or void."""
         remove(self._path)

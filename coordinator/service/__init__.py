@@ -1,1 +1,1 @@
-"""The coordinator as a program: turns what arrives into events, and performs effects."""
+"""The coordinator as a program: turns arriving messages into events, and performs effects."""

@@ -1,4 +1,4 @@
-"""Closing a round: the rule runs, the model moves, memory takes the movements."""
+"""Closing a round: applies the rule, updates the model and writes the memory."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def close_round(
     threads: int = 1,
     scratch: Path | None = None,
 ) -> None:
-    """Apply the rule to a round's arrivals. The result does not depend on the order they came in.
+    """Apply the rule to a round's arrivals. The result does not depend on their order.
 
-    `state` is that of the machine as it asked for the commit. The caller commits the memory, once
-    it has made the model durable. `scratch` is a folder with room for the decoded values of
-    compressed movements; None is the folder for temporary files.
+    `state` is the machine's state when it asked for the commit. The caller commits the memory after
+    making the model durable. `scratch` is a folder with room for the decoded values of compressed
+    movements; None means the folder for temporary files.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -96,10 +96,10 @@ def close_round(
 
 
 def _unpacked(parts: Sequence[Contribution], scratch: Path | None) -> list[Contribution]:
-    """Decode what is packed, one movement at a time, into a file that is gone when its map is.
+    """Decode packed movements, one at a time, into a file that vanishes with its mapping.
 
-    Rules read all movements side by side, a stretch of each at a time. zstd and top-k cannot be
-    read from the middle, and decoded in RAM they would take as much as all devices' models.
+    Rules read all movements side by side, a slice of each at a time. zstd and top-k cannot be read
+    from the middle, and decoded in RAM they would take as much memory as all devices' models.
     """
     packed = [part.blocks for part in parts if isinstance(part.blocks, PackedBlocks)]
     if not packed:

@@ -1,10 +1,10 @@
-"""The one engine: what the courses of both kinds of run work with.
+"""The engine: parts shared by the courses of synchronous and asynchronous runs.
 
-A course is a state machine and what performs its effects (`rounds_course.py`,
-`fragments_course.py`). It is given a store for the run, an outlet for the model, and the time with
-every event; it returns what is to be said to devices, in order, and its caller says it. `serve`
-gives it a disk, a broker and the wall clock (`service.py`), the in-process federation RAM, the
-model itself and a virtual clock (`coordinator/simulate/federation.py`).
+A course is a state machine together with the performer of its effects (`rounds_course.py`,
+`fragments_course.py`). It gets a store for the run, an outlet for the model, and the time with
+every event. It returns the messages for devices, in order, and its caller sends them. `serve`
+supplies a disk, a broker and the wall clock (`service.py`); the in-process federation supplies RAM,
+the model itself and a virtual clock (`coordinator/simulate/federation.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from edge_sdk.transport.uploads import Upload
 log = logging.getLogger(__name__)
 
 Said = events.Broadcast | events.Send | events.Accept
-"""To be said to devices; offers that are accepted get a credit."""
+"""Output for devices; an accepted offer gets a credit."""
 Evaluate = Callable[[GlobalModel], float | None]
-"""Returns the accuracy of a model, as a share; None: unknown."""
+"""Returns a model's accuracy from 0 to 1; None means unknown."""
 
 
 @dataclass(slots=True)
@@ -42,19 +42,19 @@ class Parts:
     outlet: ModelOutlet
     evaluate: Evaluate | None = None
     threads: int = 1
-    """That a rule may use as a round closes."""
+    """Threads that a rule may use when a round closes."""
     tally: Tally = field(default_factory=Tally)
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
-        """Remember what a device says of the model, for the next report."""
+        """Remember a device's evaluation of the model for the next report."""
         self.tally.evaluations[device] = evaluation
 
     def give(
         self, receipt: Receipt, event: object, upload: Upload | None, *, count: bool = True
     ) -> None:
-        """Note a receipt that follows from an event, for the movement that came in an upload.
+        """Record the receipt that an event produced for the movement in an upload.
 
-        `count`: False if the next report has it already.
+        `count` is False if the next report already includes it.
         """
         if self.is_news(receipt, event):
             if count:
@@ -64,30 +64,30 @@ class Parts:
             self.store.settle(upload, receipt)
 
     def is_news(self, receipt: Receipt, event: object) -> bool:
-        """True if a receipt that follows from an event was not given before."""
+        """True if the receipt that an event produced was not given before."""
         if receipt.outcome in (Outcome.LATE, Outcome.REJECTED):
             return not (isinstance(event, Offer) and self.store.knows(event))
         return isinstance(event, events.Kept)
 
     def record(self, report: RoundReport, accuracy: float | None) -> None:
-        """Keep a report, with what was heard since the last one."""
+        """Store a report, with the evaluations and outcomes since the last one."""
         tally, self.tally = self.tally, Tally()
         self.store.record(report, tally, self.model, accuracy)
 
 
 def upload_of(event: object) -> Upload | None:
-    """The upload that an event is about."""
+    """Return the upload that an event is about; None if there is none."""
     return event.upload if isinstance(event, events.Uploaded) else None
 
 
 def log_receipt(receipt: Receipt) -> None:
-    """Log what became of a movement."""
+    """Log the outcome of a movement."""
     if not log.isEnabledFor(logging.INFO):
         return
     outcome, reason = receipt.outcome.value, receipt.reason
     facts = {"event": "movement", "device": receipt.device, "round": receipt.round}
     log.info(
-        "movement of %s for round %d: %s%s",
+        "movement from %s for round %d: %s%s",
         receipt.device,
         receipt.round,
         outcome,
@@ -99,7 +99,7 @@ def log_receipt(receipt: Receipt) -> None:
 def make_model(
     plan: ModelPlan, checkpoint: Checkpoint, encoding: Encoding, seed: int
 ) -> GlobalModel:
-    """The model of a checkpoint."""
+    """Make the model stored in a checkpoint."""
     weights, buffers = plan.unflatten(checkpoint.theta), checkpoint.buffers
     model = GlobalModel(plan, weights, buffers, encoding=encoding, seed=seed)
     model.version = checkpoint.version

@@ -1,4 +1,4 @@
-"""The course of an asynchronous run: `fragments.py` and what performs its effects."""
+"""The course of an asynchronous run: performs the effects of `coordinator/rounds/fragments.py`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from edge_sdk.transport.uploads import Upload
 
 
 class FragmentsCourse:
-    """An asynchronous run. A device is served the version that its opening named.
+    """An asynchronous run. Each device gets the model version that its opening named.
 
-    - A checkpoint is written, and a report made, after `report_every` updates.
-    - A movement that counts gets its receipt when a checkpoint has it, after the store's `save_s`
-      at the latest: what comes after the last checkpoint is lost in a crash.
+    - A checkpoint and a report follow every `report_every` updates.
+    - A movement that counts gets its receipt once a checkpoint contains it, at most `save_s` of the
+      store later: a crash loses everything after the last checkpoint.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class FragmentsCourse:
         *,
         report_every: int | None = None,
     ) -> None:
-        """`report_every`: so many updates are a round of reports; None: reports come after as many
-        updates as devices are needed, and count updates."""
+        """`report_every` is the number of updates that reports count as a round; None means a
+        report after every `min_devices` updates, numbered by updates."""
         self._config = config
         self._parts = parts
         self._report_every = config.min_devices if report_every is None else report_every
@@ -58,20 +58,20 @@ class FragmentsCourse:
         )
         self._arrivals: dict[str, Arrival] = {}
         self._openings: dict[str, RoundOpen] = {}
-        """Last message to each device."""
+        """Last opening sent to each device."""
         self._window: list[tuple[DeviceRound, GroupsByAxis]] = []
-        """The updates since the last report: their lines, and what they trained."""
+        """Lines of the updates since the last report, and the groups they trained."""
         self._skips: dict[str, Bid] = {}
-        """Of devices that rested since the last report, why."""
+        """Skips of devices that rested since the last report."""
         self._resting: dict[str, Bid] = {}
-        """Of those that rest now."""
+        """Skips of devices that are resting now."""
         self._saved = checkpoint.version
         parts.store.clear_kept()
         parts.outlet.publish()
         self._unsaved: set[tuple[str, int]] = set()
-        """(device, round) of movements that no checkpoint has yet."""
+        """(device, round) of movements that no checkpoint contains yet."""
         self._owed: dict[tuple[str, int], tuple[events.Send, Upload | None]] = {}
-        """Their receipts, and what the movements came in."""
+        """Receipts of those movements, and their uploads."""
         self._save_by: float | None = None
         self._started = time.perf_counter()
 
@@ -82,7 +82,7 @@ class FragmentsCourse:
 
     @property
     def resumed(self) -> bool:
-        """Never: what devices had to do was for a version that is gone."""
+        """Always False: assignments were for a model version that is gone."""
         return False
 
     @property
@@ -92,12 +92,12 @@ class FragmentsCourse:
 
     @property
     def deadline(self) -> float | None:
-        """When to send `Tick` at the latest."""
+        """Latest time to send `Tick`; None if there is no deadline."""
         due = [each for each in (self._state.deadline, self._save_by) if each is not None]
         return min(due, default=None)
 
     def handle(self, event: fragments.Event, now: float) -> list[Said]:
-        """Perform what follows from an event; returns what is to be said."""
+        """Perform the effects of an event and return the messages to send."""
         said: list[Said] = []
         if isinstance(event, events.Left):
             self._parts.outlet.left(event.device)
@@ -125,7 +125,7 @@ class FragmentsCourse:
         return [*self._paid(), *said]
 
     def _note_skip(self, happened: fragments.Event) -> None:
-        """A device that says no, or is told so, is in the next report."""
+        """Note for the next report a device that skips or was rejected."""
         if isinstance(happened, events.Uploaded):
             happened = happened.sent
         if isinstance(happened, Bid | Movement):
@@ -134,11 +134,11 @@ class FragmentsCourse:
                 self._skips[happened.device] = self._resting[happened.device] = work.bid
 
     def proceed(self, _now: float) -> list[Said]:
-        """There is nothing to wait for: versions follow each other as movements come."""
+        """Do nothing: an asynchronous run does not wait for the model to be published."""
         return []
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """Resend what devices, or one, may have missed: their last messages."""
+        """Resend the last messages to all devices, or to one."""
         said: list[Said] = []
         for name in sorted(self._state.work) if device is None else [device]:
             work = self._state.work.get(name)
@@ -153,17 +153,17 @@ class FragmentsCourse:
         return said
 
     def excuses(self) -> dict[str, str]:
-        """Why devices did not train since the last report, by name."""
+        """Reasons why devices did not train since the last report, by device name."""
         return {name: bid.reason for name, bid in self._skips.items()}
 
     def close(self) -> list[Said]:
-        """Stop where we are: the model as it is becomes a checkpoint. What is still to be said."""
+        """Save the current model as a checkpoint and return the messages still to send."""
         if self._state.version > self._saved:
             self._save()
         return self._paid()
 
     def kill(self) -> None:
-        """End as a crash would: nothing is written."""
+        """Stop as a crash would, writing nothing."""
 
     def _perform(
         self, effect: fragments.Effect, before: FragmentsState, said: list[Said]
@@ -182,7 +182,7 @@ class FragmentsCourse:
                 try:
                     parts.store.keep(upload, device, round)
                 except OSError:
-                    self._state = before  # it may come again
+                    self._state = before  # the device may send it again
                     raise
                 self._arrivals[device] = arrival
                 return [events.Kept(device, round)]
@@ -194,7 +194,7 @@ class FragmentsCourse:
                 try:
                     self._apply(device, round, before)
                 except Exception as error:
-                    raise RunError(f"a movement of {device!r} could not be applied") from error
+                    raise RunError(f"a movement from {device!r} could not be applied") from error
         return []
 
     def _give(
@@ -205,17 +205,17 @@ class FragmentsCourse:
         upload: Upload | None,
         said: list[Said],
     ) -> bool:
-        """Give a receipt now, or when a checkpoint has the movement; whether it was given."""
+        """Give a receipt now, or later when a checkpoint has the movement; True if given now."""
         key = effect.device, receipt.round
         if key not in self._unsaved:
             said.append(effect)
-            # One that counts was counted as it was applied.
+            # A movement that counts was counted when it was applied.
             counted = receipt.outcome is Outcome.COUNTED
             self._parts.give(receipt, happened, upload, count=not counted)
             return True
         self._owed.setdefault(key, (effect, upload))
         if isinstance(happened, Offer):
-            said.append(events.Accept(happened))  # all of it is here; its receipt is to come
+            said.append(events.Accept(happened))  # it has arrived whole; its receipt follows
         return False
 
     def _apply(self, device: str, round: int, before: FragmentsState) -> None:
@@ -236,7 +236,7 @@ class FragmentsCourse:
             self._report()
 
     def _paid(self) -> list[Said]:
-        """The receipts that were owed for what a checkpoint has now."""
+        """Return the owed receipts for movements that a checkpoint now contains."""
         if self._unsaved or not self._owed:
             return []
         owed, self._owed = self._owed, {}

@@ -1,11 +1,11 @@
-"""Uploads of devices: written to disk as they come, checked, kept until their round is committed.
+"""Uploads from devices: written to disk as they arrive, checked, kept until their round commits.
 
-    uploads/<n>.part               an upload on its way; gone with this process
-    movements/<round>-<device>     a movement kept for a round; gone when the round is committed.
+    uploads/<n>.part               an upload in progress; deleted when the process ends
+    movements/<round>-<device>     a movement kept for a round; deleted when the round commits.
                                    A replay is kept under the round that it answers
 
-Movements are read where they lie, through the map of their file; none is copied into memory. A
-receipt tells a device the outcome of an upload; the last few are remembered, because a device that
+Movements are read in place, through a mapping of their file; none is copied into memory. A receipt
+tells a device the outcome of an upload. The last few receipts are remembered, because a device that
 missed one offers the same bytes again.
 """
 
@@ -34,9 +34,9 @@ from edge_sdk.transport.uploads import Progress, Upload, UploadLimits, Uploads
 log = logging.getLogger(__name__)
 
 REMEMBERED = 16
-"""Receipts of one device."""
+"""Receipts remembered per device."""
 OPEN_FILES = 2**16
-"""Files that may be open at a time, if the system lets us: each map holds one."""
+"""Files that may be open at a time, if the system allows it: each map holds one."""
 HEADER_BYTES = 2**16
 """More bytes than the header of any payload of blocks."""
 
@@ -49,15 +49,15 @@ def largest_movement(plan: ModelPlan, encoding: Encoding) -> int:
 
 
 class UploadFile(mmap):
-    """A mapped file that an upload is put together in. It is deleted with the map, unless kept."""
+    """A mapped file in which an upload is assembled; deleted with the mapping unless kept."""
 
     path: Path | None
 
     def __new__(cls, path: Path, size: int) -> UploadFile:
-        """Make a file of `size` bytes. Raises `OSError` when the disk has no room for it."""
+        """Create a file of `size` bytes. Raises `OSError` if the disk has no room."""
         file = PlacedFile(path, mode=0o600)
         try:
-            # Reserved now: a disk that fills up later would end the process (SIGBUS).
+            # Reserved now, because a disk that fills up later would kill the process (SIGBUS).
             file.reserve(size)
             made = super().__new__(cls, file.fileno(), size)
         except BaseException:
@@ -88,7 +88,7 @@ class UploadFile(mmap):
 
 
 class Receiving:
-    """All uploads of devices. Of the files of earlier processes, only kept movements remain."""
+    """All uploads from devices. Of an earlier process's files, only kept movements remain."""
 
     def __init__(self, uploads: Path, movements: Path, limits: UploadLimits) -> None:
         _allow_open_files()
@@ -103,9 +103,9 @@ class Receiving:
         self._receipts: dict[str, OrderedDict[bytes, Receipt]] = {}
 
     def offered(self, device: str, offer: Offer, now: float) -> Credit | Receipt:
-        """Answer an offer: with a credit to send, or the receipt of an upload seen before.
+        """Answer an offer with a credit, or with the receipt of an upload seen before.
 
-        Raises `MessageError` for an offer that contradicts itself or names another device.
+        Raises `MessageError` if the offer contradicts itself or names another device.
         """
         known = self._receipts.get(device, OrderedDict()).get(offer.upload)
         if known is not None and offer.device == device:
@@ -122,7 +122,7 @@ class Receiving:
             )
 
     def knows(self, offer: Offer) -> bool:
-        """Return True if an upload was offered before: it has room, or needs none."""
+        """Return True if an upload was offered before and so needs no new room."""
         known = offer.upload in self._receipts.get(offer.device, ())
         return known or self._uploads.knows(offer)
 
@@ -133,11 +133,11 @@ class Receiving:
     def keep(self, upload: Upload, device: str, round: int) -> None:
         """Make an upload durable, as a device's movement for this round."""
         if not isinstance(upload.data, UploadFile):
-            raise TypeError("this upload has no file of this folder")
+            raise TypeError("this upload is not in a file of this folder")
         upload.data.keep(self._movements / f"{round:08}-{device}")
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Remember the receipt for an upload; None means none was given: it may be sent again."""
+        """Remember the receipt for an upload; None means none, and it may be sent again."""
         device, name = upload.offer.device, upload.offer.upload
         if receipt is None:
             self._uploads.forget(device, name)
@@ -148,7 +148,7 @@ class Receiving:
             receipts.popitem(last=False)
 
     def kept(self) -> Iterator[Movement | Replay]:
-        """Read the kept movements, by round and device; logs and leaves out damaged ones."""
+        """Read the kept movements, by round and device; logs and skips damaged ones."""
         for path in sorted(self._movements.iterdir()):
             number, _, _ = path.name.partition("-")
             try:
@@ -156,7 +156,7 @@ class Receiving:
                     movement = decode_movement(mmap(file.fileno(), 0, access=ACCESS_READ))
                 answered = int(number)
             except (MessageError, ValueError) as error:
-                log.error("%s is not a movement and is left out: %s", path, error)
+                log.error("skipped %s, which is not a movement: %s", path, error)
                 continue
             if answered == movement.round:
                 yield movement
@@ -169,7 +169,7 @@ class Receiving:
             remove(path)
 
     def drop_idle(self, now: float) -> list[Offer]:
-        """Drop uploads that have been silent for long."""
+        """Drop stalled uploads."""
         return self._uploads.drop_idle(now)
 
     def _allocate(self, size: int) -> UploadFile:
@@ -195,7 +195,9 @@ def read_upload(upload: Upload) -> Movement | Replay:
     offer = upload.offer
     movement = decode_movement(upload.data)
     if movement.device != offer.device:
-        raise MessageError(f"a movement of {movement.device!r}, sent by {offer.device!r}")
+        raise MessageError(f"{offer.device!r} sent a movement of {movement.device!r}")
     if movement.round != offer.round:
-        raise MessageError(f"a movement of round {movement.round}, offered as of {offer.round}")
+        raise MessageError(
+            f"the movement is for round {movement.round}, but was offered for {offer.round}"
+        )
     return movement if offer.answers is None else Replay(round=offer.answers, movement=movement)

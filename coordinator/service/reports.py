@@ -1,4 +1,4 @@
-"""Reports made from the state machines: of a round that closed, of a window of updates."""
+"""Reports made from the state machines: of a closed round, or of a window of updates."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def report_round(
     fetched: Mapping[str, int],
     seconds: float,
 ) -> RoundReport:
-    """Report a round. `norms`, `noise` and `fetched` (bytes) are of the model it sent out.
+    """Report a round. `norms`, `noise` and `fetched` (bytes) belong to the model it sent out.
 
-    `state` is that of the machine as it asked for the commit.
+    `state` is the machine's state when it asked for the commit.
     """
     plan, round = config.plan, commit.round
     fresh = {device: arrivals[device, round] for device in commit.fresh}
@@ -88,7 +88,7 @@ def report_updates(
     seconds: float,
     every: int = 1,
 ) -> RoundReport:
-    """Make the report of some updates of an asynchronous run; `every` of them count as a round.
+    """Report some updates of an asynchronous run; `every` of them count as a round.
 
     An update is its line, which gets its `reduction_noise` here, and the groups it trained.
     """
@@ -114,7 +114,7 @@ def report_updates(
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
         oldest_uncovered=-(-terms.oldest_uncovered // every),
-        gap_bound=None,  # nothing limits how long a device takes over its fragment
+        gap_bound=None,  # a device may take any time to train its fragment
         oldest_memory=None,
         compression_noise=noise,
         skip_share=1 - len(trained) / max(1, len(state.devices)),

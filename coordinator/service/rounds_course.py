@@ -1,4 +1,4 @@
-"""The course of a run in rounds: `rounds.py` and what performs its effects."""
+"""The course of a synchronous run: performs the effects of `coordinator/rounds/synchronous.py`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Checkpoint:
-    """The newest checkpoint that memory is not behind. Raises `RunError`.
+    """Return the newest checkpoint that memory has caught up with. Raises `RunError`.
 
-    Where a crash left it behind, the checkpoint is removed: the journal's round closes once more.
+    If a crash left memory behind the newest checkpoint, removes that checkpoint: the round in the
+    journal then closes again.
     """
     checkpoint, opened = run.latest(), journal.read()
     behind = memory is not None and memory.now < checkpoint.round
@@ -39,10 +40,10 @@ def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Check
 
 
 class RoundsCourse:
-    """A run in rounds. A commit is over when its model is published: then `proceed`.
+    """A synchronous run. A commit is complete once its model is published; then call `proceed`.
 
-    A round that was open when an earlier process ended is gone on with, by the same terms; with
-    others, `RunError` is raised.
+    Resumes the round that was open when the previous process stopped. Raises `RunError` if the
+    settings that devices train by have changed since.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class RoundsCourse:
         """Contents of `round.json`."""
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
-        """The round to go on with; None: none had assignments. Raises `RunError`."""
+        """Return the round to resume; None if no open round had assignments. Raises `RunError`."""
         opened = self._parts.store.interrupted()
         current = opened is not None and opened.round == self._state.round > checkpoint.round
         if not current or self.finished:
@@ -94,12 +95,12 @@ class RoundsCourse:
         return opened
 
     def _resume(self, opened: OpenRound | None, now: float) -> None:
-        """Go on with the round that was open, and with what was kept."""
+        """Resume the open round, if any, and count the movements that were kept."""
         state = self._state
         if opened is None:
             self._parts.store.forget_round()
         else:
-            # It is no void round: it is not over.
+            # A resumed round is not void: it has not ended.
             state = replace(state, void=state.void - 1)
             state = rounds.resume(self._config, state, opened, now)
         for sent in self._parts.store.kept():
@@ -111,7 +112,7 @@ class RoundsCourse:
             elif not _is_done_with(before, sent):
                 movement = sent.movement if isinstance(sent, Replay) else sent
                 log.error(
-                    "the movement of %r of round %d had a receipt, but is of no use any more",
+                    "the movement of %r for round %d had a receipt but can no longer be used",
                     movement.device,
                     movement.round,
                 )
@@ -121,7 +122,7 @@ class RoundsCourse:
                 self._parts.store.clear_kept()  # else at the next commit
             return
         log.info(
-            "round %d goes on: %d of %d movements are here",
+            "round %d resumes with %d of %d movements",
             state.round,
             len(state.counted),
             len(state.assigned),
@@ -130,7 +131,7 @@ class RoundsCourse:
 
     @property
     def resumed(self) -> bool:
-        """True if the open round was already open before this process began."""
+        """True if the open round was already open when this process started."""
         return self._resumed
 
     @property
@@ -145,11 +146,11 @@ class RoundsCourse:
 
     @property
     def deadline(self) -> float | None:
-        """When to send `Tick` at the latest."""
+        """Latest time to send `Tick`; None if there is no deadline."""
         return self._state.deadline
 
     def handle(self, event: rounds.Event, now: float) -> list[Said]:
-        """Perform what follows from an event; returns what is to be said."""
+        """Perform the effects of an event and return the messages to send."""
         said: list[Said] = []
         upload, pending = upload_of(event), [event]
         settled = upload is None
@@ -169,7 +170,7 @@ class RoundsCourse:
         return said
 
     def proceed(self, now: float) -> list[Said]:
-        """Go on after a commit, or with the round that was open, once its model is published."""
+        """Continue after a commit, or resume the open round, once its model is published."""
         if self._reopening:
             self._reopening = False
             opening = rounds.opening_of(self._config, self._state)
@@ -179,7 +180,7 @@ class RoundsCourse:
         return [] if committed is None else self.handle(committed, now)
 
     def _note_assignments(self) -> None:
-        """Before anybody hears of them, and when a device withdraws."""
+        """Write assignments to the journal: before devices hear of them, and on a withdrawal."""
         state = self._state
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
@@ -188,7 +189,7 @@ class RoundsCourse:
             self._journalled = state.assigned
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """Resend what devices, or one, may have missed: assignments of those still training."""
+        """Resend the assignments of devices still training, or of one device."""
         state = self._state
         if state.phase is not RoundPhase.TRAINING:
             return []
@@ -202,17 +203,17 @@ class RoundsCourse:
         ]
 
     def excuses(self) -> dict[str, str]:
-        """Why devices do not train in the present round, by name."""
+        """Reasons why devices are not training in the current round, by device name."""
         bids = self._state.bids.items()
         return {name: bid.reason for name, bid in bids if bid.level is None}
 
     def close(self) -> list[Said]:
-        """Stop where we are: the open round is on disk, with all that was kept for it."""
+        """Stop here. The open round and its kept movements are already on disk."""
         self.kill()
         return []
 
     def kill(self) -> None:
-        """End as a crash would: nothing is written."""
+        """Stop as a crash would, writing nothing."""
         if self._memory is not None:
             self._memory.close()
 
@@ -239,7 +240,7 @@ class RoundsCourse:
                 try:
                     self._commit(effect)
                 except Exception as error:
-                    # Half a commit cannot be gone on from; a new process can, from the last one.
+                    # A partial commit cannot be continued; a new process restarts from the last.
                     raise RunError(f"round {effect.round} could not be committed") from error
         return []
 
@@ -300,7 +301,7 @@ class RoundsCourse:
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
-    """True if a kept upload is in the model or in memory, or was for a void round."""
+    """True if a kept upload is already in the model or in memory, or belongs to a void round."""
     if isinstance(sent, Replay):
         return sent.round < state.round or state.phase is not RoundPhase.TRAINING
     past = state.past.get(sent.round)
@@ -310,7 +311,7 @@ def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
 
 
 def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
-    """True if the run was finished when it last stopped."""
+    """True if the run had already finished when it last stopped."""
     accuracy, committed = checkpoint.best
     reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
     stuck = (

@@ -1,14 +1,13 @@
-"""The coordinator over a link: one loop that turns what arrives into events, and effects into
-messages.
+"""The coordinator over a link: one loop that turns arriving messages into events, and effects into
+outgoing messages.
 
 Rules:
-- What a device sends costs at most itself: a message that cannot be used is dropped, and its sender
-  told now and then. How much may arrive, and of how many devices, is limited (`inbox.py`,
-  `limits.py`).
-- A device that speaks is there, whatever became of its presence.
-- For the state machine, time stands still while there is no broker: nobody is late because of it.
-- A round opens only when the link has taken all chunks of its model.
-- A commit that fails ends the process: started again, it goes on from the last checkpoint.
+- A bad message harms only its sender: it is dropped, and the sender is told from time to time.
+  Traffic and the number of devices are limited (`admission/`).
+- A device that sends something is present, even if its presence message was lost.
+- The state machine's clock stops while there is no broker, so an outage makes no device late.
+- A round opens only after the link has accepted all chunks of its model.
+- A failed commit ends the process; after a restart it resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ Clock = Callable[[], float]
 
 NAME = "coordinator"
 IDLE_S = 60.0
-"""Interval of the search for uploads that went silent."""
+"""Seconds between searches for stalled uploads."""
 MAX_WAIT_S = 1.0
-"""The loop looks up at least this often, for a stop that was asked for."""
+"""Longest wait of the loop in seconds, so that it notices a request to stop."""
 LINGER_S = 5.0
-"""Seconds devices are answered after the end, so that they can leave."""
+"""Seconds the coordinator keeps answering after the run ends, so that devices can leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,17 +90,17 @@ class ServiceConfig:
 
     machine: RoundsConfig | FragmentsConfig
     down: Encoding
-    """Encoding of the model."""
+    """Encoding of the model that devices fetch."""
     keeping: Keeping
     chunk_bytes: int
     retained_chunks: bool = True
-    """True if the broker keeps chunks; otherwise devices are sent what they ask for."""
+    """True if the broker keeps chunks; otherwise the coordinator sends those devices ask for."""
     max_devices: int = MAX_DEVICES
-    """Further names are not listened to."""
+    """Most devices to listen to; further names are ignored."""
 
 
 class Service:
-    """The coordinator of one run. `handle` and `tick` are for its loop, `serve`, and for tests."""
+    """The coordinator of one run. `serve` is its loop; tests call `handle` and `tick` directly."""
 
     def __init__(
         self,
@@ -120,7 +119,7 @@ class Service:
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
-        # Twice what a device may have under way: a link may double all that it brings.
+        # Twice what a device may have in flight, because a link may deliver messages twice.
         limits = UploadLimits()
         at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
         self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
@@ -128,10 +127,10 @@ class Service:
         self._topics = Topics(run.about.task)
         self._session = run.next_session(wall())
         self._sessions: dict[str, int] = {}
-        """The newest session of each device that was heard of."""
+        """Newest session of each device heard from."""
         self._present: set[str] = set()
         self._newcomers: list[str] = []
-        """Devices that are there before the first model is published."""
+        """Devices that arrived before the first model was published."""
         self._lost_s = 0.0
         self._away_since: float | None = clock()
         self._idle_due_s = clock() + IDLE_S
@@ -196,7 +195,7 @@ class Service:
             course = RoundsCourse(machine, parts, checkpoint, memory, self._now())
         else:
             course = FragmentsCourse(machine, parts, checkpoint)
-        # Retained: what an earlier run left there would mislead whoever comes now.
+        # The topic is retained: a message left by an earlier run would mislead new devices.
         over = RoundClosed(round=max(1, run.opened), run=run.about.run)
         self._publisher.say_round(over if course.finished else None)
         return parts, course
@@ -205,12 +204,12 @@ class Service:
 
     @property
     def course(self) -> RoundsCourse | FragmentsCourse:
-        """The run's course."""
+        """Course of the run."""
         return self._course
 
     @property
     def model(self) -> GlobalModel:
-        """The model as it is now."""
+        """Current global model."""
         return self._parts.model
 
     @property
@@ -219,8 +218,8 @@ class Service:
         return self._course.finished
 
     def serve(self, stop: threading.Event) -> None:
-        """Go on until the run is complete or a stop is asked for. Raises `RunError`."""
-        self._watchdog.ready(f"leads {self._run.about.task}")
+        """Run until the run is complete or `stop` is set. Raises `RunError`."""
+        self._watchdog.ready(f"coordinating {self._run.about.task}")
         while not self.finished and not stop.is_set():
             self._step(self._wait_s())
         until = self._clock() + LINGER_S
@@ -236,7 +235,7 @@ class Service:
         self.tick()
 
     def pump(self) -> int:
-        """Deal with all that has arrived, without waiting; how many events that were."""
+        """Handle everything that has arrived, without waiting; returns the number of events."""
         number = 0
         while (event := self._inbox.get()) is not None:
             self.handle(event)
@@ -245,7 +244,7 @@ class Service:
         return number
 
     def handle(self, event: LinkEvent | Letter) -> None:
-        """Deal with an event of the link, as the inbox gives it."""
+        """Handle an event from the inbox."""
         match event:
             case Letter():
                 self._on_letter(event)
@@ -254,7 +253,7 @@ class Service:
             case Connected():
                 self._on_connected(event)
             case Disconnected(reason):
-                log.warning("no broker: %s", reason, extra={"facts": {"event": "disconnected"}})
+                log.warning("broker lost: %s", reason, extra={"facts": {"event": "disconnected"}})
                 if self._away_since is None:
                     self._away_since = self._clock()
             case Refused(topic, reason):
@@ -262,7 +261,7 @@ class Service:
         self._proceed()
 
     def tick(self) -> None:
-        """Let time pass."""
+        """Act on deadlines that have passed."""
         now, deadline = self._now(), self._course.deadline
         if self._away_since is None and deadline is not None and now >= deadline:
             self._say(self._course.handle(events.Tick(), now))
@@ -272,10 +271,10 @@ class Service:
         if self._clock() >= self._idle_due_s:
             self._idle_due_s = self._clock() + IDLE_S
             for offer in self._receiving.drop_idle(self._clock()):
-                log.info("an upload of %s went silent and was dropped", offer.device)
+                log.info("dropped a stalled upload from %s", offer.device)
 
     def close(self) -> None:
-        """Keep what can be kept, say goodbye."""
+        """Save what can be saved and leave the broker."""
         self._watchdog.stopping()
         try:
             self._say(self._course.close())
@@ -285,13 +284,13 @@ class Service:
             self._store.close()
 
     def kill(self) -> None:
-        """End as a crash would."""
+        """Stop as a crash would."""
         self._course.kill()
         self._link.kill()
         self._store.close()
 
     def _now(self) -> float:
-        """The machine's time: seconds with a broker."""
+        """Time of the state machine: seconds connected to a broker."""
         present = self._clock() if self._away_since is None else self._away_since
         return present - self._lost_s
 
@@ -302,7 +301,7 @@ class Service:
         return min(max(deadline - self._now(), 0.0), MAX_WAIT_S)
 
     def _proceed(self) -> None:
-        """Do what waited for chunks to leave."""
+        """Do the work that was waiting for chunks to be sent."""
         if not self._publisher.drained:
             return
         newcomers, self._newcomers = self._newcomers, []
@@ -319,7 +318,7 @@ class Service:
             self._lost_s += self._clock() - self._away_since
             self._away_since = None
         if event.first:
-            # Not before: devices answer at once, and we would not hear them.
+            # Only now: devices answer at once, and earlier their answers would be missed.
             self._publisher.say_presence(Presence(name=NAME, session=self._session, online=True))
         else:
             self._publisher.say_again()
@@ -342,7 +341,7 @@ class Service:
         except RunError:
             raise
         except Exception:
-            log.exception("a message of %s was dropped", device)
+            log.exception("dropped a message from %s", device)
 
     def _on_message(self, topic: Topic, device: str, message: ControlMessage) -> None:
         if isinstance(message, Presence):
@@ -363,10 +362,10 @@ class Service:
 
     def _on_presence(self, device: str, presence: Presence) -> None:
         if presence.session < self._sessions.get(device, 0):
-            return  # a will of an earlier session
+            return  # the will of an earlier session
         known = device in self._present
         again = presence.session > self._sessions.get(device, presence.session)
-        # A round that was open before us may wait for devices that we know nothing of yet.
+        # A resumed round may be waiting for devices that this process has not heard from yet.
         first = device not in self._sessions and self._course.resumed
         self._sessions[device] = presence.session
         if presence.online:
@@ -394,11 +393,11 @@ class Service:
         if offer.run == self._run.about.run:
             self._say(self._course.handle(offer, self._now()))
             return
-        reason = "it belongs to another run"
+        reason = "the movement belongs to another run"
         self._tell(device, replace(_receipt_for(offer, Outcome.LATE, reason), run=offer.run))
 
     def _accept(self, offer: Offer) -> None:
-        """Let a device send what it offers, as far as there is room."""
+        """Let a device send what it offers, if there is room."""
         device, known = offer.device, self._receiving.knows(offer)
         if not known:
             self._callers.check_offer(device)
@@ -442,17 +441,17 @@ class Service:
         for each in said:
             match each:
                 case events.Broadcast(RoundClosed()) if not self.finished:
-                    pass  # The next opening says so; a closing alone would end the run.
+                    pass  # The next opening implies it; a closing alone would mean the run's end.
                 case events.Broadcast(RoundOpen() | RoundClosed() as message):
                     log.info(
                         "round %d %s",
                         message.round,
-                        "open" if isinstance(message, RoundOpen) else "over",
+                        "opened" if isinstance(message, RoundOpen) else "ended",
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
                     self._publisher.say_round(replace(message, run=run))
                 case events.Send(_, RoundOpen()) if isinstance(self._machine, RoundsConfig):
-                    pass  # The round is retained: whoever comes finds it.
+                    pass  # The opening is retained, so newcomers find it.
                 case events.Send(device, message):
                     self._tell(device, replace(message, run=run))
                 case events.Accept(offer):

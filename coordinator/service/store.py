@@ -1,7 +1,7 @@
-"""Where a run is kept: on disk, so that any stop is harmless, or in RAM, for one process.
+"""Storage of a run: on disk, so that it survives any stop, or in RAM, for one process.
 
-`RunStore` is what a course needs of it. `RunOnDisk` is that of a served run; the in-process
-federation has one of its own, which costs nothing and vanishes (`coordinator/simulate/ram.py`).
+`RunStore` is the interface that a course uses. `RunOnDisk` stores a served run; the in-process
+federation has its own store in RAM (`coordinator/simulate/ram.py`).
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from edge_sdk.transport.uploads import Upload
 log = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
-"""Movements that did not count of which a report says why."""
+"""Most refused movements that a report gives reasons for."""
 SAVE_S = 5.0
-"""Seconds that a receipt waits for the checkpoint that has its movement (asynchronous runs)."""
+"""Seconds a receipt waits for the checkpoint with its movement (asynchronous runs)."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Messages and traffic of devices since the last report."""
+    """Evaluations and outcomes of movements since the last report."""
 
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     """Evaluations of the current model by devices."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Outcomes of the movements that arrived."""
+    """Number of arrived movements, by outcome."""
     refusals: list[dict[str, Any]] = field(default_factory=list)
-    """Which of them did not count, and why: the first few."""
+    """The first few movements that did not count, with reasons."""
 
     def note(self, receipt: Receipt) -> None:
-        """Count what became of a movement."""
+        """Count the outcome of a movement."""
         outcome = receipt.outcome.value
         self.outcomes[outcome] += 1
         if receipt.outcome is not Outcome.COUNTED and len(self.refusals) < MAX_REFUSALS:
@@ -56,61 +56,61 @@ class Tally:
 
 
 class RunStore(Protocol):
-    """A run as its course keeps it. What a method returns from is kept, as far as anything is."""
+    """Storage of a run, as its course uses it. When a method returns, its data is stored."""
 
     @property
     def opened(self) -> int:
-        """The newest round that was ever opened; 0: none was."""
+        """Number of the newest round ever opened; 0 if none was."""
 
     @property
     def save_s(self) -> float:
-        """Seconds that the receipts of an asynchronous run may wait for a checkpoint."""
+        """Seconds the receipts of an asynchronous run may wait for a checkpoint."""
 
     @property
     def scratch(self) -> Path | None:
         """Folder for what is needed only while a round closes; None: that for temporary files."""
 
     def note_opened(self, round: int) -> None:
-        """Mark a round's number as used, before anybody hears of it."""
+        """Mark a round's number as used, before any device hears of it."""
 
     def interrupted(self) -> OpenRound | None:
-        """The round that was open when the run was last stopped; None: none was."""
+        """Return the round that was open when the run last stopped; None if none was."""
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `RunError` if the round that was interrupted has other terms."""
+        """Raise `RunError` if the interrupted round has other terms."""
 
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """Keep what must be known of a round to go on with it after a stop."""
+        """Store the facts needed to resume a round after a stop."""
 
     def forget_round(self) -> None:
-        """Drop that: the round is committed, or void."""
+        """Drop those facts: the round is committed or void."""
 
     def keep(self, upload: Upload | None, device: str, round: int) -> None:
-        """Keep what a device sent for a round. Raises `OSError` when there is no room."""
+        """Store a device's upload for a round. Raises `OSError` if there is no room."""
 
     def kept(self) -> Iterable[Movement | Replay]:
-        """All that was kept for rounds that are not committed."""
+        """Return all movements kept for rounds that are not committed."""
 
     def clear_kept(self) -> None:
-        """Drop what was kept: it is in the model, or in memory."""
+        """Drop the kept movements: they are in the model or in memory."""
 
     def knows(self, offer: Offer) -> bool:
         """True if a device's offer is already known."""
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Remember what a device was told of an upload; None: nothing, and unless it was kept, it
-        may be sent again."""
+        """Remember the receipt for an upload; None means none was given, and an upload that was
+        not kept may be sent again."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint."""
+        """Store a checkpoint."""
 
     def prune(self) -> None:
-        """Drop checkpoints that need not be kept: the newest one is whole."""
+        """Drop old checkpoints, now that the newest one is complete."""
 
     def record(
         self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
     ) -> None:
-        """Keep a report, with how good the model is that came of the round; None: not known."""
+        """Store a report with the accuracy of the round's model; None means unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +124,14 @@ class Keeping:
     memory_type: MemoryType = "fp32"
     """Type in which memory holds its values."""
     threads: Count = 1
-    """Threads that put movements together."""
+    """Threads that aggregate movements."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class RunOnDisk:
-    """A run in its folder: nothing that was kept is lost, whenever the process ends."""
+    """A run in its folder: nothing stored is lost, whenever the process ends."""
 
     save_s = SAVE_S
 
@@ -143,7 +143,7 @@ class RunOnDisk:
 
     @property
     def opened(self) -> int:
-        """The newest round that was ever opened."""
+        """Number of the newest round ever opened."""
         return self._run.opened
 
     @property
@@ -160,7 +160,7 @@ class RunOnDisk:
         return self._journal.read()
 
     def check_terms(self, terms: Terms) -> None:
-        """Compare with the journal."""
+        """Compare the terms with the journal's."""
         self._journal.check_terms(terms)
 
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
@@ -174,19 +174,19 @@ class RunOnDisk:
     def keep(self, upload: Upload | None, device: str, round: int) -> None:
         """Make an upload durable."""
         if upload is None:
-            raise StateError(f"a movement of {device!r} came in no upload")
+            raise StateError(f"a movement from {device!r} came without an upload")
         self._receiving.keep(upload, device, round)
 
     def kept(self) -> Iterator[Movement | Replay]:
-        """Read what uploads were made durable."""
+        """Read the uploads that were made durable."""
         return self._receiving.kept()
 
     def clear_kept(self) -> None:
-        """Delete them."""
+        """Delete the kept uploads."""
         self._receiving.clear_kept()
 
     def knows(self, offer: Offer) -> bool:
-        """True if room for an upload was made, or none is needed."""
+        """True if an upload already has room, or needs none."""
         return self._receiving.knows(offer)
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
@@ -206,7 +206,7 @@ class RunOnDisk:
     def record(
         self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
     ) -> None:
-        """Append a line to the history, and log it."""
+        """Append a line to the history and log it."""
         outcomes = {each.value: tally.outcomes[each.value] for each in Outcome}
         line = {
             **asdict(report),
@@ -223,7 +223,7 @@ class RunOnDisk:
             if outcomes[name.value]:
                 said += f", {outcomes[name.value]} {name.value}"
         log.info(
-            "round %d closed: %d trained of %d, %.1f s%s",
+            "round %d closed: %d of %d devices trained, %.1f s%s",
             report.round,
             sum(device.level is not None for device in report.devices),
             len(report.devices),
@@ -234,7 +234,7 @@ class RunOnDisk:
 
 
 def _summary(evaluations: Iterable[Evaluation]) -> Mapping[str, Any] | None:
-    """Mean of the devices' evaluations, weighted by samples; None if there is none."""
+    """Mean of the devices' evaluations, weighted by samples; None without evaluations."""
     found = list(evaluations)
     if not found:
         return None

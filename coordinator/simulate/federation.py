@@ -1,17 +1,17 @@
 """A whole federation in one process: the engine of `serve`, in virtual time.
 
 There is no second implementation for simulation. The courses that `serve` runs over a broker run
-here with a store in RAM, an outlet that hands devices the model itself, and a heap of events for a
-link. Time is virtual:
+here with a store in RAM, an outlet that hands the model directly to devices, and a heap of events
+in place of a link. Time is virtual:
 
-- `time="none"`: nothing takes any. A message arrives at once, and when nobody has anything to say
-  any more, the next deadline comes.
-- `time="profile"`: every device has a clock. Fetching, training and sending take the seconds that
-  its times, or its emulated profile, say (`pace.py`); meanwhile what else reaches it waits. A
-  device that is ten times slower makes a tenth of an asynchronous run's updates.
+- `time="none"`: nothing takes time. Messages arrive at once, and when none is left, time jumps to
+  the next deadline.
+- `time="profile"`: every device has a clock. Fetching, training and sending take as long as its
+  times or its emulated profile say (`pace.py`); other messages to it wait. In an asynchronous run,
+  a device that is ten times slower makes a tenth of the updates.
 
-Devices may train in several threads. What they send is added in the order of the members, so the
-result does not depend on it.
+Devices may train in several threads. Their messages are processed in the order of the members, so
+the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
 COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
-"""Deadlines that pass, with nothing else to come and no new model, before a run gives up."""
+"""Deadlines without messages or a new model after which a run gives up."""
 
 _Time = Literal["none", "profile"]
 _Told = RoundOpen | Assignment | Receipt | RoundClosed
@@ -85,13 +85,13 @@ class Member:
     policy: Policy
     data: ArrayData
     emulation: Emulation | None = None
-    """The device it pretends to be; None: this machine."""
+    """The device it emulates; None means this machine."""
     observe: Callable[[Backend], Observer] | None = None
-    """Makes what it sees itself with, given its backend; None: it weighs nothing."""
+    """Makes its observer, given its backend; None means it follows its policy alone."""
     times: MemberTimes | None = None
-    """Seconds that its work takes under `time="profile"`; None: as its emulation's profile says."""
+    """Durations under `time="profile"`; None means those of its emulated profile."""
     there: Sequence[tuple[float, float]] | None = None
-    """From and to, in virtual seconds, when it is there; None: always."""
+    """(from, to) in virtual seconds when it is present; None means always."""
 
 
 class Federation:
@@ -109,9 +109,9 @@ class Federation:
         memory_dir: Path | None = None,
         memory_type: MemoryType = "fp32",
     ) -> None:
-        """`make_backend` is called once for each of the `threads` that devices train in.
+        """`make_backend` is called once for each of the `threads` in which devices train.
 
-        `memory_dir`: where the rule's memory is kept; None: in RAM. Raises `ConfigError`.
+        `memory_dir` is the folder of the rule's memory; None means RAM. Raises `ConfigError`.
         """
         if config.min_devices > len(members):
             raise ConfigError(
@@ -146,14 +146,14 @@ class Federation:
     def state(self) -> RoundsState | FragmentsState:
         """The state of the coordinator's machine. Raises `CoordinatorError` before `run`."""
         if self._course is None:
-            raise CoordinatorError("the federation does not run yet")
+            raise CoordinatorError("the federation has not started: iterate over run() first")
         return self._course.state
 
     def run(self) -> Iterator[RoundReport]:
         """Train to the end, yielding every round as it closes.
 
         An asynchronous run reports after as many updates as there are devices. Raises
-        `CoordinatorError` when nothing can happen any more.
+        `CoordinatorError` if the run makes no progress.
         """
         with ExitStack() as stack:
             self._course = course = self._start()
@@ -200,7 +200,7 @@ class Federation:
     def _step(
         self, course: RoundsCourse | FragmentsCourse, pool: ThreadPoolExecutor | None
     ) -> None:
-        """Let happen what is next: messages, or a deadline."""
+        """Process the next messages or the next deadline."""
         due = inf if course.deadline is None else course.deadline
         next_s = self._timeline.next_s
         if next_s is None or due < next_s:
@@ -221,7 +221,7 @@ class Federation:
         if due == inf or self._idle > MAX_IDLE:
             excuses = sorted(course.excuses().items())
             said = "; ".join(f"{name}: {reason}" for name, reason in excuses)
-            raise CoordinatorError(f"no device has trained anything for long: {said or 'silence'}")
+            raise CoordinatorError(f"no device has trained for too long: {said or 'no answers'}")
         self._now = max(self._now, due)
         self._say(course, course.handle(events.Tick(), self._now))
 
@@ -241,7 +241,7 @@ class Federation:
                 self._say(course, course.handle(message, self._now))
             case Bid() | Movement() | Replay():
                 sender = message.movement.device if isinstance(message, Replay) else message.device
-                if sender in self._present:  # else it sends it again when it is back
+                if sender in self._present:  # otherwise it sends it again when it returns
                     self._say(course, course.handle(message, self._now))
 
     def _say(self, course: RoundsCourse | FragmentsCourse, said: list[Said]) -> None:
@@ -261,7 +261,7 @@ class Federation:
     def _deliver(
         self, batch: list[Happening[_Told | _Heard]], pool: ThreadPoolExecutor | None
     ) -> None:
-        """Let devices deal with messages, together where there are threads for it."""
+        """Let devices process messages, in parallel if there are several threads."""
         work: list[tuple[_Device, Callable[[], list[_Sent]]]] = []
         for each in batch:
             time_s, name, message = each.time_s, each.to, each.message
@@ -271,11 +271,11 @@ class Federation:
             if device is None or not isinstance(
                 message, RoundOpen | Assignment | Receipt | RoundClosed
             ):
-                continue  # what reaches a device that is gone is lost
+                continue  # messages to an absent device are lost
             if device.busy_until_s > time_s:
                 self._timeline.add(device.busy_until_s, name, message)
                 continue
-            device.wake()  # by this thread: what it makes may not be made in several at a time
+            device.wake()  # in this thread: apps cannot be made in several threads at once
             work.append((device, partial(device.receive, message, time_s)))
         if pool is None:
             sent = [(device, do()) for device, do in work]
@@ -291,7 +291,7 @@ class Federation:
 
 
 class _Device:
-    """A member at work. Its app is made when the first message comes: many never get one."""
+    """A member at work. Its app is made on the first message; many members never get one."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class _Device:
         seed: int,
         times: MemberTimes | None,
     ) -> None:
-        """`times`: None where nothing takes any time."""
+        """`times` is None if nothing takes time."""
         self.number = number
         self.name = member.name
         self._member = member
@@ -317,21 +317,21 @@ class _Device:
 
     @property
     def awake(self) -> bool:
-        """True if it ever received a message."""
+        """True if the device ever received a message."""
         return self._app is not None
 
     @property
     def latency_s(self) -> float:
-        """The way of a message."""
+        """Latency of a message, in seconds."""
         return 0.0 if self._times is None else self._times.latency_s
 
     @property
     def busy_until_s(self) -> float:
-        """When it can deal with a message; never later than now where nothing takes time."""
+        """Time when the device can process a message; never in the future if nothing takes time."""
         return 0.0 if self._clock is None else self._clock.clock()
 
     def arrival_s(self, message: _Sent, now_s: float) -> float:
-        """When a message that it sends reaches the coordinator."""
+        """Time when a message from the device reaches the coordinator."""
         if self._clock is None or self._times is None:
             return now_s
         movement = message.movement if isinstance(message, Replay) else message
@@ -339,7 +339,7 @@ class _Device:
         return self._clock.clock() + self._times.latency_s + size / self._times.up_bytes_s
 
     def wake(self) -> DeviceApp[Movement | Replay]:
-        """Its app."""
+        """Return the device's app, made on the first call."""
         if self._app is None:
             member, backend = self._member, self._backend
             timed = member.emulation or self._clock
@@ -359,7 +359,7 @@ class _Device:
         return self._app
 
     def receive(self, message: _Told, now_s: float) -> list[_Sent]:
-        """Deal with a message that reaches it now; returns what it sends."""
+        """Process a message that arrives now and return the messages it sends."""
         app, emulation = self.wake(), self._member.emulation
         if self._clock is not None:
             self._clock.wait_until(now_s)
@@ -368,7 +368,7 @@ class _Device:
         return app.receive(message)
 
     def connected(self, now_s: float) -> list[_Sent]:
-        """It is back; returns what has no receipt yet."""
+        """Return the messages without a receipt, which the device sends when it is back."""
         if self._clock is not None:
             self._clock.wait_until(now_s)
         return self.wake().connected()
@@ -378,7 +378,7 @@ class _Device:
         assignment: Assignment,
         opened: RoundOpen,  # noqa: ARG002  as `ModelSource` has it
     ) -> tuple[Blocks, dict[str, Array]]:
-        """Model it trains from, once that has arrived."""
+        """Return the model it trains from, once that has arrived."""
         fetched = self._outlet.fetch(assignment)
         if self._clock is not None and self._times is not None:
             size = self._outlet.fetched_bytes(self.name, assignment.groups)
@@ -391,14 +391,14 @@ def _times(member: Member) -> MemberTimes:
         return member.times
     if member.emulation is None:
         raise ConfigError(
-            f'{member.name}: time = "profile" needs its times, or an emulated device to take '
-            "them from"
+            f'{member.name}: time = "profile" needs the member\'s times, or an emulated device '
+            "with a profile"
         )
     return times_of(member.emulation)
 
 
 class _PerThread:
-    """A backend that is one backend for each thread that uses it."""
+    """A backend that uses a separate backend in each thread."""
 
     def __init__(self, plan: ModelPlan, make: Callable[[], Backend]) -> None:
         self.plan = plan

@@ -1,7 +1,7 @@
 """Durations of a device in virtual time: training, transfers, message latency.
 
-`MemberTimes` says it in seconds, given by the caller or taken from an emulated device's profile; a
-`DeviceClock` is what then passes as the device works.
+`MemberTimes` holds them in seconds, given by the caller or taken from an emulated device's profile;
+a `DeviceClock` advances by them as the device works.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edge_sdk.train.backend import Backend, Job, TimedBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberTimes:
-    """Seconds that what a device does takes. Raises `ConfigError` for what cannot be."""
+    """Durations of a device's work. Raises `ConfigError` for impossible values."""
 
     step_s: float = 0.0
-    """A training step of the whole model; a submodel's takes its share of the
-    multiply-accumulates. Not used for emulated devices, whose profile tells."""
+    """Seconds of a training step on the whole model; a submodel's step takes its share of the
+    multiply-accumulates. Ignored for emulated devices, which have a profile."""
     down_bytes_s: float = inf
-    """Bytes per second from the coordinator; `up_bytes_s` likewise to it."""
+    """Bytes per second from the coordinator; `up_bytes_s` is the rate to it."""
     up_bytes_s: float = inf
     latency_s: float = 0.0
-    """The way of a message, in either direction."""
+    """Latency of a message in either direction, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("step_s", "latency_s"):
@@ -39,12 +39,12 @@ class MemberTimes:
 
 
 def times_of(emulation: Emulation, *, latency_s: float = 0.0) -> MemberTimes:
-    """The times of an emulated device's link. Raises `ConfigError` if its profile has none."""
+    """Return the times of an emulated device's link. Raises `ConfigError` if it has none."""
     network = emulation.board.network
     if network.down_mbit_s is None or network.up_mbit_s is None:
         raise ConfigError(
-            f"{emulation.member.name}: the profile of {emulation.board.name} does not say how fast "
-            "its network is; give up_mbit_s and down_mbit_s, or the member's times"
+            f"{emulation.member.name}: the profile of {emulation.board.name} has no network speed; "
+            "set up_mbit_s and down_mbit_s, or give the member's times"
         )
     return MemberTimes(
         down_bytes_s=1e6 / 8 * network.down_mbit_s.value,
@@ -54,7 +54,7 @@ def times_of(emulation: Emulation, *, latency_s: float = 0.0) -> MemberTimes:
 
 
 class DeviceClock:
-    """The time of a device that is not emulated. It passes only while it waits and works."""
+    """The clock of a device that is not emulated. It advances only as the device waits or works."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -65,11 +65,11 @@ class DeviceClock:
         return self._now_s
 
     def wait_until(self, now_s: float) -> None:
-        """Let time pass; nothing happens if it is later already."""
+        """Advance to this time; does nothing if it has already passed."""
         self._now_s = max(self._now_s, now_s)
 
     def emulated(self, backend: Backend) -> Backend:
-        """A backend that trains as this one does, in this device's time."""
+        """Return a backend that trains as this one does, in this device's time."""
         plan = backend.plan
         whole = plan.submodel_macs(plan.all_groups())
 

@@ -1,4 +1,4 @@
-"""A run without a disk or a broker: kept in RAM, and gone with the process."""
+"""A run without disk or broker: kept in RAM, and gone when the process ends."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ from edge_sdk.transport.uploads import Upload
 
 @dataclass(slots=True)
 class RunInRam:
-    """A `RunStore` that costs nothing: nobody goes on with a run whose process has ended."""
+    """A `RunStore` that stores nothing durably, since such a run is never resumed."""
 
     opened: int = 0
     save_s: float = 0.0
-    """Receipts need not wait: there is no checkpoint that could be lost."""
+    """Receipts need not wait, because there are no checkpoints."""
     scratch: None = None
-    """What is needed only while a round closes is put where temporary files are."""
+    """Files needed only while a round closes go to the folder for temporary files."""
     reports: list[RoundReport] = field(default_factory=list)
-    """Those that nobody has taken yet."""
+    """Reports that have not been taken yet."""
 
     def note_opened(self, round: int) -> None:
         """Remember the newest round."""
         self.opened = max(self.opened, round)
 
     def interrupted(self) -> OpenRound | None:
-        """None: every run is new."""
+        """Return None: every run is new."""
         return None
 
     def check_terms(self, terms: Terms) -> None:
-        """Nothing was interrupted."""
+        """Do nothing: no round was interrupted."""
 
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """The course has it."""
+        """Do nothing: the course has it."""
 
     def forget_round(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def keep(self, upload: Upload | None, device: str, round: int) -> None:
-        """The course has it."""
+        """Do nothing: the course has it."""
 
     def kept(self) -> tuple[Movement | Replay, ...]:
-        """Nothing is left of an earlier process."""
+        """Return nothing: no earlier process left anything."""
         return ()
 
     def clear_kept(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def knows(self, offer: Offer) -> bool:
-        """Nothing is uploaded here."""
+        """Return False: nothing is uploaded here."""
         return False
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Nothing is uploaded here."""
+        """Do nothing: nothing is uploaded here."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Nobody would read it."""
+        """Do nothing: no process would read it."""
 
     def prune(self) -> None:
-        """Nothing was written."""
+        """Do nothing: nothing was written."""
 
     def record(
         self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
@@ -80,40 +80,40 @@ class RunInRam:
 
 
 class DirectOutlet:
-    """A `ModelOutlet` that hands devices the model itself, and a `ModelSource` for them.
+    """A `ModelOutlet` that hands the model directly to devices, and their `ModelSource`.
 
-    A device gets the version that there was when it was assigned its groups, however long its
-    assignment is under way.
+    A device gets the version that was current when its groups were assigned, however long the
+    assignment takes to arrive.
     """
 
     def __init__(self, model: GlobalModel) -> None:
         self._model = model
         self._held: dict[str, tuple[EncodedModel, dict[str, Array]]] = {}
-        """The model as it was when a device was assigned something, until the device has it."""
+        """Per device, the model at the time of its assignment, until the device has fetched it."""
         self._versions: dict[str, int] = {}
-        """Model that devices of an asynchronous run train from."""
+        """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
-        """Bytes of the blocks that a device fetched last."""
+        """Bytes of the blocks that each device last fetched."""
 
     def publish(self) -> None:
-        """Encode the model now: devices ask for it in several threads."""
+        """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
 
     def opening(self, opening: RoundOpen) -> RoundOpen:
-        """The opening as it is: the model is not sent."""
+        """Return the opening unchanged: the model is not sent."""
         return opening
 
     def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """The opening as it is."""
+        """Return the opening unchanged."""
         return opening
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
-        """Keep these groups of the present version."""
+        """Keep these groups of the current version."""
         self._versions[device] = self._model.version
         self._model.reserve(device, round, groups)
 
     def fetched_bytes(self, device: str, groups: GroupsByAxis) -> int:
-        """Bytes that a device fetched last."""
+        """Bytes that a device last fetched."""
         return self._fetched.get(device, 0)
 
     def applied(self, device: str, groups: GroupsByAxis) -> int:
@@ -121,12 +121,12 @@ class DirectOutlet:
         return self._model.version - self._versions.pop(device)
 
     def left(self, device: str) -> None:
-        """A device that is gone evaluates nothing here."""
+        """Do nothing: an absent device evaluates nothing here."""
 
     # -- for devices ------------------------------------------------------------------------
 
     def assigned(self, assignment: Assignment) -> None:
-        """Hold the present version until the device has fetched its part."""
+        """Hold the current version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (model.serve(), model.buffers)
 
@@ -135,7 +135,7 @@ class DirectOutlet:
         self._held.pop(assignment.device, None)
 
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
-        """Model that a device trains from."""
+        """Return the model that a device trains from."""
         device, groups, plan = assignment.device, assignment.groups, self._model.plan
         encoded, buffers = self._held.pop(device)
         message, cut = self._model.reserved(device, assignment.round) or (

@@ -1,4 +1,4 @@
-"""Events in virtual time: a heap of what happens when, and to whom."""
+"""Events in virtual time: a heap of messages by time of arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True, slots=True)
 class Happening(Generic[M]):
-    """A message that reaches an endpoint at a time."""
+    """A message that reaches an endpoint at a given time."""
 
     time_s: float
     to: str
@@ -23,7 +23,7 @@ class Happening(Generic[M]):
 class Timeline(Generic[M]):
     """Future events, earliest first, and in order of insertion at equal times.
 
-    Nothing happens but through `take`.
+    Time advances only through `take`.
     """
 
     def __init__(self) -> None:
@@ -31,18 +31,18 @@ class Timeline(Generic[M]):
         self._numbers = count()
 
     def add(self, time_s: float, to: str, message: M) -> None:
-        """Let a message reach an endpoint at a time."""
+        """Schedule a message for an endpoint."""
         heappush(self._heap, (time_s, next(self._numbers), Happening(time_s, to, message)))
 
     @property
     def next_s(self) -> float | None:
-        """When something happens next; None: nothing will."""
+        """Time of the next event; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def take(self, *, alone: str, until_s: float = inf) -> list[Happening[M]]:
-        """The earliest happenings that may be dealt with together, none of them after `until_s`.
+        """Take the earliest events that may be processed together, none of them after `until_s`.
 
-        They are for endpoints that all differ; one for `alone` comes by itself.
+        They all go to different endpoints; an event for `alone` is returned by itself.
         """
         taken: dict[str, Happening[M]] = {}
         while self._heap and self._heap[0][0] <= until_s:

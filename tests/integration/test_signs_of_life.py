@@ -106,4 +106,4 @@ def test_coordinator_is_alive_while_it_waits_for_devices(tmp_path: Path) -> None
     with supervised(tmp_path, "coordinator.cli", "serve", "--config", "run.toml") as program:
         watch_and_stop(program)
         assert program.process.wait(HANGS_S) == 143
-    assert program.said[0] == "READY=1\nSTATUS=leads tiny"
+    assert program.said[0] == "READY=1\nSTATUS=coordinating tiny"

@@ -1,9 +1,9 @@
-"""Runs every case of interruption and writes what came of it to docs/interruptions.md.
+"""Runs every case of interruption and writes the results to docs/interruptions.md.
 
     python -m tests.interruptions.matrix [--workers 2] [--out FILE] [-k EXPRESSION]
 
-What stands in the table is what the cases recorded while they ran (`conftest.py`): a test's
-docstring, the rounds of its worlds, and what it noted. Exit code 1: a case failed.
+The table holds what the cases recorded while they ran (`conftest.py`): a test's docstring, the
+rounds of its worlds, and its notes. Exit code 1 means that a case failed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tests.interruptions.programs import ROOT
 HEAD = """\
 # Interruptions
 
-What happens to a run when something breaks. Written by `python -m tests.interruptions.matrix`,
-which runs every case: a small federation (digits, two devices, a few rounds) of real programs on a
-real Mosquitto, through a TCP proxy that can cut, delay, throttle and swallow connections, and hold
-or change single messages. The cases are in `tests/interruptions`; the quick ones run with all
-tests.
+This page shows what happens to a run when something breaks. `python -m tests.interruptions.matrix`
+writes it and runs every case: a small federation (digits, two devices, a few rounds) of real
+programs on a real Mosquitto, through a TCP proxy that can cut, delay, throttle and silence
+connections, and hold or change single messages. The cases are in `tests/interruptions`; the quick
+ones are part of the normal test run.
 
 Every case ends with these checks:
 
 - every round is finished, and all programs that were not killed end with exit code 0;
 - no movement is counted twice;
-- every receipt `counted` that a device was given is for a movement that the history counts;
-- no program met an error that it did not expect;
-- where it says *bit for bit*, the model is that of the same run without any interruption.
+- every `counted` receipt is for a movement that the history counts;
+- no program logs an unexpected error;
+- where it says *bit for bit*, the model equals that of the same run without interruption.
 """
 
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_cases(report: ElementTree.Element) -> list[Case]:
-    """The cases of a JUnit report, in the order of their files."""
+    """Read the cases of a JUnit report, in the order of their files."""
     cases = []
     for test in report.iter("testcase"):
         found = [(each.get("name"), each.get("value") or "") for each in test.iter("property")]
@@ -92,7 +92,7 @@ def read_cases(report: ElementTree.Element) -> list[Case]:
 
 
 def table(cases: Iterable[Case]) -> Iterable[str]:
-    """The table, by the file of the cases; its docstring is the heading."""
+    """Write a table for each file of cases, with the file's docstring as its heading."""
     part = ""
     for case in cases:
         if case.part != part:

@@ -1,1 +1,1 @@
-"""Limits on what anybody may send, applied before it is read."""
+"""Limits on incoming messages, applied before they are read."""

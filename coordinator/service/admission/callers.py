@@ -1,7 +1,7 @@
 """Devices the coordinator listens to, and its treatment of those that send useless messages.
 
-A run listens to a limited number of names. Of what is wrong with a device's messages the operator
-hears a few times, and the device once in a while (`Complaint`).
+A run listens to a limited number of names. The log reports a device's bad messages a few times, and
+the device itself is told from time to time (`Complaint`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Callers:
-    """The devices that send something, as their messages pass through an inbox."""
+    """Devices that send messages through an inbox."""
 
     def __init__(self, inbox: Inbox, *, clock: Callable[[], float], max_devices: int) -> None:
         self._inbox = inbox
@@ -40,11 +40,11 @@ class Callers:
         return device in self._inbox.known
 
     def know(self, devices: Iterable[str]) -> None:
-        """Listen to these, however many they are: they took part before."""
+        """Listen to these devices, however many: they took part before."""
         self._inbox.known.update(devices)
 
     def admit(self, device: str) -> bool:
-        """Listen to a device that sent a valid message, from now on; True if there is room."""
+        """Listen to a device from now on, after a valid message; True if there is room for it."""
         known = self._inbox.known
         if device in known:
             return True
@@ -54,8 +54,8 @@ class Callers:
         if not self._inbox.full:
             self._inbox.full = True
             log.error(
-                "%d devices are known, which is the most ([round] max_devices): %s and other new "
-                "names are not listened to",
+                "%d devices are known, the limit set by [round] max_devices: %s and all other new "
+                "names are ignored",
                 len(known),
                 device,
                 extra={"facts": {"event": "full", "device": device}},
@@ -63,23 +63,23 @@ class Callers:
         return False
 
     def check_offer(self, device: str) -> None:
-        """Raise `MessageError` if a device offers too many new uploads."""
+        """Raise `MessageError` if a device offers new uploads too often."""
         if not self._offers.take(device, self._clock()):
             raise MessageError("too many offers of new uploads")
 
     def note_useless(self, device: str) -> None:
-        """A device sent a chunk that nobody waits for; after too many, none is heard a while."""
+        """Count a useless chunk of a device; after too many, ignore its chunks for a while."""
         if not self._useless.take(device, self._clock()):
             self._inbox.mute(device, MUTED_S)
 
     def warn(self, device: str, text: str) -> Complaint | None:
-        """Say what is wrong with a message that was dropped; None: its sender was told lately."""
+        """Log why a message was dropped; returns None if its sender was told recently."""
         now, known = self._clock(), device in self
-        # Names that are not known share what there is to be said of them.
+        # Unknown names share one budget of warnings.
         loud = self._warnings.take(device if known else "?", now)
         log.log(
             logging.WARNING if loud else logging.DEBUG,
-            "a message of %s was dropped: %s",
+            "dropped a message from %s: %s",
             device,
             text,
             extra={"facts": {"event": "dropped", "device": device}},

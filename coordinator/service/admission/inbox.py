@@ -1,17 +1,17 @@
-"""Arrived messages that wait for the coordinator's loop: bounded, whatever anybody sends.
+"""Queue of arrived messages for the coordinator's loop, bounded whatever devices send.
 
-The link's threads put, and never wait: a connection that is not served dies. What is too large, too
-often, or too much of one device at a time is dropped there, before it is queued or decoded; every
-transfer bears a loss. What the link itself has to say is never dropped.
+The link's threads put messages and never wait, because an unserved connection dies. Messages that
+are too large, too frequent, or too many from one device are dropped there, before they are queued
+or decoded; every transfer survives a loss. Events of the link itself are never dropped.
 
-| of one device | at most |
+| from one device | at most |
 |---|---|
 | control messages | 4 KiB each, `limits.CONTROL`, and 64 waiting |
 | presence | `limits.PRESENCE` |
 | chunks | as many bytes waiting as its credits can ask for |
 
-Together, 64 MiB of control messages and 256 MiB of chunks wait. Names that are not known share what
-there is for strangers; they are not listened to when as many are known as may be.
+In all, at most 64 MiB of control messages and 256 MiB of chunks wait. Unknown names share one rate
+limit; they are ignored once the largest allowed number of names is known.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from edge_sdk.protocol.messages.transfer import UPLOAD_BYTES
 from edge_sdk.transport.link import LinkEvent, Received
 
 MAX_MESSAGE_BYTES = 2**12
-"""Of a control message of a device: the largest has half as many."""
+"""Largest control message from a device; the largest valid one is half this size."""
 MAX_WAITING = 64
-"""Control messages of one device."""
+"""Most control messages of one device that wait."""
 MAX_CONTROLS_BYTES = 2**26
 MAX_CHUNKS_BYTES = 2**28
 OVERHEAD_BYTES = 512
-"""Size of a waiting message besides its payload."""
+"""Memory taken by a waiting message besides its payload."""
 MAX_TOLD = 1000
-"""Devices of which it is remembered, until somebody asks, that something was dropped."""
+"""Most devices whose dropped messages are remembered until `take_dropped`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message that arrived, its topic taken apart."""
+    """An arrived message with its parsed topic."""
 
     topic: Topic
     payload: bytes
 
 
 class Inbox:
-    """A queue of link events. `put` from any thread, the rest from one."""
+    """A queue of link events. Any thread may call `put`; one thread calls the rest."""
 
     def __init__(self, *, clock: Callable[[], float], max_devices: int, device_bytes: int) -> None:
-        """`device_bytes`: chunks of one device that may wait."""
+        """`device_bytes` limits the waiting chunks of one device."""
         self.known: set[str] = set()
-        """Names that are listened to. This and `full` are set by whoever reads the queue."""
+        """Names listened to. The reader of the queue sets this and `full`."""
         self.full = False
-        """True if no other names will be admitted."""
+        """True if no further names will be admitted."""
         self._strangers = Buckets(Rate(STRANGERS.per_s, STRANGERS.burst + 2 * max_devices), 1)
         self._clock = clock
         self._device_bytes = device_bytes
@@ -67,16 +67,16 @@ class Inbox:
         self._ready = Condition()
         self._queue: deque[LinkEvent | Letter] = deque()
         self._waiting: Counter[str] = Counter()
-        """Control messages by device; without those that have none. `_bytes` likewise: chunks."""
+        """Waiting control messages by device; `_bytes` likewise for chunks. No zero entries."""
         self._bytes: Counter[str] = Counter()
         self._total = [0, 0]
-        """Bytes of control messages, and of chunks."""
+        """Waiting bytes of control messages and of chunks."""
         self._muted: dict[str, float] = {}
-        """Until when chunks of a device are dropped."""
+        """Time until which a device's chunks are dropped."""
         self._dropped: dict[str, str] = {}
 
     def put(self, event: LinkEvent) -> None:
-        """Queue an event, or drop it; never waits."""
+        """Queue an event or drop it; never waits."""
         if not isinstance(event, Received):
             with self._ready:
                 self._queue.append(event)
@@ -85,7 +85,7 @@ class Inbox:
         try:
             topic = parse_topic(event.topic)
         except MessageError:
-            return  # nobody who keeps to the rules writes there
+            return  # no well-behaved device writes there
         device, kind = topic.device or "", topic.kind
         with self._ready:
             if device not in self.known and not self._admits_stranger(kind):
@@ -103,7 +103,7 @@ class Inbox:
                 self._dropped.setdefault(device, objection)
 
     def get(self, wait_s: float = 0.0) -> LinkEvent | Letter | None:
-        """The oldest event, a message as a `Letter`; None: there is none, also after so many
+        """Take the oldest event, a message as a `Letter`; None if none arrives within `wait_s`
         seconds."""
         with self._ready:
             if not self._queue and wait_s > 0:
@@ -116,14 +116,14 @@ class Inbox:
             return event
 
     def mute(self, device: str, seconds: float) -> None:
-        """Look at no chunks of a device for so long."""
+        """Drop a device's chunks for this many seconds."""
         with self._ready:
             now = self._clock()
             self._muted = {name: until for name, until in self._muted.items() if until > now}
             self._muted[device] = now + seconds
 
     def take_dropped(self) -> dict[str, str]:
-        """The devices of which something was dropped since this was last asked, and why."""
+        """Return devices whose messages were dropped since the last call, with the reasons."""
         if not self._dropped:
             return {}
         with self._ready:
@@ -131,18 +131,18 @@ class Inbox:
             return dropped
 
     def _admits_stranger(self, kind: TopicKind) -> bool:
-        """True if a message of an unknown name is accepted. Nobody waits for chunks."""
+        """True if a message from an unknown name is accepted; chunks never are."""
         if kind is TopicKind.UP_CHUNK:
             return False
         return not self.full and self._strangers.take("", self._clock())
 
     def _objection_to_control(self, kind: TopicKind, device: str, size: int) -> str | None:
         if size > MAX_MESSAGE_BYTES:
-            return f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+            return f"a message has {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
         if self._waiting[device] >= MAX_WAITING:
-            return f"more than {MAX_WAITING} messages at a time"
+            return f"more than {MAX_WAITING} messages waiting"
         if self._total[0] + size > MAX_CONTROLS_BYTES:
-            return "more messages than the coordinator can deal with"
+            return "more messages than the coordinator can handle"
         rate = self._rates.get(kind)
         if rate is not None and not rate.take(device, self._clock(), 1 + size // 1024):
             return f"too many messages on {kind.value}"
@@ -150,14 +150,14 @@ class Inbox:
 
     def _objection_to_chunk(self, device: str, size: int) -> str | None:
         if size > UPLOAD_BYTES + 4 + MAX_CHUNK_BYTES:
-            return f"a chunk of {size} bytes; at most {MAX_CHUNK_BYTES} are allowed"
+            return f"a chunk has {size} bytes; at most {MAX_CHUNK_BYTES} are allowed"
         taken = self._bytes[device]
         if taken and taken + size + OVERHEAD_BYTES > self._device_bytes:
-            return "more chunks at a time than were asked for"
+            return "more chunks at a time than its credits allow"
         if self._total[1] + size > MAX_CHUNKS_BYTES:
-            return "more chunks than the coordinator can deal with"
+            return "more chunks than the coordinator can handle"
         if self._muted.get(device, 0.0) > self._clock():
-            return "too many chunks that nobody asked for"
+            return "too many useless chunks"
         return None
 
     def _count(self, letter: Letter, sign: int) -> None:
@@ -167,4 +167,4 @@ class Inbox:
         counter = self._bytes if chunk else self._waiting
         counter[device] += sign * (size if chunk else 1)
         if not counter[device]:
-            del counter[device]  # names are many, those that wait are few
+            del counter[device]  # of many names, few have messages waiting

@@ -1,8 +1,8 @@
 """Ways for devices to get the model: through chunks on a broker, or directly from RAM.
 
-An outlet is what a course asks when the model has changed, when a device is told of a round, and
-when the version that a device trained from matters. `BrokerOutlet` is that of a served run; the
-in-process federation has one of its own (`coordinator/simulate/ram.py`).
+A course calls its outlet when the model has changed, when a device is told of a round, and to find
+the version that a device trained from. `BrokerOutlet` serves a run over a broker; the in-process
+federation has its own outlet (`coordinator/simulate/ram.py`).
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 
 PUBLISHING_SHARE = 0.2
-"""Of the time, at most, that goes into publishing versions of an asynchronous run."""
+"""Largest share of time that an asynchronous run spends on publishing versions."""
 MAX_EARLIER = 8
-"""Versions, the newest, that are held for devices that may be evaluating them."""
+"""Number of newest versions held for devices that may be evaluating them."""
 
 
 class ModelOutlet(Protocol):
-    """Gives devices the model, and knows which version each of them has."""
+    """Gives devices the model and tracks which version each of them has."""
 
     def publish(self) -> None:
-        """Offer the present model to everybody."""
+        """Offer the current model to all devices."""
 
     def opening(self, opening: RoundOpen) -> RoundOpen:
-        """An opening for everybody, as it leaves: with the version that is offered."""
+        """Return an opening for all devices, completed with the offered version."""
 
     def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """An opening for one device of an asynchronous run, with the newest version there is."""
+        """Return an opening for one device of an asynchronous run, with the newest version."""
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
-        """Keep these groups of the version that a device was told of, for it and for the rule."""
+        """Keep these groups of the version a device was told of, for the device and the rule."""
 
     def fetched_bytes(self, device: str, groups: GroupsByAxis) -> int:
-        """Bytes that a device fetched to train these groups, of the version it was told of."""
+        """Bytes a device fetched to train these groups of the version it was told of."""
 
     def applied(self, device: str, groups: GroupsByAxis) -> int:
-        """A device's movement is about to be applied; returns how many updates old its start is."""
+        """Note that a device's movement is about to be applied; returns its age in updates."""
 
     def left(self, device: str) -> None:
-        """Stop holding versions that a device might evaluate: it is gone."""
+        """Stop holding versions for a device that has left."""
 
 
 class BrokerOutlet:
-    """Publishes versions as chunks. A device is served the version that its opening named.
+    """Publishes versions as chunks. Each device gets the version that its opening named.
 
-    In an asynchronous run a version is published when a device is to be told of it, the link has
-    taken the one before, and publishing does not take too much of the time. Otherwise the device is
-    told of the newest version there is; the age of its movement counts from that one.
+    An asynchronous run publishes a version when a device needs an opening, if the link has accepted
+    the previous version and publishing does not take too much time. Otherwise the device is told of
+    the newest published version, and the age of its movement counts from that one.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class BrokerOutlet:
         self._run = run
         self._clock = clock
         self._told: dict[str, Published] = {}
-        """The version that each device of an asynchronous run was last told of."""
+        """Version that each device of an asynchronous run was last told of."""
         self._earlier: dict[str, int] = {}
-        """The version that each device that is there last trained from: it may be evaluating it.
-        Of all versions, the newest `MAX_EARLIER`."""
+        """Version that each present device last trained from and may be evaluating; only the newest
+        `MAX_EARLIER` versions."""
         self._evaluators: dict[int, set[str]] = {}
-        """The same, by version."""
+        """The same devices, by version."""
         self._publish_after = clock()
         self._changed: set[int] = set()
-        """Packs that differ from the version that was published last."""
+        """Packs that differ from the last published version."""
         self._published: Published
         self._newest: tuple[EncodedModel, dict[str, Array]]
-        """Chunks published last, which most devices will ask for."""
+        """The model as last published, which most devices will ask for."""
 
     def publish(self) -> None:
         """See `ModelOutlet`."""
@@ -112,7 +112,7 @@ class BrokerOutlet:
             message, cut = encoded.cut(groups), model.plan.cut_buffers(buffers, groups)
         else:
             blocks, cut = unpack_model(model.plan, published.index, groups, self._chunks)
-            # Values that were decoded are reserved as they are: fp32 draws nothing at random.
+            # Decoded values are reserved unchanged: fp32 involves no random rounding.
             message = encode_blocks(model.plan, groups, blocks, PLAIN, stream(0, "reserved"))
         model.hold(device, round, message, cut)
 
@@ -137,7 +137,7 @@ class BrokerOutlet:
                 del self._evaluators[version]
 
     def hold(self, device: str, version: int) -> None:
-        """Let a device evaluate a version, as long as it is among the newest that are held."""
+        """Let a device evaluate a version while it is among the newest versions held."""
         self.left(device)
         self._earlier[device] = version
         self._evaluators.setdefault(version, set()).add(device)
@@ -155,7 +155,7 @@ class BrokerOutlet:
             return
         held = {each.version for each in self._told.values()}
         held |= {last.version, *self._evaluators}
-        # int8 is rounded at random, so that all of a version is another.
+        # int8 rounds at random, so every pack differs between versions.
         since = None if self._model.serve().encoding.kind == "int8" else last
         self._publish(held, since=since, changed=self._changed)
 
@@ -166,7 +166,7 @@ class BrokerOutlet:
         since: Published | None = None,
         changed: Collection[int] = (),
     ) -> None:
-        """Publish the present model, and clear all but these versions and the last two."""
+        """Publish the current model, and clear all versions but these and the last two."""
         begun, model, encoded = self._clock(), self._model, self._model.serve()
         self._published = self._publisher.publish_model(
             model.plan, model.version, encoded, model.buffers, since=since, changed=changed

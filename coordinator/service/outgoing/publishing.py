@@ -1,12 +1,12 @@
 """Public topics: the task, the current round, and the model as retained chunks.
 
-Every version of the model is published once, and only the chunks that the versions before it did
-not have; what no version needs that somebody may still be fetching is cleared. All of it is
-published again when a broker comes back, since that may be empty. What a broker may hold is noted
-on disk, so that a run that starts again clears what the one before it left.
+Every version of the model is published once, and only the chunks that earlier versions did not
+have. Chunks that no version in use needs are cleared. Everything is published again when a broker
+comes back, because it may have lost it. The chunks that a broker may hold are noted on disk, so a
+restarted run can clear leftovers.
 
-Where a broker's retained store is not good enough, nothing is published but the pointers, and
-devices ask (`Want`) for every chunk.
+If a broker cannot retain enough, only the pointers are published, and devices ask for every chunk
+(`Want`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 TASK = "task"
 MAX_WAITING = 4096
-"""Chunks that wait for the link; beyond that, devices that want some have to ask again."""
+"""Most chunks waiting for the link; beyond that, devices have to ask again."""
 MAX_ASKED = 64
-"""Chunks of one device that asked for them that wait; beyond that, it has to ask again."""
+"""Most chunks waiting for one device that asked; beyond that, it has to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Published:
     blob: Blob
 
     def needed_bytes(self, plan: ModelPlan, groups: Groups) -> int:
-        """Bytes of the model that a device with these groups fetches."""
+        """Bytes of the model that a device fetches for these groups."""
         needed = find_packs(plan).of_submodel(plan, plan.choose(groups))
         return sum(self.index.packs[number].size for number in needed)
 
 
 class Publisher:
-    """Publishes; remembers what was said, to say it again."""
+    """Publishes, and remembers what it published in order to publish it again."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Publisher:
         chunk_bytes: int,
         retained: bool = True,
     ) -> None:
-        """`noted`: the file that names the chunks a broker may hold. `retained`: whether brokers
-        keep chunks; otherwise devices are sent what they ask for.
+        """`noted` is the file that names the chunks a broker may hold. `retained` is True if the
+        broker keeps chunks; otherwise the coordinator sends those that devices ask for.
         """
         self._sending = sending
         self._topics = topics
@@ -76,18 +76,18 @@ class Publisher:
         self._round: RoundOpen | RoundClosed | None = None
         self._presence: Presence | None = None
         self._left_over = _read_hashes(noted)
-        """Chunks of an earlier process that a broker may still hold."""
+        """Chunks from an earlier process that a broker may still hold."""
 
     @property
     def drained(self) -> bool:
-        """True if the link has accepted everything that is public.
+        """True if the link has accepted everything public.
 
-        What single devices asked for may wait: they must not hold up a round.
+        Chunks that single devices asked for may still wait: they must not delay a round.
         """
         return not self._sending.waiting_for("")
 
     def publish_task(self, files: TaskFiles, task: str, run: str) -> None:
-        """Publish plan, manifest, graphs, and the notice that names them."""
+        """Publish the plan, the manifest, the graphs, and the notice that names them."""
         chunks: dict[bytes, bytes] = {}
 
         def blob_of(data: bytes) -> Blob:
@@ -121,8 +121,8 @@ class Publisher:
     ) -> Published:
         """Publish a version of the model.
 
-        `since`: an earlier version that is still here; only the packs with the numbers `changed`
-        differ from its.
+        `since` is an earlier version that is still stored; only the packs numbered in `changed`
+        differ from it.
         """
         blobs = {} if since is None else dict(enumerate(since.index.packs))
         here = [n for number, blob in blobs.items() if number not in changed for n in blob.chunks]
@@ -141,7 +141,7 @@ class Publisher:
         return made[0]
 
     def keep_models(self, versions: Iterable[int]) -> None:
-        """Clear what none of these versions needs."""
+        """Clear the chunks that none of these versions needs."""
         wanted = {TASK, *map(_name, versions)}
         gone: list[bytes] = []
         for name in self._store.names():
@@ -158,17 +158,17 @@ class Publisher:
         self._sending.pump()
 
     def say_round(self, message: RoundOpen | RoundClosed | None) -> None:
-        """Say what the present round is; None: there is none."""
+        """Announce the current round; None means there is none."""
         self._round = message
         self._sending.say(self._topics.round, message, retain=True)
 
     def say_presence(self, presence: Presence) -> None:
-        """Say whether the coordinator is there."""
+        """Announce the coordinator's presence."""
         self._presence = presence
         self._sending.say(self._topics.coordinator, presence, retain=True)
 
     def say_again(self) -> None:
-        """The broker is back, perhaps empty: publish everything that counts now."""
+        """Publish everything current again: the broker is back, perhaps empty."""
         if self._presence is not None:
             self._sending.say(self._topics.coordinator, self._presence, retain=True)
         if self._notice is not None:
@@ -180,9 +180,9 @@ class Publisher:
         self._sending.pump()
 
     def answer(self, want: Want) -> None:
-        """Send a device the chunks it asks for; those that are gone it hears nothing of."""
+        """Send a device the chunks it asks for; ignores those that are gone."""
         if self._sending.waiting > MAX_WAITING:
-            return  # it asks again; what is published now may be what it wants
+            return  # it will ask again, unless the chunks being published are the ones it needs
         for hash in want.chunks:
             if self._sending.waiting_for(want.device) >= MAX_ASKED:
                 break

@@ -1,4 +1,4 @@
-"""Messages that wait for room in the link: control in order, chunks in order."""
+"""Messages waiting for room in the link: a queue of control messages and a queue of chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_sdk.protocol.messages.wire import ControlMessage, encode_message
 from edge_sdk.transport.link import Link
 
 MAX_CONTROLS = 2**16
-"""Control messages that wait for the link."""
+"""Most control messages waiting for the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class _Control:
 @dataclass(frozen=True, slots=True)
 class _Bulk:
     hash: bytes | None
-    """None: the topic is cleared."""
+    """None clears the topic."""
     retain: bool
     asked_by: str
-    """The device that asked for it; empty: nobody did."""
+    """Device that asked for the chunk; empty if none did."""
 
 
 class ChunkSending:
-    """Publishes as the link takes it. `load` gives a chunk's bytes, None when it is gone.
+    """Publishes at the pace of the link. `load` returns a chunk's bytes, or None if it is gone.
 
-    Chunks wait as hashes: what is queued costs no memory. A topic waits once; saying something
-    else on it replaces what waited.
+    Chunks wait as hashes, so a long queue takes little memory. A topic is queued once; a new
+    message on it replaces the one that is waiting.
     """
 
     def __init__(self, link: Link, load: Callable[[bytes], bytes | None]) -> None:
@@ -42,17 +42,17 @@ class ChunkSending:
         self._controls: deque[_Control] = deque()
         self._bulk: OrderedDict[str, _Bulk] = OrderedDict()
         self._asked: Counter[str] = Counter()
-        """Chunks that wait, by the device that asked for them."""
+        """Number of waiting chunks, by the device that asked for them."""
 
     @property
     def waiting(self) -> int:
-        """Chunks that the link has not taken yet."""
+        """Number of chunks that the link has not accepted yet."""
         return len(self._bulk)
 
     def say(self, topic: str, message: ControlMessage | None, *, retain: bool = False) -> None:
-        """Send a control message; None, retained, clears the topic.
+        """Send a control message; None with `retain` clears the topic.
 
-        What is not retained is dropped when far too much waits: devices ask again.
+        Drops messages that are not retained when the queue is full: devices ask again.
         """
         if len(self._controls) > MAX_CONTROLS and not retain:
             return
@@ -71,11 +71,11 @@ class ChunkSending:
         self._asked[asked_by] += 1
 
     def waiting_for(self, device: str) -> int:
-        """Chunks that wait because this device asked for them; "": those that nobody asked for."""
+        """Number of chunks waiting because this device asked for them; "" for unrequested ones."""
         return self._asked[device]
 
     def pump(self) -> None:
-        """Send what the link takes."""
+        """Send as much as the link accepts."""
         self._pump_controls()
         while self._bulk:
             topic, job = next(iter(self._bulk.items()))

@@ -66,7 +66,7 @@ RUN, COORDINATOR = "run", "coordinator"
 CONFIG, DEVICE_CONFIG, TEST = "run.toml", "device.toml", "test.npz"
 STATE = "state"
 BID_S = 60.0
-"""Long: a device that is late on a busy machine would change the run."""
+"""Seconds to wait for bids; long, because a late device on a busy machine would change the run."""
 POLL_S = 0.1
 
 TASK_FILE = """\

@@ -1,4 +1,4 @@
-"""A hostile device floods a real coordinator over a real broker; honest ones train meanwhile."""
+"""A hostile device floods a real coordinator over a real broker while honest devices train."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def memory_mb(world: World, field: str) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
-    """A hostile program sends all it can under 168 names: bombs, noise, offers, chunks, presence"""
+    """A hostile program floods under 168 names: bombs, noise, offers, chunks, presence"""
     # Names that join and never bid are waited for; not for long here.
     world = worlds.make(rounds=3, bid_s=6.0, round={"max_devices": 10})
     # The flood is for the coordinator; the tests' own proxy would be what gives in.

@@ -1,4 +1,4 @@
-"""The coordinator is stopped, killed and started again."""
+"""The coordinator is stopped, killed and restarted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_round(world: World, *, after: int = 9) -> None:
 
 @pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_coordinator_that_stands_still(worlds: Worlds, seconds: int) -> None:
-    """The coordinator stands still (SIGSTOP) in the middle of an upload, and goes on"""
+    """The coordinator is suspended (SIGSTOP) during an upload, then continues"""
     world = worlds.make(chunk_bytes=1024, keepalive_s=5)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
@@ -49,13 +49,13 @@ def test_coordinator_that_stands_still(worlds: Worlds, seconds: int) -> None:
         os.kill(process.pid, signal.SIGCONT)
     world.finish()
     world.expect_undisturbed()
-    world.note(f"it stood still for {seconds} s")
+    world.note(f"it was suspended for {seconds} s")
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", ["ram-fed", pytest.param("ra-fed", marks=pytest.mark.slow)])
 def test_coordinator_that_ends_in_an_open_round(worlds: Worlds, how: str, rule: str) -> None:
-    """The coordinator ends when one device has its receipt and another is in its upload"""
+    """The coordinator ends when one device has its receipt and another is uploading"""
     world = worlds.make(chunk_bytes=1024, rule=rule)
     open_round(world)
     end(world.coordinator, how)
@@ -69,12 +69,12 @@ def test_coordinator_that_ends_in_an_open_round(worlds: Worlds, how: str, rule: 
     assert outcome.rounds == [1, 2, 3]
     assert outcome.receipts["two"]["counted"] == 3
     assert len(list(world.device("two").find("training", round=1))) == 1
-    world.note(f"it was {how}, and went on with the same round")
+    world.note(f"it was {how} and resumed the same round")
 
 
 @pytest.mark.parametrize("how", ["stopped", pytest.param("killed", marks=pytest.mark.slow)])
 def test_coordinator_that_ends_between_rounds(worlds: Worlds, how: str) -> None:
-    """The coordinator ends when a round is closed and nobody has bid for the next"""
+    """The coordinator ends after a round closed and before any bid for the next"""
     world = worlds.make()
     holds = [world.proxy(name).hold(is_message(Bid, round=2)) for name in ("one", "two")]
     world.start()
@@ -87,7 +87,7 @@ def test_coordinator_that_ends_between_rounds(worlds: Worlds, how: str) -> None:
     outcome = world.finish()
     assert outcome.rounds == [1, 3, 4]
     assert all(len(names) == 2 for names in outcome.counted.values())
-    world.note(f"it was {how}; round 2, which nobody had begun, was left out")
+    world.note(f"it was {how}; round 2, which no device had begun, was skipped")
 
 
 @pytest.mark.slow
@@ -128,12 +128,12 @@ def test_asynchronous_coordinator_killed(worlds: Worlds) -> None:
     world.coordinator.start()
     outcome = world.finish()
     assert sum(each["counted"] for each in outcome.receipts.values()) == 8
-    world.note("every receipt is for an update that the model has")
+    world.note("every receipt is for an update in the model")
 
 
 @pytest.mark.slow
 def test_coordinator_whose_clock_goes_back(worlds: Worlds) -> None:
-    """The clock of the coordinator is an hour ahead; it is killed, and then it is an hour behind"""
+    """The coordinator's clock is an hour ahead; after a kill and a restart it is an hour behind"""
     world = worlds.make(chunk_bytes=1024)
     coordinator = world.coordinator
     coordinator.skew_clock(3600)
@@ -145,4 +145,4 @@ def test_coordinator_whose_clock_goes_back(worlds: Worlds) -> None:
     coordinator.start()
     world.finish()
     world.expect_undisturbed()
-    world.note("devices noticed that it was started again")
+    world.note("devices noticed the restart")

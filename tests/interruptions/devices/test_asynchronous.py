@@ -1,4 +1,4 @@
-"""The same in an asynchronous run, where every device has rounds of its own."""
+"""Devices in an asynchronous run, where each has its own rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.interruptions.world import Worlds, is_message, upload_chunks
 
 @pytest.mark.slow
 def test_asynchronous_device_killed_while_it_trains(worlds: Worlds) -> None:
-    """In an asynchronous run, a device is killed (`kill -9`) while it trains, and started again"""
+    """In an asynchronous run, a device is killed (`kill -9`) while it trains, and is restarted"""
     world = worlds.make(rounds=8, asynchronous=True)
     others = world.proxy("two").hold(is_message(Offer), after=3)  # or it would do all of it
     world.trains_on("one")
@@ -26,12 +26,12 @@ def test_asynchronous_device_killed_while_it_trains(worlds: Worlds) -> None:
     others.release()
     outcome = world.finish()
     assert outcome.receipts["one"]["counted"] > 0
-    world.note("it was given the same fragment again")
+    world.note("it got the same fragment again")
 
 
 @pytest.mark.slow
 def test_asynchronous_device_killed_while_it_uploads(worlds: Worlds) -> None:
-    """In an asynchronous run, a device is killed in the middle of an upload, and started again"""
+    """In an asynchronous run, a device is killed during an upload, and is restarted"""
     world = worlds.make(rounds=40, chunk_bytes=1024, asynchronous=True)
     others = world.proxy("two").hold(is_message(Offer), after=3)
     hold = world.proxy("one").hold(upload_chunks, after=9)
@@ -46,11 +46,11 @@ def test_asynchronous_device_killed_while_it_uploads(worlds: Worlds) -> None:
     others.release()
     world.finish()
     arrived, chunks = resumed.content["arrived"], resumed.content["chunks"]
-    world.note(f"the upload went on where it was: {arrived} of {chunks} chunks had arrived")
+    world.note(f"the upload resumed: {arrived} of {chunks} chunks had arrived")
 
 
 def test_asynchronous_connection_cut_while_it_trains(worlds: Worlds) -> None:
-    """In an asynchronous run, the connections of a device are cut while it trains"""
+    """In an asynchronous run, a device's connections are cut while it trains"""
     world = worlds.make(rounds=4, steps=2000, asynchronous=True)
     # However slow we are to cut: nobody ends the run before.
     holds = [world.proxy(name).hold(is_message(Offer)) for name in ("one", "two")]

@@ -1,4 +1,4 @@
-"""Devices that are killed, away, or there twice."""
+"""Devices that are killed, absent, or running twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPLACED = 6
 
 
 def test_device_killed_while_it_trains(worlds: Worlds) -> None:
-    """A device is killed (`kill -9`) while it trains, and started again"""
+    """A device is killed (`kill -9`) while it trains, and is restarted"""
     world = worlds.make(rounds=2)
     world.trains_on("one")
     world.start()
@@ -32,7 +32,7 @@ def test_device_killed_while_it_trains(worlds: Worlds) -> None:
 
 
 def test_device_killed_while_it_uploads(worlds: Worlds) -> None:
-    """A device is killed (`kill -9`) in the middle of an upload, and started again"""
+    """A device is killed (`kill -9`) during an upload, and is restarted"""
     world = worlds.make(chunk_bytes=1024)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
@@ -48,11 +48,11 @@ def test_device_killed_while_it_uploads(worlds: Worlds) -> None:
     arrived, chunks = resumed.content["arrived"], resumed.content["chunks"]
     assert 0 < arrived < chunks
     assert len(list(one.find("training", round=1))) == 1
-    world.note(f"the upload went on where it was: {arrived} of {chunks} chunks had arrived")
+    world.note(f"the upload resumed: {arrived} of {chunks} chunks had arrived")
 
 
 def test_device_killed_before_the_receipt(worlds: Worlds) -> None:
-    """A device is killed (`kill -9`) between its upload and the receipt, and started again"""
+    """A device is killed (`kill -9`) between its upload and the receipt, and is restarted"""
     world = worlds.make()
     hold = world.proxy("one").hold(is_message(Receipt, round=2))
     bid = world.proxy("two").hold(is_message(Bid, round=3))
@@ -72,12 +72,12 @@ def test_device_killed_before_the_receipt(worlds: Worlds) -> None:
     assert len(list(world.coordinator.find("movement", device="one", round=2))) == 1
     assert not kept.exists()
     assert outcome.receipts["one"] == {"counted": 3}
-    world.note("it offered the movement again and was given the same receipt")
+    world.note("it offered the movement again and got the same receipt")
 
 
 @pytest.mark.slow
 def test_device_that_lost_its_folder_while_it_uploaded(worlds: Worlds) -> None:
-    """A device is killed in the middle of an upload, and comes back with an empty state folder"""
+    """A device is killed during an upload, and comes back with an empty state folder"""
     world = worlds.make(chunk_bytes=1024)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
@@ -90,12 +90,12 @@ def test_device_that_lost_its_folder_while_it_uploaded(worlds: Worlds) -> None:
     world.finish()
     world.expect_undisturbed()
     assert len(list(one.find("training", round=1))) == 2
-    world.note("it trained again; the same bytes took the place of the half upload")
+    world.note("it trained again; the same bytes replaced the partial upload")
 
 
 @pytest.mark.slow
 def test_device_that_stays_away_is_waited_for_no_longer_than_it_may_be(worlds: Worlds) -> None:
-    """A device is killed in the middle of an upload and does not come back"""
+    """A device is killed during an upload and does not come back"""
     world = worlds.make(round={"min_participants": 1, "away_s": 6.0})
     hold = world.proxy("one").hold(upload_chunks, after=2)
     world.start()
@@ -104,12 +104,12 @@ def test_device_that_stays_away_is_waited_for_no_longer_than_it_may_be(worlds: W
     one.kill()
     outcome = world.finish(codes={"one": -9})
     assert outcome.counted == {1: ["two"], 2: ["two"], 3: ["two"]}
-    world.note("its round closed without it, 6 s after it had gone")
+    world.note("its round closed without it 6 s after it left")
 
 
 @pytest.mark.parametrize("rule", ["ram-fed", pytest.param("ra-fed", marks=pytest.mark.slow)])
 def test_device_away_for_three_rounds(worlds: Worlds, rule: str) -> None:
-    """A device is killed in the middle of an upload, away for three rounds, and back"""
+    """A device is killed during an upload, away for three rounds, and returns"""
     alone = {"min_participants": 1, "away_s": 1.0}
     world = worlds.make(rounds=6, rule=rule, chunk_bytes=1024, round=alone)
     one, two = world.device("one"), world.device("two")
@@ -152,6 +152,6 @@ def test_two_programs_with_one_name(worlds: Worlds, same_folder: bool) -> None:
     bid.release()
     outcome = world.finish(codes={"one": REPLACED})
     assert set(map(len, outcome.counted.values())) == {2}
-    world.note(f"the older one stopped with exit code {REPLACED}, and the newer took its place")
+    world.note(f"the older one stopped with exit code {REPLACED}, and the newer one replaced it")
     evictions = len(list(newer.find("disconnected"))) + len(list(one.find("disconnected")))
     assert evictions < 10

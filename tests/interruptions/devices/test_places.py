@@ -1,4 +1,4 @@
-"""What is wrong at the device itself: its disk, its clock; and a task that changes under it."""
+"""Faults at the device itself (its disk, its clock), and a task that changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fill(folder: Path) -> None:
 
 
 def test_disk_full_on_the_device(worlds: Worlds) -> None:
-    """The disk of a device is full, from the first receipt on"""
+    """A device's disk is full from the first receipt on"""
     world = worlds.make(rounds=4, units=256, chunk_bytes=4096)
     receipt = world.proxy("one").hold(is_message(Receipt, round=1))
     one, disk = world.device("one"), world.folder / "one" / "state"
@@ -59,13 +59,13 @@ def test_disk_full_on_the_device(worlds: Worlds) -> None:
         outcome = world.finish()
     world.expect_undisturbed()
     assert outcome.receipts["one"] == {"counted": 4}
-    world.note(f"it said: {said.content['message'].partition(': ')[2]}")
-    world.note("it kept what it could in memory, and took part in every round")
+    world.note(f"it logged: {said.content['message'].partition(': ')[2]}")
+    world.note("it kept movements in memory and took part in every round")
 
 
 @pytest.mark.slow
 def test_disk_full_loses_nothing_that_is_kept(worlds: Worlds) -> None:
-    """The disk of a device is full while a movement without a receipt is on it, and it is killed"""
+    """A device is killed while its disk is full and holds a movement without a receipt"""
     world = worlds.make(chunk_bytes=1024)
     receipt = world.proxy("one").hold(is_message(Receipt, round=1))
     bid = world.proxy("two").hold(is_message(Bid, round=2))
@@ -88,7 +88,7 @@ def test_disk_full_loses_nothing_that_is_kept(worlds: Worlds) -> None:
         outcome = world.finish()
     world.expect_undisturbed()
     assert outcome.receipts["one"]["counted"] == 3
-    world.note("started on a full disk it said so, sent what it had kept, and went on")
+    world.note("restarted on a full disk, it logged this, sent the stored movement and continued")
 
 
 def test_task_replaced_while_devices_train(worlds: Worlds) -> None:
@@ -107,12 +107,12 @@ def test_task_replaced_while_devices_train(worlds: Worlds) -> None:
     world.finish()
     assert old != world.run_id
     assert not [device for device in world.devices if list(device.find("movement", run=old))]
-    world.note("the old training was given up at once, and the new run taken up")
+    world.note("devices dropped the old training at once and joined the new run")
 
 
 @pytest.mark.slow
 def test_clocks_an_hour_wrong(worlds: Worlds) -> None:
-    """The clock of one device is an hour ahead, that of the other an hour behind"""
+    """One device's clock is an hour ahead, the other's an hour behind"""
     world = worlds.make()
     for name, skew_s in (("one", 3600), ("two", -3600)):
         world.device(name).skew_clock(skew_s)
@@ -121,4 +121,4 @@ def test_clocks_an_hour_wrong(worlds: Worlds) -> None:
     world.expect_undisturbed()
     hours = {name: world.device(name).lines[0].content["time"][11:13] for name in ("one", "two")}
     assert (int(hours["one"]) - int(hours["two"])) % 24 in (2, 1)
-    world.note("no device asks what time it is")
+    world.note("no device depends on the time of day")

@@ -1,4 +1,4 @@
-"""Brokers that stop and come back, with what they held and without."""
+"""Brokers that stop and come back, with or without their retained messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERSISTENT = [
 
 @pytest.mark.parametrize("persistent", PERSISTENT)
 def test_broker_restarted_while_a_movement_is_uploaded(worlds: Worlds, persistent: bool) -> None:
-    """The broker is restarted in the middle of an upload"""
+    """The broker is restarted during an upload"""
     world = worlds.make(chunk_bytes=1024, persistent=persistent)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
@@ -30,7 +30,7 @@ def test_broker_restarted_while_a_movement_is_uploaded(worlds: Worlds, persisten
     arrived, chunks = resumed.content["arrived"], resumed.content["chunks"]
     assert 0 < arrived < chunks
     world.note(_kept(persistent))
-    world.note(f"the upload went on where it was: {arrived} of {chunks} chunks had arrived")
+    world.note(f"the upload resumed: {arrived} of {chunks} chunks had arrived")
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_broker_restarted_while_the_model_is_fetched(worlds: Worlds, persistent:
 
 @pytest.mark.slow
 def test_broker_killed_comes_back_with_what_it_saved_long_ago(worlds: Worlds) -> None:
-    """The broker is killed (`kill -9`) in the middle of an upload, and comes back with what it had
-    saved before the run began
+    """The broker is killed (`kill -9`) during an upload, and comes back with its state from
+    before the run
     """
     world = worlds.make(chunk_bytes=1024)
     world.broker.start()
@@ -94,4 +94,4 @@ def test_broker_restarted_in_every_round(worlds: Worlds) -> None:
 
 
 def _kept(persistent: bool) -> str:
-    return "the broker had its retained messages" if persistent else "the broker came back empty"
+    return "the broker kept its retained messages" if persistent else "the broker came back empty"

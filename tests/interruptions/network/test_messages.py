@@ -1,4 +1,4 @@
-"""Messages that come twice, late, in another order, cut short, again much later, or are wrong."""
+"""Messages that are duplicated, late, reordered, truncated, repeated much later, or wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYBODY = ("one", "two", "coordinator")
 
 
 def test_messages_come_twice(worlds: Worlds) -> None:
-    """Every message comes twice, to and from devices and coordinator"""
+    """Every message to and from devices and coordinator arrives twice"""
     world = worlds.make(chunk_bytes=1024)
     for name in EVERYBODY:
         world.proxy(name).tamper = lambda packet: [packet, packet]
@@ -29,7 +29,7 @@ def test_messages_come_twice(worlds: Worlds) -> None:
 
 
 def test_messages_cut_short(worlds: Worlds) -> None:
-    """Before every message comes one that was cut short in the middle"""
+    """Every message is preceded by a truncated one"""
     world = worlds.make(chunk_bytes=1024)
 
     def truncated_first(packet: Packet) -> list[Packet]:
@@ -47,7 +47,7 @@ def test_messages_cut_short(worlds: Worlds) -> None:
 
 
 def test_messages_in_another_order(worlds: Worlds) -> None:
-    """Chunks of an upload come in reverse order, and a receipt after the next round was opened"""
+    """Chunks of an upload arrive in reverse order, and a receipt after the next round opened"""
     world = worlds.make(chunk_bytes=1024)
     proxy = world.proxy("one")
     chunks = proxy.hold(upload_chunks)
@@ -66,7 +66,7 @@ def test_messages_in_another_order(worlds: Worlds) -> None:
 
 
 def test_messages_replayed(worlds: Worlds) -> None:
-    """Behind every message comes one from earlier, of any round before"""
+    """Every message is followed by one from any earlier round"""
     world = worlds.make(rounds=4, chunk_bytes=1024)
 
     def replaying(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Connections that are cut, slow, late, or open and dead."""
+"""Connections that are cut, slow, delayed, or open but dead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cut_every(proxy: Proxy, messages: int, times: int) -> None:
 
 @pytest.mark.parametrize("times", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_connection_cut_again_and_again(worlds: Worlds, times: int) -> None:
-    """The connections of a device are cut whenever 40 messages have passed"""
+    """A device's connections are cut after every 40 messages"""
     world = worlds.make(chunk_bytes=1024)
     cut_every(world.proxy("one"), 40, times)
     world.start()
@@ -43,7 +43,7 @@ def test_connection_cut_again_and_again(worlds: Worlds, times: int) -> None:
 
 @pytest.mark.slow
 def test_connections_of_everybody_cut(worlds: Worlds) -> None:
-    """The connections of all devices and of the coordinator are cut again and again"""
+    """The connections of all devices and the coordinator are cut repeatedly"""
     world = worlds.make(chunk_bytes=1024)
     for number, name in enumerate(("one", "two", "coordinator")):
         cut_every(world.proxy(name), 60 + 7 * number, 4)
@@ -86,7 +86,7 @@ def test_slow_link_is_not_taken_for_a_dead_one(worlds: Worlds) -> None:
 
 @pytest.mark.parametrize("at", ["bid", pytest.param("upload", marks=pytest.mark.slow)])
 def test_half_open_connection_is_noticed(worlds: Worlds, at: str) -> None:
-    """A device's connections stay open while nothing passes any more, as when a router forgets"""
+    """A device's connections stay open but carry nothing, as when a router loses its state"""
     world = worlds.make(chunk_bytes=1024, keepalive_s=2)
     proxy = world.proxy("one")
     match = is_message(Assignment, round=2) if at == "bid" else upload_chunks
@@ -100,11 +100,11 @@ def test_half_open_connection_is_noticed(worlds: Worlds, at: str) -> None:
     one.wait_for("connected", after=lost)
     world.finish()
     world.expect_undisturbed()
-    world.note("noticed by the keepalive; what was under way was sent again")
+    world.note("the keepalive noticed; messages in flight were sent again")
 
 
 def test_link_that_sends_nothing_after_a_reconnect_is_noticed(worlds: Worlds) -> None:
-    """After a reconnect, all that a device sends is lost though the broker acknowledges it"""
+    """After a reconnect, everything a device sends is acknowledged by the broker but lost"""
     world = worlds.make(keepalive_s=3)
     proxy = world.proxy("one")
 
@@ -124,12 +124,12 @@ def test_link_that_sends_nothing_after_a_reconnect_is_noticed(worlds: Worlds) ->
     bid.release()
     world.finish()
     world.expect_undisturbed()
-    world.note("its presence did not come back: it connected anew, and said all again")
+    world.note("its presence did not come back, so it reconnected and sent everything again")
 
 
 @pytest.mark.slow
 def test_network_gone_for_long(worlds: Worlds) -> None:
-    """A device has no network for 20 s in the middle of an upload"""
+    """A device has no network for 20 s during an upload"""
     world = worlds.make(chunk_bytes=1024)
     proxy = world.proxy("one")
     hold = proxy.hold(upload_chunks, after=9)

@@ -505,7 +505,7 @@ def test_assignments_are_forgotten_after_max_staleness() -> None:
         next_round(coordinator)
         coordinator.count("a", "b")
     got, reason = outcome(coordinator.tell(late))
-    assert (got, "more than 2 rounds ago" in reason) == (Outcome.LATE, True)
+    assert (got, "more than 2 rounds old" in reason) == (Outcome.LATE, True)
 
 
 def replay_round() -> tuple[Coordinator, Movement]:

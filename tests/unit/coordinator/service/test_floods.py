@@ -170,7 +170,7 @@ def test_sender_of_useless_chunks_is_muted_and_comes_back(tmp_path: Path) -> Non
         send_chunks(world, evil, number)
         world.settle()
     (complaint,) = [each for each in evil.heard if isinstance(each, Complaint)]
-    assert "nobody asked for" in complaint.reason
+    assert "too many useless chunks" in complaint.reason
     world.wait(MUTED_S + 1)
     evil.offer(evil.movements[1])
     world.settle()

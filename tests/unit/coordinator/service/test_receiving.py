@@ -182,7 +182,7 @@ def test_half_uploads_of_an_earlier_process_are_deleted_and_what_was_kept_is_rea
     assert encode_movement(fresh) == encode_movement(sent)
     assert isinstance(replay, Replay)
     assert (replay.round, replay.movement.round) == (4, sent.round)
-    assert "00000009-c is not a movement and is left out" in caplog.text
+    assert "00000009-c, which is not a movement" in caplog.text
     again.receiving.clear_kept()
     assert os.listdir(bench.movements) == []
 

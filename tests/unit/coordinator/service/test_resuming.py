@@ -294,17 +294,20 @@ def test_kept_movement_that_is_of_no_use_any_more_is_logged(
     world.start()
     assert world.state.counted == {"b"}
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert "movement of 'a' of round 1" in record.getMessage()
+    assert "movement of 'a' for round 1" in record.getMessage()
     world.stop()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"local_rule": LocalRule(learning_rate=0.2)}, "learning_rate 0.1, the settings say 0.2"),
-        ({"steps": 3}, "steps 1, the settings say 3"),
-        ({"batch_size": 8}, "batch_size 4, the settings say 8"),
-        ({"up": Encoding(kind="fp16")}, "up fp32, the settings say fp16"),
+        (
+            {"local_rule": LocalRule(learning_rate=0.2)},
+            "learning_rate 0.1, but the settings say 0.2",
+        ),
+        ({"steps": 3}, "steps 1, but the settings say 3"),
+        ({"batch_size": 8}, "batch_size 4, but the settings say 8"),
+        ({"up": Encoding(kind="fp16")}, "up fp32, but the settings say fp16"),
     ],
 )
 def test_settings_that_changed_while_a_round_is_open_are_refused(
@@ -316,7 +319,9 @@ def test_settings_that_changed_while_a_round_is_open_are_refused(
     world.settle()
     world.crash()
     world.machine = replace(config, **changes)
-    with pytest.raises(RunError, match=f"^round 1 is open with {message}; put it back until"):
+    with pytest.raises(
+        RunError, match=f"^round 1 is open with {message}; restore the old value until"
+    ):
         world.start()
     world.run.close()
     world.machine = config
@@ -399,7 +404,7 @@ def test_crash_inside_a_commit_ends_with_the_same_model(
     world.settle()
     finish(world, slow)
     assert world.service.model.digest == expected
-    assert not [each for each in caplog.records if "of no use" in each.getMessage()]
+    assert not [each for each in caplog.records if "no longer be used" in each.getMessage()]
     world.stop()
 
 
@@ -412,7 +417,9 @@ def test_journal_that_is_damaged_is_named(tmp_path: Path) -> None:
     journal.write(opened, terms)
     assert journal.read() == opened
     journal.check_terms(terms)
-    with pytest.raises(RunError, match="round 3 is open with clip_norm None, the settings say 2"):
+    with pytest.raises(
+        RunError, match="round 3 is open with clip_norm None, but the settings say 2"
+    ):
         journal.check_terms({**terms, "clip_norm": 2})
     whole = (tmp_path / ROUND).read_text()
     for text in (whole[:40], "[]", "{}", whole.replace("0.5", "7"), whole.replace("terms", "t")):

@@ -83,7 +83,7 @@ def test_rollback_of_a_run_that_is_served_is_refused(
         assert main(["rollback", str(finished), "--to-round", "1"]) == 2
     assert "open in another process" in capsys.readouterr().err
     assert main(["rollback", str(finished), "--to-round", "77"]) == 2
-    assert "there is no checkpoint of round 77" in capsys.readouterr().err
+    assert "round 77 has no checkpoint" in capsys.readouterr().err
 
 
 def test_init_writes_the_example_and_overwrites_nothing(
