@@ -315,15 +315,13 @@ class Uploads:
         self._limits = limits or UploadLimits()
         self._allocate = allocate
         self._senders: dict[str, _Sender] = {}
+        self._open: dict[tuple[str, bytes], _Incoming] = {}
+        """The incomplete uploads of all devices, by device and upload."""
 
     @property
     def open_bytes(self) -> int:
         """Bytes of all incomplete uploads."""
-        return sum(
-            incoming.offer.size
-            for sender in self._senders.values()
-            for incoming in sender.open.values()
-        )
+        return sum(incoming.offer.size for incoming in self._open.values())
 
     def offered(self, device: str, offer: Offer, now: float) -> Credit:
         """Answer an offer that came on this device's topic.
@@ -347,7 +345,7 @@ class Uploads:
                     f"{offer.size} bytes are too many: at most {self._limits.max_bytes}",
                 )
             for other in [each for each in sender.open.values() if _same_purpose(each, offer)]:
-                del sender.open[other.offer.upload]
+                self._close(other.offer)
             if reason := self._full(sender, offer):
                 return Credit(
                     device=device,
@@ -358,7 +356,7 @@ class Uploads:
                 )
             space = self._allocate(offer.size)
             incoming = _Incoming(offer, space, bytearray(offer.chunk_count), now)
-            sender.open[offer.upload] = incoming
+            sender.open[offer.upload] = self._open[device, offer.upload] = incoming
         return self._credit(incoming)
 
     def received(self, device: str, payload: bytes, now: float) -> Progress:
@@ -395,18 +393,16 @@ class Uploads:
         """Drop and return the uploads without a new chunk for too long."""
         idle = [
             incoming.offer
-            for sender in self._senders.values()
-            for incoming in sender.open.values()
+            for incoming in self._open.values()
             if now - incoming.heard_s > self._limits.idle_s
         ]
         for offer in idle:
-            del self._senders[offer.device].open[offer.upload]
+            self._close(offer)
         return idle
 
     def _credit(self, incoming: _Incoming) -> Credit:
         incoming.since_credit = 0
-        uploads = sum(len(sender.open) for sender in self._senders.values())
-        share = self._limits.max_flight_bytes // (uploads * incoming.offer.chunk_bytes)
+        share = self._limits.max_flight_bytes // (len(self._open) * incoming.offer.chunk_bytes)
         incoming.window = max(1, min(self._limits.window, share))
         return Credit(
             device=incoming.offer.device,
@@ -426,11 +422,15 @@ class Uploads:
         return Progress(self._credit(incoming))
 
     def _end(self, sender: _Sender, offer: Offer, refused: str | None) -> Credit:
-        sender.open.pop(offer.upload, None)
+        self._close(offer)
         sender.ended[offer.upload] = refused
         if len(sender.ended) > REMEMBERED:
             sender.ended.popitem(last=False)
         return _ended(offer, refused)
+
+    def _close(self, offer: Offer) -> None:
+        self._senders[offer.device].open.pop(offer.upload, None)
+        self._open.pop((offer.device, offer.upload), None)
 
     def _full(self, sender: _Sender, offer: Offer) -> str:
         """Explain why there is no room for one more upload; empty if there is."""
