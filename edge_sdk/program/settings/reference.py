@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,6 +56,7 @@ def summary(cls: type[Any]) -> str:
     return re.sub(r" (Raises|Made by) .*", "", text)
 
 
+@cache
 def _texts(cls: type[Any]) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

@@ -63,7 +63,7 @@ def test_coordinator_that_ends_in_an_open_round(worlds: Worlds, how: str, rule: 
         hold.release()
     world.coordinator.start()
     resumed = world.coordinator.wait_for("resumed", round=1)
-    assert "1 of 2 movements are here" in resumed.content["message"]
+    assert "with 1 of 2 movements" in resumed.content["message"]
     outcome = world.finish()
     world.expect_undisturbed()
     assert outcome.rounds == [1, 2, 3]
