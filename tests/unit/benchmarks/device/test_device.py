@@ -25,6 +25,7 @@ from edge_sdk.decide.costs.work import largest_groups
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
 from tests.unit.edge_sdk.machine import machines
+from tests.waiting import HANGS_S
 
 SMALL = ["--families", "mlp", "--levels", "1,0.25", "--threads", "1", "--batch", "8"]
 TWO = [*SMALL, "--backends", "onnx", "--steps", "2", "--quick"]
@@ -65,7 +66,7 @@ def run(kit: Path, nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         [sys.executable, "-c", WITHOUT_TORCH, "device", *TWO, *where, *copy],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -194,7 +195,7 @@ def test_interrupted_run_keeps_what_is_done(kit: Path, nano: Path, tmp_path: Pat
             if "25% onnx" in line:  # the first case is kept, the second has begun
                 os.killpg(process.pid, signal.SIGINT)
                 break
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
         process.wait()

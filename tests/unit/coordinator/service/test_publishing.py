@@ -12,7 +12,7 @@ from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.courses import make_model
 from coordinator.service.outgoing.outlet import BrokerOutlet
-from coordinator.service.outgoing.publishing import Published, Publisher
+from coordinator.service.outgoing.publishing import MAX_ASKED, Published, Publisher
 from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.protocol.chunks import chunk_hash
 from edge_sdk.protocol.encoding.codec import decode_blocks
@@ -155,6 +155,22 @@ def test_device_that_wants_chunks_does_not_hold_up_a_round(tmp_path: Path) -> No
     made.answer(Want(device="a", chunks=tuple(store)[:3]))
     assert sending.waiting == 3
     assert made.drained
+    store.close()
+
+
+def test_wants_of_one_device_wait_only_so_many_at_a_time(tmp_path: Path) -> None:
+    link = FullLink(room=10_000)
+    made, sending, store = publisher(tmp_path, link)
+    for version in range(MAX_ASKED):
+        publish(made, version, float(version))
+    link.room, hashes = 0, tuple(store)
+    assert len(hashes) > MAX_ASKED
+    for start in range(len(hashes)):
+        made.answer(Want(device="evil", chunks=hashes[start : start + 64]))
+    assert sending.waiting_for("evil") == MAX_ASKED
+    link.room = 10_000
+    sending.pump()
+    assert sending.waiting_for("evil") == 0
     store.close()
 
 

@@ -21,9 +21,9 @@ from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.machine.snapshot import Battery, MemoryState, Snapshot
 from edge_sdk.protocol.errors import GraphError, TrainingStopped
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement, Replay, RoundOpen
 from edge_sdk.train.backend import Job, Trained
+from tests.messages import make_opening
 from tests.unit.edge_sdk.device.test_app import PLAN, Doubling, Source
 
 PHONE = Snapshot(
@@ -33,16 +33,8 @@ PHONE = Snapshot(
 
 
 def opening(round: int = 1, **more: Any) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=PLAN.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=4,
-        batch_size=2,
-        bid_s=1,
-        train_deadline_s=60,
-        **more,
-    )
+    usual = {"plan_hash": PLAN.hash, "steps": 4, "batch_size": 2, "train_deadline_s": 60}
+    return make_opening(round, **{**usual, **more})
 
 
 @dataclass
