@@ -11,7 +11,7 @@ from edge_sdk.machine.sensors.android import battery_status, parse_battery, pars
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.system import LinuxSources
 from edge_sdk.machine.snapshot import Battery, Zone
-from tests.unit.edge_sdk.machine.machines import build, no_supplies, pixel_6, program, supply
+from tests.unit.edge_sdk.machine.machines import NO_SUPPLIES, build, pixel_6, program, supply
 from tests.waiting import HANGS_S, until
 
 OLD = """{
@@ -118,7 +118,7 @@ def test_phone_without_termux_api(tmp_path: Path) -> None:
 
 def test_phone_with_termux_api(tmp_path: Path) -> None:
     # Supplies that a program may list but that are hidden from it are no proof of no battery.
-    no_supplies(pixel_6(tmp_path))
+    build(pixel_6(tmp_path), NO_SUPPLIES)
     program(tmp_path, "termux-battery-status", f"cat <<'END'\n{NEW}END", TERMUX)
     program(tmp_path, "termux-wifi-connectioninfo", 'echo {\\"supplicant_state\\": 3}', TERMUX)
     probe = choose_probe(tmp_path)
