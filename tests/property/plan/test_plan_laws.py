@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_sdk.protocol.errors import GroupError
@@ -65,7 +65,7 @@ def test_cut_keeps_what_the_groups_own(data: st.DataObject, plan: ModelPlan, see
     assert not any(np.shares_memory(part[name], weights[name]) for name in part)
 
 
-@law
+@settings(law, max_examples=60)
 @given(data=st.data(), plan=plans(), seed=seeds)
 def test_places_within_a_submodel_hold_the_narrower_one(
     data: st.DataObject, plan: ModelPlan, seed: int

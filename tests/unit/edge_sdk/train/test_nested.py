@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnxruntime
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -27,6 +29,7 @@ from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, Trained
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
 Tensors = dict[str, torch.Tensor]
 Choice = dict[str, tuple[int, ...]]
@@ -347,3 +350,37 @@ def test_draws_are_uniform_and_the_same_for_everybody() -> None:
     plan = compiled("mlp")[0].plan
     macs = [plan.submodel_macs(each) for each in (job.groups, *job.widths)]
     assert list(islice(job.step_macs(plan), 9)) == [macs[width] for width in one[:9]]
+
+
+def test_one_graph_per_width_opens_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five widths, more than a device that trains one submodel keeps open."""
+    plan, manifest, files = bundle(*(Handmade(kept=kept) for kept in (6, 5, 4, 3, 2)))
+    narrower = [(0, 1, 2), (0, 1), (0, 2), (0,)]
+    rng = np.random.default_rng(6)
+    shapes = {each.name: each.shape for each in plan.tensors}
+    job = Job(
+        groups=plan.all_groups(),
+        weights={key: rng.normal(size=shape).astype(np.float32) for key, shape in shapes.items()},
+        buffers={},
+        rule=SANDWICH,
+        mask_stream=stream(4, "masks"),
+        widths=tuple({"hidden": groups} for groups in narrower),
+        width_stream=stream(5, "widths"),
+    )
+    batches = [
+        Batch((rng.normal(size=(8, INPUTS)).astype(np.float32),), rng.integers(CLASSES, size=8))
+        for _ in range(24)
+    ]
+    opened = []
+    session = onnxruntime.InferenceSession
+
+    def counting(*given: Any, **options: Any) -> Any:
+        opened.append(given)
+        return session(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", counting)
+    got = OnnxBackend(plan, manifest, files).train(job, batches).movement
+    assert len(opened) == 5
+    open_widths = OnnxBackend(*bundle(Handmade())).train(job, batches).movement
+    for key, array in open_widths.items():
+        np.testing.assert_allclose(got[key], array, rtol=1e-5, atol=1e-6)
