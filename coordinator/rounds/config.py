@@ -30,8 +30,8 @@ class RunConfig:
     min_devices: Count
     seed: int
     levels: tuple[Share, ...] = LEVELS
-    """Levels that are to become models of their own: the whole model (1) first, then smaller ones.
-    Where devices train several widths, these are the narrower ones."""
+    """Shares of the model that are to be models of their own, largest first, beginning with 1.
+    Devices that train several widths train those within their own."""
     up: Encoding = field(default_factory=Encoding)
     """Encoding of movements: fp32, fp16, int8 or top-k:0.1, each alone or with +zstd behind it."""
     rms_limit: Annotated[float | None, Within(above=1)] = 100.0
