@@ -38,7 +38,7 @@ class Ccfl(Rule):
     def _move(self, closing: Closing, spoken_for: Sequence[tuple[Blocks, float, float]]) -> Float32:
         """Average the fresh movements and the (blocks, weight, factor) of devices that skipped."""
         plan = closing.plan
-        fresh = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
+        fresh = [(part.blocks, self.weight(part)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
         terms = [Term(blocks, weight) for blocks, weight in fresh]
         terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
@@ -51,7 +51,7 @@ class Ccfl(Rule):
 
     def _replays(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return [
-            (part.blocks, self.weight(part.samples), closing.learning_rate / part.learning_rate)
+            (part.blocks, self.weight(part), closing.learning_rate / part.learning_rate)
             for part in closing.replayed
             if closing.round - part.made <= self.horizon
         ]
@@ -121,7 +121,7 @@ class Strategy2(Rule):
     def move(self, closing: Closing) -> Float32:
         """Average `D_n,i` of devices that trained and `w_n,i − θ_i` of those that did not."""
         plan, memory = closing.plan, _memory(closing)
-        weighed = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
+        weighed = [(part.blocks, self.weight(part)) for part in closing.fresh]
         for device in closing.silent:
             for piece in memory.recall(device):
                 now = select_blocks(closing.theta, piece.blocks.ids, plan.block_offsets)

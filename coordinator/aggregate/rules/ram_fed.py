@@ -61,7 +61,7 @@ class RamFed(Rule):
         if memory is None:
             raise StateError("ram-fed needs a memory, and the round has none")
         memory.advance(closing.round)
-        weights = [self.weight(part.samples) for part in closing.fresh]
+        weights = [self.weight(part) for part in closing.fresh]
         pairs = [(part.blocks, w) for part, w in zip(closing.fresh, weights, strict=True)]
         fresh = block_sums(plan, pairs)
         absent = self._absent(closing, memory)
@@ -96,7 +96,7 @@ class RamFed(Rule):
         for part in closing.fresh:
             ids = part.blocks.ids
             lacks = memory.rounds(part.device)[ids] == 0
-            absent[ids[lacks]] += self.weight(part.samples)
+            absent[ids[lacks]] += self.weight(part)
         return absent
 
     def _uneven(self, closing: Closing, memory: Memory) -> Float64 | None:
@@ -106,7 +106,7 @@ class RamFed(Rule):
         lack: Float64 | None = None
         for part in closing.fresh:
             for piece in memory.recall(part.device, part.blocks.ids):
-                more = self.weight(part.samples) - piece.made.weight
+                more = self.weight(part) - piece.made.weight
                 if not more:
                     continue
                 if lack is None:

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import Memory
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
-
-Weighting = Literal["uniform", "samples"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,7 +31,8 @@ class Closing:
     silent: Sequence[str] = ()
     """Selected devices that sent nothing, sorted."""
     registered: float = 0.0
-    """All devices ever known: their number, or with `weighting = "samples"` their samples."""
+    """All devices ever known: their number, or with `weighting = "samples"` their samples. (With
+    `"level"` each counts as a whole model would.)"""
     memory: Memory | None = None
     threads: int = 1
 
@@ -90,10 +89,10 @@ class Rule:
         """Compute the movement of the whole model, in block order; the caller owns the result."""
         raise NotImplementedError
 
-    def weight(self, samples: int) -> float:
-        """Weight of a device with this many samples."""
-        return 1.0 if self.weighting == "uniform" else float(samples)
+    def weight(self, part: Contribution) -> float:
+        """Weight of a movement."""
+        return part.weight(self.weighting)
 
     def total_weight(self, devices: int, samples: int) -> float:
         """Weight of this many devices that have this many samples together."""
-        return float(devices if self.weighting == "uniform" else samples)
+        return float(samples if self.weighting == "samples" else devices)

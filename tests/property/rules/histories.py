@@ -48,6 +48,7 @@ class Turn:
     delay: int | None = 0
     """Rounds after which its movement is there: 0 in time, None never."""
     samples: int = 1
+    level: float = 1.0
     keeps_copy: bool = False
     replays: bool = False
     """If it skips and can, it sends its last movement again."""
@@ -86,6 +87,7 @@ def turns(draw: st.DrawFn, plan: ModelPlan) -> Turn:
         groups=groups,
         delay={"fresh": 0, "late": draw(st.integers(1, 3))}.get(fate),
         samples=draw(st.sampled_from([1, 3, 1, 20, 0])),
+        level=draw(st.sampled_from([1.0, 0.5, 0.3])),
         keeps_copy=draw(st.booleans()),
         replays=draw(st.booleans()),
         seed=draw(seeds),
@@ -273,7 +275,7 @@ def arrive(
         payload=encode_blocks(plan, turn.groups, blocks, plain, np.random.default_rng(0)),
         statistics={} if statistics is None else statistics,
         learning_rate=rate,
-        level=1.0,
+        level=turn.level,
         samples=turn.samples,
         loss=1.0,
         train_s=0.0,
@@ -301,7 +303,8 @@ def _word(plan: ModelPlan, arrival: Arrival) -> Word:
         end = start + int(plan.block_sizes[block])
         blocks[block] = part.blocks.values[start:end].astype(np.float64)
         start = end
-    return Word(part.device, part.made, part.learning_rate, part.samples, part.keeps_copy, blocks)
+    terms = part.learning_rate, part.level, part.samples, part.keeps_copy
+    return Word(part.device, part.made, *terms, blocks)
 
 
 # -- against the oracle ------------------------------------------------------------------------
