@@ -281,7 +281,7 @@ class _Objective:
         """Buffers after the last pass."""
         self._graphs = graphs
         self._kept = plan.kept_atoms(plan.choose(job.groups))
-        self._scales = _scale_feeds(plan, job.groups, job.rule.rescale)
+        self._scales = scale_feeds(plan, job.groups, job.rule.rescale)
         self._stream = job.mask_stream
 
     def batch(self, batch: Batch) -> bool:
@@ -322,7 +322,7 @@ class _Objective:
         return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
 
 
-def _scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
+def scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
     """Return the scale of every axis, by the name of its input."""
     scales = axis_scales(plan, groups, rescale)
     return {f"s:{name}": np.array(scale, dtype=np.float32) for name, scale in scales.items()}
