@@ -176,6 +176,8 @@ class Train:
     """The level that the device offered."""
     blocks: Blocks
     buffers: dict[str, Array]
+    passes: int = 2
+    """See `Decision.passes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,8 @@ class DeviceState:
     """Rounds whose movement waits for its receipt."""
     offered: float | None = None
     """The level of the last bid; None: a skip."""
+    passes: int = 2
+    """See `Decision.passes`, of the last bid."""
     copy: int | None = None
     """The round of the movement that is kept for replays."""
 
@@ -274,7 +278,8 @@ def handle(state: DeviceState, event: Event) -> Step:
             return _on_decided(state, event)
         case Fetched() if state.phase is DevicePhase.FETCHING:
             level = state.offered or 1.0
-            work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
+            opened, assignment = _opened(state), _assignment(state)
+            work = Train(opened, assignment, level, event.blocks, event.buffers, state.passes)
             return replace(state, phase=DevicePhase.TRAINING), [work]
         case Found() if state.phase is DevicePhase.FETCHING:
             round = _opened(state).round
@@ -349,7 +354,8 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
     if replays and state.copy is not None:
         effects.append(SendReplay(opened.round, state.copy))
     phase = DevicePhase.IDLE if skips else DevicePhase.BIDDING
-    return replace(state, phase=phase, offered=decision.level), effects
+    state = replace(state, phase=phase, offered=decision.level, passes=decision.passes)
+    return state, effects
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:
