@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.aggregate.model import GlobalModel
+    from coordinator.aggregate.optimizer import ServerOptimizer
     from coordinator.aggregate.rules import make_rule
     from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
@@ -46,6 +47,7 @@ __all__ = [
     "RamFed",
     "RoundsConfig",
     "SavedModel",
+    "ServerOptimizer",
     "Strategy1",
     "Strategy2",
     "SubDisMo",
@@ -78,6 +80,7 @@ _HOMES = {
     "RamFed": "coordinator.aggregate.rules.ram_fed",
     "RoundsConfig": "coordinator.rounds.synchronous",
     "SavedModel": "coordinator.task.saved_model",
+    "ServerOptimizer": "coordinator.aggregate.optimizer",
     "Strategy1": "coordinator.aggregate.rules.ra_fed",
     "Strategy2": "coordinator.aggregate.rules.ccfl",
     "SubDisMo": "coordinator.aggregate.rules.ra_fed",
