@@ -106,8 +106,8 @@ class ServerOptimizer:
         if self.name == "adam":
             second = self.beta2 * second + (1 - self.beta2) * square
         else:
-            change: Float32 = square * np.sign(square - second)
-            second = second + (1 - self.beta2) * change
+            change = (1 - self.beta2) * square * np.sign(second - square)
+            second = np.subtract(second, change, dtype=np.float32)
         rate = ADAPTIVE_RATE if self.rate is None else self.rate
         step: Float32 = rate * first / (np.sqrt(second) + self.tau)
         return (first, second), step
