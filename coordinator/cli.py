@@ -98,6 +98,15 @@ def _parser() -> argparse.ArgumentParser:
         help="an option of the mask policy, e.g. tied=true; repeatable",
     )
     demo.add_argument(
+        "--widths",
+        choices=("own", "ordered-dropout", "sandwich"),
+        default="own",
+        help=(
+            "submodels that a step trains: the assigned one, one drawn from it and the narrower "
+            "ones within it, or it and a drawn narrower one (default %(default)s)"
+        ),
+    )
+    demo.add_argument(
         "--up",
         default="fp32",
         metavar="ENCODING",
@@ -429,6 +438,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         rule_options=dict(arguments.rule_option),
         mask=arguments.mask,
         mask_options=dict(arguments.mask_option),
+        widths=arguments.widths,
         up=Encoding.parse(arguments.up),
         down=Encoding.parse(arguments.down),
         memory_dir=arguments.memory,

@@ -1,29 +1,55 @@
-"""Rules that go with a mask policy and an encoding; other pairings are refused with the reason."""
+"""Rules that go with masks, an encoding and local rules; others are refused with the reason."""
 
 from __future__ import annotations
 
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, FedRaa, Rule
 from coordinator.errors import ConfigError
-from coordinator.masks import MaskPolicy
+from coordinator.masks import MASKS, MaskPolicy, OrderedMasks
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.random import RandomMasks
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 
-def check_pairing(rule: Rule | FedRaa, masks: MaskPolicy, encoding: Encoding) -> None:
-    """Raise `ConfigError`, with the reason, if these make no sense together."""
-    problem = _asynchronous(rule, masks) if isinstance(rule, FedRaa) else _synchronous(rule, masks)
+def check_pairing(
+    rule: Rule | FedRaa,
+    masks: MaskPolicy,
+    encoding: Encoding,
+    widths: Widths = "own",
+    plan: ModelPlan | None = None,
+) -> None:
+    """Raise `ConfigError`, with the reason, if these make no sense together.
+
+    `plan` None leaves out what depends on the groups of the model.
+    """
+    problem = None if widths == "own" else _several(rule, masks, widths, plan)
+    if problem is None and isinstance(rule, FedRaa):
+        problem = _asynchronous(rule, masks)
+    elif problem is None and isinstance(rule, Rule):
+        problem = _synchronous(rule, masks, widths)
     if problem is None and encoding.kind == "top-k":
         problem = _sparse(rule)
     if problem is not None:
         raise ConfigError(problem)
 
 
-def fitting_masks(rule: Rule | FedRaa) -> str:
+def check_distillation(local_rule: LocalRule, loss: str) -> None:
+    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes."""
+    if local_rule.distillation and loss != "cross-entropy":
+        raise ConfigError(
+            f"distillation takes the wide outputs as scores of classes, but the task's loss is "
+            f"{loss}: set distillation = 0, or train with cross-entropy"
+        )
+
+
+def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
     """Return the name of the mask policy that serves a rule best."""
     if isinstance(rule, FedRaa):
         return "gre-raa" if rule.fragments else "random"
+    if widths != "own":
+        return "nested"
     return "random" if rule.whole_models else "coverage"
 
 
@@ -33,14 +59,36 @@ def rule_name(rule: Rule | FedRaa) -> str:
     return next(name for name, kind in kinds.items() if type(rule) is kind)
 
 
-def _synchronous(rule: Rule, masks: MaskPolicy) -> str | None:
+def _several(
+    rule: Rule | FedRaa, masks: MaskPolicy, widths: Widths, plan: ModelPlan | None
+) -> str | None:
+    if isinstance(rule, FedRaa):
+        return (
+            f"{widths} trains narrower submodels within the assigned one, and {rule_name(rule)} "
+            "deals out fragments that have none: leave widths at own, or use a synchronous rule"
+        )
+    if not isinstance(masks, OrderedMasks):
+        name = next(name for name, kind in MASKS.items() if type(masks) is kind)
+        return (
+            f"{widths} needs levels that lie within one another, and {name} masks have no order: "
+            "use nested or core masks, or leave widths at own"
+        )
+    if plan is not None and not masks.nests(plan):
+        return (
+            f"{widths} needs levels that lie within one another; with groups that do not ascend in "
+            "size, static ones do not: use nested or core masks, or leave widths at own"
+        )
+    return None
+
+
+def _synchronous(rule: Rule, masks: MaskPolicy, widths: Widths) -> str | None:
     name = rule_name(rule)
     if isinstance(masks, GreRaaMasks):
         return (
             f"gre-raa deals out fragments one arrival at a time; {name} closes rounds: "
             "use it with fed-raa, or another mask policy"
         )
-    if rule.whole_models and not isinstance(masks, RandomMasks):
+    if rule.whole_models and widths == "own" and not isinstance(masks, RandomMasks):
         return (
             f"{name} takes whole models only, so there is nothing for a mask policy to choose: "
             "leave it at random, or use ra-fed or ram-fed"

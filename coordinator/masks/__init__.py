@@ -9,24 +9,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.masks.contract import MaskPolicy, Masks
+from coordinator.masks.contract import MaskPolicy, Masks, OrderedMasks
 from coordinator.masks.groups.fragments import fragments_of
+from coordinator.masks.levels import Narrower, level_groups, settle_masks
 from coordinator.masks.policies.coverage import CoverageMasks
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.greedy import GreedyMasks
+from coordinator.masks.policies.nested import CoreMasks, NestedMasks
 from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
 from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
 from edge_sdk.program.settings.choices import make_named
 
-__all__ = ["MASKS", "MaskPolicy", "Masks", "Situation", "fragments_of", "make_masks"]
+__all__ = [
+    "MASKS",
+    "MaskPolicy",
+    "Masks",
+    "Narrower",
+    "OrderedMasks",
+    "Situation",
+    "fragments_of",
+    "level_groups",
+    "make_masks",
+    "settle_masks",
+]
 
 MASKS: dict[str, type[MaskPolicy]] = {
     "random": RandomMasks,
     "rolling": RollingMasks,
     "static": StaticMasks,
+    "nested": NestedMasks,
+    "core": CoreMasks,
     "greedy": GreedyMasks,
     "coverage": CoverageMasks,
     "disjoint": DisjointMasks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from coordinator.masks.situation import Situation
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -37,3 +37,22 @@ class MaskPolicy(Protocol):
         their movements count. 0 means that every round covers every block. Each policy's docstring
         has the proof. Raises `ConfigError` as a call would.
         """
+
+
+@runtime_checkable
+class OrderedMasks(MaskPolicy, Protocol):
+    """A policy by which a level means the same groups for every device.
+
+    Where it `nests`, the groups of a level lie within those of every larger level, in every round.
+    """
+
+    def groups_at(
+        self, plan: ModelPlan, level: float, round: int = 1
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the groups, per axis, that a device with this level gets in a round.
+
+        Raises `ConfigError` as a call would.
+        """
+
+    def nests(self, plan: ModelPlan) -> bool:
+        """True if the groups of a level lie within those of every larger level."""

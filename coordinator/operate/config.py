@@ -17,7 +17,7 @@ from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
-from coordinator.rounds.config import RunConfig
+from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.service.service import ServiceConfig
@@ -40,7 +40,7 @@ from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import KNOWN, Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
@@ -106,6 +106,12 @@ class RunTable:
     rescale: NotNegative = same_as(LocalRule, "rescale")
     """Exponent by which inputs of narrowed layers grow: (1 / level) ^ rescale. 0 is the papers'
     reading."""
+    widths: Widths = same_as(LocalRule, "widths")
+    """Submodels that a step trains: `own`, the assigned one; `ordered-dropout`, one drawn from the
+    own and the narrower ones; `sandwich`, the own and a drawn narrower one."""
+    distillation: Annotated[float, Within(least=0, most=1)] = same_as(LocalRule, "distillation")
+    """Share of the wide outputs in the narrow submodel's targets, with `sandwich`."""
+    levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""
     up: EncodingText = same_as(RunConfig, "up")
@@ -121,6 +127,12 @@ class RunTable:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_levels(self.levels)
+        if self.distillation and self.widths != "sandwich":
+            raise ConfigError(
+                f"distillation = {self.distillation}: needs the wide outputs; set widths to "
+                "sandwich"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +251,11 @@ class ServeConfig:
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         """Make the settings of the state machine. Raises `ConfigError`."""
         rule = self.make_rule()
+        masks = self.mask.name or fitting_masks(rule, self.run.widths)
         common: dict[str, Any] = {
             "plan": plan,
             "rule": rule,
-            "masks": make_masks(self.mask.name or fitting_masks(rule), **self.mask.options),
+            "masks": make_masks(masks, **self.mask.options),
             "local_rule": _pick(LocalRule, self.run),
         }
         if isinstance(rule, FedRaa):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from coordinator.aggregate.pairings import rule_name
+from coordinator.aggregate.pairings import check_distillation, rule_name
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
@@ -51,7 +51,8 @@ def open_run(config: ServeConfig) -> Run:
             source=task.source,
             batch_size=config.run.batch_size,
         )
-        config.machine(model.plan)  # report what does not fit before writing anything
+        # Report what does not fit before writing anything.
+        check_distillation(config.machine(model.plan).local_rule, model.manifest.loss)
         create_run(folder, about, model)
     run = Run(folder)
     wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
@@ -132,8 +133,10 @@ def serve(
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False
+        machine = config.machine(run.plan)
+        check_distillation(machine.local_rule, run.task.manifest.loss)
         service_config = ServiceConfig(
-            machine=config.machine(run.plan),
+            machine=machine,
             down=config.run.down,
             keeping=config.keeping,
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
@@ -177,6 +180,9 @@ def start_report(
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
+    if machine.local_rule.widths != "own":
+        levels = ", ".join(f"{level:.0%}" for level in machine.levels)
+        yield f"widths     {machine.local_rule.widths}, levels {levels}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (embedded; devices find it in {run.folder / BROKER_FILE})"

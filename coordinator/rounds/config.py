@@ -7,11 +7,13 @@ from typing import Annotated
 
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import FedRaa, Rule
-from coordinator.masks import MaskPolicy
-from edge_sdk.program.settings import Count, Seconds, Within, check_fields
+from coordinator.errors import ConfigError
+from coordinator.masks import MaskPolicy, Narrower, OrderedMasks
+from edge_sdk.program.settings import Count, Seconds, Share, Within, check_fields
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.round import MAX_LEVELS, RoundOpen
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 
@@ -27,6 +29,9 @@ class RunConfig:
     batch_size: Count
     min_devices: Count
     seed: int
+    levels: tuple[Share, ...] = LEVELS
+    """Shares of the model that are to be models of their own, largest first, beginning with 1.
+    Devices that train several widths train those within their own."""
     up: Encoding = field(default_factory=Encoding)
     """Encoding of movements: fp32, fp16, int8 or top-k:0.1, each alone or with +zstd behind it."""
     rms_limit: Annotated[float | None, Within(above=1)] = 100.0
@@ -38,7 +43,15 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_pairing(self.rule, self.masks, self.up)
+        check_levels(self.levels)
+        check_pairing(self.rule, self.masks, self.up, self.local_rule.widths, self.plan)
+
+    def narrower(self, round: int) -> Narrower:
+        """Return the submodels that a device may train beside its own in a round."""
+        if self.local_rule.widths == "own" or not isinstance(self.masks, OrderedMasks):
+            return Narrower(())
+        masks, plan = self.masks, self.plan
+        return Narrower([masks.groups_at(plan, level, round) for level in self.levels])
 
     def opening(
         self,
@@ -63,4 +76,15 @@ class RunConfig:
             up=self.up,
             rounds_left=rounds_left,
             warmup=warmup,
+            levels=() if self.local_rule.widths == "own" else self.levels,
+        )
+
+
+def check_levels(levels: tuple[float, ...]) -> None:
+    """Raise `ConfigError` unless these are the whole model and shares of it, largest first."""
+    falling = list(levels) == sorted(set(levels), reverse=True)
+    if not (falling and levels and levels[0] == 1 and levels[-1] > 0 and len(levels) <= MAX_LEVELS):
+        raise ConfigError(
+            f"levels = {list(levels)!r:.80}: must be up to {MAX_LEVELS} shares of the model, "
+            "largest first, beginning with 1"
         )

@@ -111,6 +111,7 @@ __all__ = [
     "RoundsConfig",
     "RoundsState",
     "Step",
+    "assignments_of",
     "handle",
     "opening_of",
     "recount",
@@ -246,7 +247,7 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
         return state, []
     if bid.level is None:
         return withdraw(state, bid), []
-    return state, [_assignment(state, bid.device)]
+    return state, [Send(bid.device, each) for each in assignments_of(config, state, [bid.device])]
 
 
 def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
@@ -311,7 +312,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         assigned=PersistentMap(assigned),
         replaying=_replaying(bids.values(), state.replayed),
     )
-    return state, [_assignment(state, device) for device in assigned]
+    return state, [Send(each.device, each) for each in assignments_of(config, state, assigned)]
 
 
 def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
@@ -327,9 +328,16 @@ def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid
     return picked, frozenset(bid.device for bid in offers) - {bid.device for bid in picked}
 
 
-def _assignment(state: RoundsState, device: str) -> Send:
-    groups = state.assigned[device]
-    return Send(device, Assignment(device=device, round=state.round, groups=groups))
+def assignments_of(
+    config: RoundsConfig, state: RoundsState, devices: Iterable[str]
+) -> list[Assignment]:
+    """Make the assignments of these devices; the same each time in a round."""
+    narrower = config.narrower(state.round)
+    return [
+        Assignment(device=device, round=state.round, groups=groups, widths=narrower.within(groups))
+        for device in devices
+        for groups in [state.assigned[device]]
+    ]
 
 
 def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:

@@ -33,8 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected
+from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentMap
@@ -186,6 +188,11 @@ class Run:
     def plan(self) -> ModelPlan:
         """Plan of the task."""
         return self.task.plan
+
+    def first_norms(self) -> NDArray[np.float64]:
+        """Squared norm, per block, of the weights that the run started with."""
+        weights = self.plan.flatten(read_model(self.folder / MODEL).weights)
+        return block_squares(weights, self.plan.block_sizes)
 
     def note_opened(self, round: int) -> None:
         """Mark a round's number as used, on disk, before any device hears of it."""

@@ -29,8 +29,10 @@ Terms = Mapping[str, str | float | None]
 
 def terms_of(config: RoundsConfig) -> Terms:
     """Settings that must not change while a round is open."""
+    several = config.local_rule.widths != "own"
     return {
         **asdict(config.local_rule),
+        **({"levels": ", ".join(map(str, config.levels))} if several else {}),
         "steps": config.steps,
         "batch_size": config.batch_size,
         "up": str(config.up),

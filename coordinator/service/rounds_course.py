@@ -20,7 +20,7 @@ from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import Parts, Said, upload_of
 from coordinator.service.reports import report_round
-from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
 
 log = logging.getLogger(__name__)
 
@@ -197,13 +197,13 @@ class RoundsCourse:
         if state.phase is not RoundPhase.TRAINING:
             return []
         names = state.assigned if device is None else {device} & state.assigned.keys()
-        return [
-            events.Send(
-                name, Assignment(device=name, round=state.round, groups=state.assigned[name])
-            )
+        owing = [
+            name
             for name in sorted(names)
             if name not in state.counted and name not in state.keeping
         ]
+        again = rounds.assignments_of(self._config, state, owing)
+        return [events.Send(each.device, each) for each in again]
 
     def excuses(self) -> dict[str, str]:
         """Reasons why devices are not training in the current round, by device name."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
+from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
@@ -115,7 +116,8 @@ class Service:
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`."""
         self._run = run
-        self._machine = config.machine
+        masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
+        self._machine = replace(config.machine, masks=masks)
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
@@ -167,7 +169,7 @@ class Service:
     def _begin(
         self, config: ServiceConfig, evaluate: Evaluate | None
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
-        run, machine, keeping = self._run, config.machine, config.keeping
+        run, machine, keeping = self._run, self._machine, config.keeping
         journal, memory = Journal(run.folder / ROUND), None
         if isinstance(machine, RoundsConfig):
             memory = open_memory(

@@ -30,6 +30,7 @@ from typing import Literal
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fleet import new_fleet
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
@@ -120,7 +121,8 @@ class Federation:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
         self.model = model
-        self._config = config
+        masks = settle_masks(config.masks, config.plan, lambda: model.norms)
+        self._config = replace(config, masks=masks)
         self._members = members
         self._virtual = time == "profile"
         self._threads = threads

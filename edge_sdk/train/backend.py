@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +25,10 @@ class Job:
 
     `weights` and `buffers` are the submodel's, cut to `groups`; they are never modified.
     `mask_stream` draws dropout masks.
+
+    `widths` are narrower submodels within `groups`, for a rule that trains several; `width_stream`
+    draws from them. `passes`: 1 on a device that cannot afford two in a step; a sandwich then
+    trains one drawn width a step, as ordered dropout does.
     """
 
     groups: Groups
@@ -30,11 +36,45 @@ class Job:
     buffers: Mapping[str, Array]
     rule: LocalRule
     mask_stream: np.random.Generator
+    widths: tuple[Groups, ...] = ()
+    width_stream: np.random.Generator | None = None
+    passes: int = 2
+
+    @property
+    def is_nested(self) -> bool:
+        """True if steps train more than the submodel of `groups`."""
+        return bool(self.widths) and self.rule.widths != "own"
+
+    def drawn(self) -> Iterator[tuple[int, ...]]:
+        """Yield the widths of each step, without end: 0 is `groups`, n is `widths[n - 1]`.
+
+        Everybody who asks gets the same ones; `width_stream` itself stays as it is. Raises
+        `TrainingError` if there is none.
+        """
+        if not self.is_nested:
+            yield from repeat((0,))
+        if self.width_stream is None:
+            raise TrainingError("a job with narrower widths needs a stream that draws from them")
+        stream, narrower = deepcopy(self.width_stream), len(self.widths)
+        while True:
+            if self.rule.widths == "sandwich" and self.passes > 1:
+                yield 0, 1 + int(stream.integers(narrower))
+            else:
+                yield (int(stream.integers(1 + narrower)),)
+
+    def step_macs(self, plan: ModelPlan) -> Iterator[int]:
+        """Yield the multiply-accumulates of each step's forward passes, per sample."""
+        macs = [plan.submodel_macs(groups) for groups in (self.groups, *self.widths)]
+        return (sum(macs[width] for width in widths) for widths in self.drawn())
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Measurements of a training."""
+    """Measurements of a training.
+
+    Losses are those of the assigned submodel, in the steps that trained it; where none did, those
+    of the narrower ones that were trained.
+    """
 
     steps: int
     samples: int
@@ -131,8 +171,10 @@ class TimedBackend:
 class Objective(Protocol):
     """Loss and gradients of the current batch, as `LocalSteps` asks for them."""
 
-    def batch(self, batch: Batch) -> None:
-        """Switch to the next batch; data and dropout masks stay the same until the next call."""
+    def batch(self, batch: Batch) -> bool:
+        """Switch to the next batch; data, dropout masks and widths stay the same until the next
+        call. Return True if its loss is the assigned submodel's.
+        """
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """Return (mean loss, gradients) at these weights."""
@@ -147,16 +189,19 @@ def take_steps(
 ) -> Metrics:
     """Take one step per batch, in place; the loop of every backend. Raises as `Backend.train`."""
     losses: list[float] = []
+    own: list[float] = []
     samples = 0
     for batch in batches:
         if should_stop():
             raise TrainingStopped(len(losses))
-        objective.batch(batch)
+        is_own = objective.batch(batch)
         losses.append(_check_loss(steps.step(weights, objective), len(losses) + 1))
+        own += losses[-1:] if is_own else []
         samples += len(batch.targets)
     if not losses:
         raise TrainingError("there is no batch to train on: the device has no data")
-    return Metrics(len(losses), samples, losses[0], float(np.mean(losses)), losses[-1])
+    told = own or losses
+    return Metrics(len(losses), samples, told[0], float(np.mean(told)), told[-1])
 
 
 def draw_mask(stream: np.random.Generator, probability: float, shape: tuple[int, ...]) -> Array:

@@ -18,7 +18,8 @@ from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
-from edge_sdk.train.onnx import CPU, RUNTIME_ERRORS, Graphs, fed, numpy_dtype
+from edge_sdk.train.onnx import CPU, RUNTIME_ERRORS, Graphs, fed, numpy_dtype, scale_feeds
+from edge_sdk.train.statistics import Moments, moments_of
 
 
 class Predictor:
@@ -53,12 +54,14 @@ class Predictor:
         inputs: Sequence[Array],
         *,
         groups: Groups | None = None,
+        rescale: float = 0.0,
         batch_size: int = 256,
     ) -> Array:
         """Compute the model's outputs for all samples, at most `batch_size` at a time.
 
-        `groups` None: the whole model; else `weights` and `buffers` are the submodel's. Raises
-        `TensorError` for arrays that do not fit, `GraphError` when no graph does.
+        `groups` None: the whole model; else `weights` and `buffers` are the submodel's, and
+        `rescale` is that of its training (`LocalRule`). Raises `TensorError` for arrays that do not
+        fit, `GraphError` when no graph does.
         """
         plan, manifest = self.plan, self._graphs.manifest
         groups = plan.all_groups() if groups is None else groups
@@ -71,15 +74,64 @@ class Predictor:
         if batch_size < 1:
             raise TensorError(f"batch_size must be at least 1, not {batch_size}")
         rows = batch_size if limit is None else max(1, min(batch_size, limit))
-        fixed = {f"w:{name}": array for name, array in weights.items()}
-        fixed |= {f"b:{name}": array for name, array in buffers.items()}
-        # Rescaling belongs to local training; a graph with scales is run without.
-        fixed |= {f"s:{axis.name}": np.ones((), dtype=np.float32) for axis in plan.axes}
+        fixed = _fixed(plan, weights, buffers, groups, rescale)
         parts = [
             self._part(fixed, [array[at : at + rows] for array in inputs], kept)
             for at in range(0, samples, rows)
         ]
         return np.concatenate(parts)
+
+    def moments(
+        self,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        inputs: Sequence[Array],
+        *,
+        groups: Groups | None = None,
+        rescale: float = 0.0,
+        batch_size: int = 64,
+    ) -> Moments | None:
+        """Compute a submodel's BatchNorm moments over these samples, a batch at a time.
+
+        The pass is forward only, in training mode without dropout: it needs no more memory than a
+        prediction. A last batch of one sample is left out, and so is a short one where a graph is
+        made for one batch size. None: the model has no BatchNorm. Raises as `predict`, and
+        `TensorError` for fewer samples than a batch needs.
+        """
+        plan, manifest = self.plan, self._graphs.manifest
+        groups = plan.all_groups() if groups is None else groups
+        if not any(entry.kind == "statistics" for entry in manifest.graphs):
+            return None
+        plan.check(weights, groups)
+        plan.check_buffers(buffers, groups)
+        manifest.data.check_inputs(inputs)
+        kept = plan.kept_atoms(plan.choose(groups))
+        limit = manifest.largest_batch("statistics", kept)
+        rows, least = (batch_size, 2) if limit is None else (limit, limit)
+        fixed = _fixed(plan, weights, buffers, groups, rescale)
+        found: Moments | None = None
+        for at in range(0, _samples(inputs), rows):
+            part = [array[at : at + rows] for array in inputs]
+            if len(part[0]) >= least:
+                new = self._moments(fixed, part, kept)
+                found = new if found is None else found.merged(new)
+        if found is None:
+            raise TensorError(f"{_samples(inputs)} samples are too few: {least} make a batch")
+        return found
+
+    def _moments(
+        self, fixed: Mapping[str, Array], inputs: Sequence[Array], kept: Sequence[int]
+    ) -> Moments:
+        size = len(inputs[0])
+        entry = self._graphs.manifest.pick("statistics", kept, size)
+        feeds = {name: array for name, array in fixed.items() if name in entry.input_names}
+        feeds |= fed(entry, {f"x{n}": array for n, array in enumerate(inputs)}, kept, size)
+        ports = {port.name: port for port in entry.inputs}
+        for mask in entry.masks:
+            shape = ports[mask.port].shape(kept, size)
+            feeds[mask.port] = np.ones(shape, dtype=np.float32)
+        outputs = self._graphs.run(entry, feeds, kept, size)
+        return moments_of(size, {name.removeprefix("n:"): each for name, each in outputs.items()})
 
     def _part(
         self, fixed: Mapping[str, Array], inputs: Sequence[Array], kept: Sequence[int]
@@ -92,6 +144,21 @@ class Predictor:
         padded = size if entry.batch is None else entry.batch
         outputs = self._graphs.run(entry, feeds, kept, padded)["outputs"]
         return _without_padding(outputs, padded, size, str(entry))
+
+
+def _fixed(
+    plan: ModelPlan,
+    weights: Mapping[str, Array],
+    buffers: Mapping[str, Array],
+    groups: Groups,
+    rescale: float,
+) -> dict[str, Array]:
+    """Return the inputs that stay the same for every batch, by name."""
+    return {
+        **{f"w:{name}": array for name, array in weights.items()},
+        **{f"b:{name}": array for name, array in buffers.items()},
+        **scale_feeds(plan, groups, rescale),
+    }
 
 
 @dataclass(frozen=True, slots=True)

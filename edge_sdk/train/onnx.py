@@ -30,13 +30,14 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.codec import graph_opsets
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
-from edge_sdk.train.backend import Job, Trained, check_movement, draw_mask, take_steps
+from edge_sdk.train.backend import Job, Objective, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
+from edge_sdk.train.nested import NestedObjective
 
 CPU = ("CPUExecutionProvider",)
 
 MAX_SESSIONS = 4
-"""Sessions kept open. A device trains one submodel at a time, at one or two batch sizes."""
+"""Sessions kept open, at the least: of two submodels, at one or two batch sizes."""
 
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -86,7 +87,9 @@ class Graphs:
         self._threads = threads
         self._providers = tuple(providers)
         self._sessions: OrderedDict[str, Any] = OrderedDict()
-        self._shapes: tuple[tuple[object, ...], dict[str, tuple[int, ...]]] = ((), {})
+        self._shapes: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = {}
+        self.max_sessions = MAX_SESSIONS
+        """Sessions kept open."""
         for entry in manifest.graphs:
             if entry.sha256 in files:
                 self._checked_file(entry)
@@ -134,16 +137,18 @@ class Graphs:
     ) -> dict[str, tuple[int, ...]]:
         """Return shapes of all inputs and outputs. They stay the same for a whole round."""
         key = (entry.sha256, kept, batch)
-        if self._shapes[0] != key:
+        if key not in self._shapes:
+            if len(self._shapes) >= self.max_sessions:
+                self._shapes.clear()
             ports = (*entry.inputs, *entry.outputs)
-            self._shapes = (key, {port.name: port.shape(kept, batch) for port in ports})
-        return self._shapes[1]
+            self._shapes[key] = {port.name: port.shape(kept, batch) for port in ports}
+        return self._shapes[key]
 
     def _session(self, entry: GraphEntry) -> Any:
         key = entry.sha256
         if key not in self._sessions:
             self._sessions[key] = self._opened(entry)
-            if len(self._sessions) > MAX_SESSIONS:
+            while len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)
         return self._sessions[key]
@@ -244,7 +249,13 @@ class OnnxBackend:
         plan.check_buffers(job.buffers, job.groups)
         start = _copies(job.weights)
         weights: Arrays = _copies(job.weights)
-        objective = _Objective(self._graphs, job)
+        self._graphs.max_sessions = max(MAX_SESSIONS, 2 * (1 + len(job.widths)))
+        own = _Objective(self._graphs, job)
+        objective: Objective = own
+        if job.is_nested:
+            objective = NestedObjective(
+                plan, job, own, lambda narrow: _Objective(self._graphs, narrow), np.zeros_like
+            )
         # A diverging training shows in its loss; numpy need not warn on the way.
         with np.errstate(over="ignore", invalid="ignore"):
             steps = LocalSteps(job.rule, start)
@@ -253,7 +264,7 @@ class OnnxBackend:
                 weights[name] -= start[name]
         check_movement(weights)
         statistics = {
-            buffer.name: np.array(objective.buffers[buffer.name])
+            buffer.name: np.array(own.buffers[buffer.name])
             for buffer in plan.buffers
             if buffer.statistic
         }
@@ -270,11 +281,11 @@ class _Objective:
         """Buffers after the last pass."""
         self._graphs = graphs
         self._kept = plan.kept_atoms(plan.choose(job.groups))
-        self._scales = _scale_feeds(plan, job.groups, job.rule.rescale)
+        self._scales = scale_feeds(plan, job.groups, job.rule.rescale)
         self._stream = job.mask_stream
 
-    def batch(self, batch: Batch) -> None:
-        """Switch to the next batch; data and dropout masks stay the same until the next call."""
+    def batch(self, batch: Batch) -> bool:
+        """See `Objective`."""
         manifest = self._graphs.manifest
         manifest.data.check(batch)
         size = len(batch.targets)
@@ -294,12 +305,15 @@ class _Objective:
         self._feeds = {
             name: array for name, array in (feeds | self._scales).items() if name in ports
         }
+        return True
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """Return (mean loss, gradients) at these weights."""
         taken = self._entry.input_names
         feeds = dict(self._feeds)
-        feeds |= {key: np.asarray(weights[n]) for n in weights if (key := f"w:{n}") in taken}
+        feeds |= {
+            key: np.asarray(weights[n], order="C") for n in weights if (key := f"w:{n}") in taken
+        }
         feeds |= {key: self.buffers[n] for n in self.buffers if (key := f"b:{n}") in taken}
         outputs = self._graphs.run(self._entry, feeds, self._kept, self._size)
         for name in self.buffers:
@@ -308,7 +322,7 @@ class _Objective:
         return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
 
 
-def _scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
+def scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
     """Return the scale of every axis, by the name of its input."""
     scales = axis_scales(plan, groups, rescale)
     return {f"s:{name}": np.array(scale, dtype=np.float32) for name, scale in scales.items()}

@@ -17,8 +17,9 @@ from edge_sdk.protocol.errors import TesseraError, TrainingError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.train.backend import Job, Trained, check_movement, draw_mask, take_steps
+from edge_sdk.train.backend import Job, Objective, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
+from edge_sdk.train.nested import NestedObjective
 
 
 class Forward(Protocol):
@@ -106,7 +107,15 @@ class TorchBackend:
             start = self._tensors(job.weights)
             weights: Arrays = {name: tensor.clone() for name, tensor in start.items()}
             buffers = self._tensors(job.buffers)
-            objective = _Objective(self._task, job, buffers, self._device)
+            objective: Objective = self._objective(job, buffers)
+            if job.is_nested:
+                objective = NestedObjective(
+                    plan,
+                    job,
+                    objective,
+                    lambda narrow: self._objective(narrow, self._tensors(narrow.buffers)),
+                    torch.zeros_like,
+                )
             steps = LocalSteps(job.rule, start)
             metrics = take_steps(objective, steps, weights, batches, should_stop)
         movement = {name: _numpy(weights[name] - start[name]) for name in start}
@@ -116,6 +125,9 @@ class TorchBackend:
         }
         check_movement(statistics)
         return Trained(movement, statistics, metrics)
+
+    def _objective(self, job: Job, buffers: Mapping[str, torch.Tensor]) -> _Objective:
+        return _Objective(self._task, job, buffers, self._device)
 
     def _tensors(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Copy arrays to the device: neither side's later changes reach the other."""
@@ -143,13 +155,14 @@ class _Objective:
         self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
         self._stream = job.mask_stream
 
-    def batch(self, batch: Batch) -> None:
-        """Switch to the next batch; data and dropout masks stay the same until the next call."""
+    def batch(self, batch: Batch) -> bool:
+        """See `Objective`."""
         # Copies: data may be read-only, and a model may change its input in place.
         self._inputs = [torch.tensor(array, device=self._device) for array in batch.inputs]
         self._targets = torch.tensor(batch.targets, device=self._device)
         self._forward = self._task.train_program.at(self._kept, len(batch.targets), self._scaled)
         self._masks = [self._mask(p, shape) for p, shape in self._forward.masks]
+        return True
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """Return (mean loss, gradients) at these weights."""

@@ -64,6 +64,22 @@ class Bundle:
                 rooms = [(groups, room - groups[group]) for groups, room in rooms]
         return tuple(sorted(taken))
 
+    def prefix(self, level: float, order: Sequence[int]) -> tuple[int, ...]:
+        """Take the longest beginning of the order that fits within the level; at least one group.
+
+        A smaller level takes part of what a larger one takes, unlike in `take`, where a group that
+        does not fit makes room for later ones. Within the level if the order begins with
+        `smallest`, or if no axis is uneven. The result is ascending.
+        """
+        fitting = min(self.most(level), len(order))
+        for axis in self.uneven:
+            room, number = level * axis.atoms + 1e-9, 0
+            while number < fitting and axis.groups[order[number]] <= room:
+                room -= axis.groups[order[number]]
+                number += 1
+            fitting = number
+        return tuple(sorted(order[: max(1, fitting)]))
+
     def most(self, level: float) -> int:
         """Upper bound on the groups that fit within the level."""
         return self.count if self.even is None else self.even.wanted(level)

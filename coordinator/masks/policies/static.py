@@ -28,6 +28,21 @@ class StaticMasks:
         bundles = bundles_of(situation.plan, self.tied)
         return choose_each(situation.plan, bundles, situation.levels, _leading)
 
+    def groups_at(
+        self,
+        plan: ModelPlan,
+        level: float,
+        round: int = 1,  # noqa: ARG002  all rounds are alike
+    ) -> dict[str, tuple[int, ...]]:
+        """See `OrderedMasks`."""
+        return choose_each(plan, bundles_of(plan, self.tied), {"": level}, _leading)[""]
+
+    def nests(self, plan: ModelPlan) -> bool:
+        """True if groups of different sizes ascend: then no group fits behind one that does not."""
+        bundles = bundles_of(plan, self.tied)
+        uneven = [axis for bundle in bundles for axis in bundle.uneven]
+        return all(list(axis.groups) == sorted(axis.groups) for axis in uneven)
+
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:
         """0 if the devices' sets together cover every block, else None.
 

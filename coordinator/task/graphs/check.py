@@ -12,6 +12,7 @@ import torch
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.gradient import weighted_mean
 from coordinator.task.task import CUSTOM, Task
+from coordinator.task.tracing.moments import batch_moments
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.data_spec import ArraySpec
 from edge_sdk.protocol.task.graphs import GraphEntry
@@ -98,13 +99,36 @@ def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute an evaluation graph's outputs with torch."""
     plan = task.plan
     with torch.no_grad():
-        outputs = task.traced.evaluate.at(case.kept, case.batch)(
+        outputs = task.traced.evaluate.at(case.kept, case.batch, True)(
             case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
             case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
             case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
-            [1.0] * len(plan.axes),
+            case.tensors([f"s:{axis.name}" for axis in plan.axes]),
         )
     return {"outputs": outputs.numpy()}
+
+
+def torch_statistics(task: Task, case: CheckCase) -> dict[str, Array]:
+    """Compute a statistics graph's outputs with torch."""
+    plan = task.plan
+    names = [f"n:{buffer.name}" for buffer in plan.buffers]
+    forward = task.train_program.at(case.kept, case.batch, True)
+    moments = batch_moments(
+        forward,
+        case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
+        case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
+        case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
+        case.tensors([f"s:{axis.name}" for axis in plan.axes]),
+        case.tensors([f"m{index}" for index in range(len(forward.masks))]),
+    )
+    return {names[number]: value.numpy() for number, value in moments}
+
+
+ORACLES = {
+    "gradient": torch_gradient,
+    "evaluate": torch_outputs,
+    "statistics": torch_statistics,
+}
 
 
 def run_graph(
@@ -144,7 +168,7 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
     A graph that takes any width or batch is checked at sizes where it was not traced.
     """
     session = open_session(data)
-    oracle = torch_gradient if entry.kind == "gradient" else torch_outputs
+    oracle = ORACLES[entry.kind]
     worst = 0.0
     for level in _levels(task, entry):
         for batch in BATCHES if entry.batch is None else (entry.batch,):

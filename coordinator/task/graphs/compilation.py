@@ -1,4 +1,4 @@
-"""`compile_graphs`: a gradient graph and an evaluation graph for a task, checked against torch.
+"""`compile_graphs`: gradient, evaluation and statistics graphs of a task, checked against torch.
 
 Sizes stay open where the operators allow it. In order of preference: one graph for every submodel
 and batch; one graph per level, for every batch; one graph for each level and batch size.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import cast
 
 import onnx
 
@@ -22,6 +23,7 @@ from coordinator.task.graphs.gradient import (
     Traced,
     trace_evaluation,
     trace_gradient,
+    trace_statistics,
 )
 from coordinator.task.graphs.onnx.builder import numpy_type
 from coordinator.task.graphs.onnx.costs import activations, products
@@ -74,10 +76,7 @@ def compile_graphs(
     tolerance = 0.0
     entries: list[GraphEntry] = []
     files: dict[str, bytes] = {}
-    for kind in ("gradient", "evaluate"):
-        trace = (
-            partial(trace_gradient, task) if kind == "gradient" else partial(trace_evaluation, task)
-        )
+    for kind, trace in _traces(task).items():
         source = "sample_weights" if kind == "gradient" else "x0"
         for built in _build(task, trace, source, levels, batch_sizes):
             data = built.model.SerializeToString(deterministic=True)
@@ -97,6 +96,21 @@ def compile_graphs(
     )
     manifest.check(task.plan)
     return CompiledGraphs(manifest, files)
+
+
+def _traces(task: Task) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
+    """Return how each kind of graph is traced; only a model with BatchNorm has statistics."""
+    found: dict[Kind, Callable[[KeptSizes, int], Traced]] = {
+        "gradient": partial(trace_gradient, task),
+        "evaluate": partial(trace_evaluation, task),
+    }
+    if any(buffer.statistic for buffer in task.plan.buffers):
+        whole = tuple(axis.atoms for axis in task.plan.axes)
+        if trace_statistics(task, whole, 2) is not None:
+            found["statistics"] = cast(
+                Callable[[KeptSizes, int], Traced], partial(trace_statistics, task)
+            )
+    return found
 
 
 def _build(

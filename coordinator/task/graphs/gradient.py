@@ -77,9 +77,34 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
     return Traced(graph, inputs, outputs, masks, _constants(forward))
 
 
+def trace_statistics(task: Task, kept: KeptSizes, batch: int) -> Traced | None:
+    """Trace the moments that every BatchNorm sees in training mode; None if there is no BatchNorm.
+
+    Outputs come in pairs: a layer's mean over the batch, then its variance (divided by n).
+    """
+    plan = task.plan
+    forward = task.train_program.at(kept, batch, True)
+    names: list[str] = []
+
+    def statistics(arguments: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+        run = _StatisticsRun(forward.module)
+        run.outputs(arguments)
+        found = run.moments(arguments["buffers"])
+        names[:] = [f"n:{plan.buffers[index].name}" for index, _ in found]
+        return [value for _, value in found]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        arguments = _arguments(task, forward, kept, batch)
+    graph = _trace(statistics, arguments)
+    if not names:
+        return None
+    masks = tuple(probability for probability, _ in forward.masks)
+    return Traced(graph, _names(plan, arguments), tuple(names), masks, _constants(forward))
+
+
 def trace_evaluation(task: Task, kept: KeptSizes, batch: int) -> Traced:
     """Trace the outputs of the submodel in evaluation mode."""
-    forward = task.traced.evaluate.at(kept, batch)
+    forward = task.traced.evaluate.at(kept, batch, True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
     graph = _trace(lambda given: [_Run(forward.module).outputs(given)], arguments)
@@ -201,6 +226,36 @@ class _Run(fx.Interpreter):
         if target is aten.instance_norm.default:
             return _instance_norm(*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+class _StatisticsRun(_Run):
+    """Runs a forward pass and notes the mean and variance that each BatchNorm computes."""
+
+    def outputs(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        self._seen: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        return super().outputs(given)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.batch_norm.default and args[5] and args[3] is not None:
+            x, weight, bias, running_mean, running_var, _, _, eps = args[:8]
+            out, mean, _, var = _normalise(x, weight, bias, eps)
+            self._seen.setdefault((id(running_mean), id(running_var)), []).append((mean, var))
+            return out
+        return super().call_function(target, args, kwargs)
+
+    def moments(self, buffers: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
+        """Return (number of the buffer, value) in pairs of mean and variance.
+
+        A layer that runs several times in a pass sees all of its inputs as one batch.
+        """
+        numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
+        found = []
+        for (first, second), seen in self._seen.items():
+            mean = sum((mean for mean, _ in seen[1:]), seen[0][0]) / len(seen)
+            squares = [var + (own - mean) ** 2 for own, var in seen]
+            var = sum(squares[1:], squares[0]) / len(seen)
+            found += [(numbers[first], mean), (numbers[second], var)]
+        return found
 
 
 def _name_backward(loss: torch.Tensor, origins: dict[int, dict[str, Any]]) -> None:

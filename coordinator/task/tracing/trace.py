@@ -21,12 +21,15 @@ from coordinator.task.tracing.capture import (
 )
 from coordinator.task.tracing.check import check_programs, check_runs
 from coordinator.task.tracing.factors import Factor, Factors, freeze, fresh, leaves
+from coordinator.task.tracing.moments import batch_moments
 from coordinator.task.tracing.operators import HANDLERS
 from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.walk import Walk, walk_graph
 from edge_sdk.protocol.plan import specs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.train.local import axis_scales
+from edge_sdk.train.statistics import Moments, moments_of
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,70 @@ class TracedModel:
         weights: Mapping[str, Array],
         buffers: Mapping[str, Array],
         inputs: Sequence[Array],
+        *,
         groups: Groups | None = None,
+        rescale: float = 0.0,
     ) -> Array:
-        """Compute a submodel's outputs (None: the whole model's) in evaluation mode."""
-        plan = self.plan
-        kept = plan.kept_atoms(plan.choose(groups or plan.all_groups()))
-        forward = self.evaluate.at(kept, len(inputs[0]))
+        """Compute a submodel's outputs (None: the whole model's) in evaluation mode.
+
+        `rescale` is that of its training (`LocalRule`); the whole model does not need it.
+        """
+        groups = groups or self.plan.all_groups()
+        kept = self.plan.kept_atoms(self.plan.choose(groups))
+        forward = self.evaluate.at(kept, len(inputs[0]), rescale != 0)
         with torch.no_grad():
-            output = forward(
-                [torch.from_numpy(weights[tensor.name]) for tensor in plan.tensors],
-                # copies: a model may change both in place
-                [torch.tensor(buffers[buffer.name]) for buffer in plan.buffers],
-                [torch.tensor(np.ascontiguousarray(array)) for array in inputs],
-                [1.0] * len(plan.axes),
-            )
+            output = forward(*self._tensors(weights, buffers, inputs, groups, rescale))
         return _numpy(output)
+
+    def moments(
+        self,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        inputs: Sequence[Array],
+        *,
+        groups: Groups | None = None,
+        rescale: float = 0.0,
+        batch_size: int = 64,
+    ) -> Moments | None:
+        """Compute a submodel's BatchNorm moments over these samples, a batch at a time.
+
+        Dropout is off, and a last batch of one sample is left out. None: the model has no
+        BatchNorm.
+        """
+        groups = groups or self.plan.all_groups()
+        kept = self.plan.kept_atoms(self.plan.choose(groups))
+        names = [buffer.name for buffer in self.plan.buffers]
+        merged: Moments | None = None
+        for at in range(0, len(inputs[0]), batch_size):
+            part = [array[at : at + batch_size] for array in inputs]
+            if (size := len(part[0])) < 2:
+                continue
+            forward = self.train.at(kept, size, rescale != 0)
+            masks = [torch.ones(shape) for _, shape in forward.masks]
+            given = self._tensors(weights, buffers, part, groups, rescale)
+            found = batch_moments(forward, *given, masks)
+            if not found:
+                return None
+            new = moments_of(size, {names[number]: _numpy(value) for number, value in found})
+            merged = new if merged is None else merged.merged(new)
+        return merged
+
+    def _tensors(
+        self,
+        weights: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+        inputs: Sequence[Array],
+        groups: Groups,
+        rescale: float,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        plan, scales = self.plan, axis_scales(self.plan, groups, rescale)
+        return (
+            [torch.from_numpy(weights[tensor.name]) for tensor in plan.tensors],
+            # copies: a model may change both in place
+            [torch.tensor(buffers[buffer.name]) for buffer in plan.buffers],
+            [torch.tensor(np.ascontiguousarray(array)) for array in inputs],
+            [torch.tensor(scales[axis.name]) for axis in plan.axes],
+        )
 
 
 def trace_plan(

@@ -24,7 +24,7 @@ from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import EncodingError, MessageError, ProtocolError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import MAX_REASON_CHARACTERS
+from edge_sdk.protocol.messages.round import MAX_LEVELS, MAX_REASON_CHARACTERS
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.messages.transfer import check_run
 from edge_sdk.protocol.plan.layout import Array
@@ -195,6 +195,18 @@ def _group_ids(ids: Any) -> tuple[int, ...]:
     return chosen
 
 
+def _several_groups(value: Any) -> tuple[dict[str, tuple[int, ...]], ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_LEVELS:
+        raise TypeError(f"{value!r} is not a list of up to {MAX_LEVELS} choices of groups")
+    return tuple(_groups(each) for each in value)
+
+
+def _levels(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_LEVELS:
+        raise TypeError(f"{value!r} is not a list of up to {MAX_LEVELS} levels")
+    return tuple(number(each) for each in value)
+
+
 def _hashes(value: Any) -> tuple[bytes, ...]:
     data = binary(value)
     if len(data) % HASH_BYTES:
@@ -271,6 +283,8 @@ BINARY = Form(binary, binary)
 HASHES = Form(b"".join, _hashes)
 RANGES = Form(lambda value: [list(each) for each in value], _read_ranges)
 GROUPS = Form(lambda value: {axis: list(ids) for axis, ids in value.items()}, _groups)
+WIDTHS = Form(lambda value: [GROUPS.write(each) for each in value], _several_groups)
+LEVELS = Form(lambda value: [number(each) for each in value], _levels)
 ENCODING = Form(str, _read_encoding)
 
 BLOB_FORMS: Forms = {"size": COUNT, "chunks": HASHES}
@@ -285,5 +299,7 @@ RULE_FORMS: Forms = {
     "sam_radius": NUMBER,
     "proximal": NUMBER,
     "rescale": NUMBER,
+    "widths": Form(text, text),
+    "distillation": NUMBER,
 }
 RULE = Form(lambda value: write_fields(value, RULE_FORMS), _read_rule)

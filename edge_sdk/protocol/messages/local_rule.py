@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 from edge_sdk.protocol.errors import MessageError
+
+Widths = Literal["own", "ordered-dropout", "sandwich"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,12 @@ class LocalRule:
     `rescale` multiplies the input of each layer that consumes a narrowed axis by
     `(1 / level)^rescale`. 0 follows the papers, and only then does a submodel compute exactly what
     the zero-masked model does.
+
+    `widths` names the submodels that a step trains. `own`: the assigned one. `ordered-dropout`: one
+    drawn uniformly from the assigned one and the narrower ones within it (FjORD). `sandwich`: the
+    assigned one and one drawn narrower one on the same batch, their losses added (slimmable
+    networks); `distillation` κ mixes the wide outputs into the narrow one's targets:
+    `(1 − κ) · loss + κ · cross-entropy(wide outputs, narrow outputs)`.
     """
 
     learning_rate: float
@@ -31,11 +40,16 @@ class LocalRule:
     sam_radius: float = 0.0
     proximal: float = 0.0
     rescale: float = 0.5
+    widths: Widths = "own"
+    distillation: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.widths not in get_args(Widths):
+            known = ", ".join(get_args(Widths))
+            raise MessageError(f"widths must be one of {known}, not {self.widths!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if value is None and entry.name == "clip_norm":
+            if entry.name == "widths" or (value is None and entry.name == "clip_norm"):
                 continue
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise MessageError(f"{entry.name} must be a finite number ≥ 0, not {value!r}")
@@ -43,3 +57,7 @@ class LocalRule:
             raise MessageError("learning_rate and clip_norm must be above 0")
         if self.momentum >= 1:
             raise MessageError(f"momentum must be below 1, not {self.momentum!r}")
+        if self.distillation > 1:
+            raise MessageError(f"distillation is a share up to 1, not {self.distillation!r}")
+        if self.distillation and self.widths != "sandwich":
+            raise MessageError("distillation needs the wide outputs: set widths to sandwich")

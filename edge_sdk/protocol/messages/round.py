@@ -24,6 +24,7 @@ from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.layout import Array
 
 MAX_REASON_CHARACTERS = 500
+MAX_LEVELS = 64
 MAX_SAMPLES = 2**40
 """Most samples of one device: far above any real number, far below overflow."""
 
@@ -63,12 +64,19 @@ class RoundOpen:
     warmup: bool = False
     """The rule starts with movements of all devices: every device that can train the whole model
     does so this round, even if it normally trains less or more rarely."""
+    levels: tuple[float, ...] = ()
+    """Levels that are to become models of their own, largest first; where the local rule trains
+    several widths, those below a device's own are its narrower ones."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:
             raise MessageError(f"replay_within must not be negative: {self.replay_within}")
         if self.rounds_left is not None and self.rounds_left < 1:
             raise MessageError(f"rounds_left includes this round, so it is not {self.rounds_left}")
+        if any(not 0 < level <= 1 for level in self.levels) or list(self.levels) != sorted(
+            set(self.levels), reverse=True
+        ):
+            raise MessageError(f"levels are shares in (0, 1], largest first, not {self.levels}")
         for name in ("round", "steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise MessageError(f"{name} must be at least 1, not {getattr(self, name)!r}")
@@ -114,12 +122,17 @@ class Bid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The groups, per axis, that a device trains."""
+    """The groups, per axis, that a device trains.
+
+    `widths`: narrower submodels, each within the one before and the first within `groups`; the
+    local rule says whether and how steps train them.
+    """
 
     device: str
     round: int
     groups: Mapping[str, tuple[int, ...]]
     run: str = ""
+    widths: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
+Place = tuple[Any, ...]
+"""An index of a part of an array; taking it from an array without dimensions gives an array too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,25 @@ def places(spans: Sequence[Span], chosen: Sequence[Sequence[int]]) -> tuple[Arra
             for span, groups in zip(spans, chosen, strict=True)
         )
     )
+
+
+def place(spans: Sequence[Span], chosen: Sequence[Sequence[int]]) -> Place:
+    """Return an index of what `cut_array` takes, for numpy arrays and torch tensors alike.
+
+    Slices, which make a view, where the chosen groups are one run along every dimension. Else the
+    dimensions from the first to the last that are not become one open mesh of indices.
+    """
+    index: list[Any] = [span.indices(groups) for span, groups in zip(spans, chosen, strict=True)]
+    meshed = [at for at, where in enumerate(index) if not isinstance(where, slice)]
+    if meshed:
+        inside = slice(meshed[0], meshed[-1] + 1)
+        index[inside] = np.ix_(
+            *(
+                np.arange(span.size)[where]
+                for span, where in zip(spans[inside], index[inside], strict=True)
+            )
+        )
+    return (*index, ...)
 
 
 def block_sizes(spans: Sequence[Span]) -> Indices:

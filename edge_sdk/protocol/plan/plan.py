@@ -9,7 +9,8 @@ Laws, for any choice of groups `S` (tests/property/plan/test_plan_laws.py):
 - blocks partition every tensor: `sum(block_sizes) == parameters`;
 - `cut(weights, all groups) == weights`;
 - `assemble(scatter(m, S), S) == m` for a submodel's arrays `m`;
-- `cut(weights, S) == assemble(select(flatten(weights), S), S)`.
+- `cut(weights, S) == assemble(select(flatten(weights), S), S)`;
+- `cut(weights, S)[places_within(S, T)] == cut(weights, T)` for every `T` within `S`.
 
 The serialised form is canonical: one plan has exactly one encoding, and `hash` is its SHA-256
 (`codec.py`).
@@ -32,10 +33,12 @@ from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 from edge_sdk.protocol.plan.layout import (
     Array,
     Indices,
+    Place,
     Span,
     block_sizes,
     cut_array,
     pack,
+    place,
     places,
     unpack,
 )
@@ -160,6 +163,26 @@ class ModelPlan:
             buffer.name: places(spans, _per_dim(buffer, chosen))
             for buffer, spans in zip(self.buffers, self._buffer_spans, strict=True)
             if buffer.statistic
+        }
+
+    def places_within(self, groups: Groups, narrower: Groups) -> dict[str, Place]:
+        """Return, for every weight and buffer, the place of a narrower submodel's part in the
+        array of the submodel of `groups`. Raises `GroupError` unless the one is within the other.
+        """
+        own, inner = self.choose(groups), self.choose(narrower)
+        for axis, outside, inside in zip(self.axes, own, inner, strict=True):
+            if not set(inside) <= set(outside):
+                raise GroupError(
+                    f"axis {axis.name!r}: groups {list(inside)} are not all among {list(outside)}"
+                )
+        at = Chosen(tuple(map(_positions, own, inner)))
+        pairs = (
+            *zip(self.tensors, self.spans, strict=True),
+            *zip(self.buffers, self._buffer_spans, strict=True),
+        )
+        return {
+            tensor.name: place(_keep(spans, _per_dim(tensor, own)), _per_dim(tensor, at))
+            for tensor, spans in pairs
         }
 
     def scatter(self, movement: Mapping[str, Array], groups: Groups) -> Blocks:
@@ -369,6 +392,11 @@ def _spans(tensor: Tensor, axes: Sequence[Axis]) -> tuple[Span, ...]:
 
 def _per_dim(tensor: Tensor, chosen: Chosen) -> list[tuple[int, ...]]:
     return [() if dim.axis is None else chosen[dim.axis] for dim in tensor.dims]
+
+
+def _positions(own: Sequence[int], inner: Sequence[int]) -> tuple[int, ...]:
+    """Return where the inner groups stand among the own ones."""
+    return tuple(own.index(group) for group in inner)
 
 
 def _keep(spans: Sequence[Span], chosen: Sequence[tuple[int, ...]]) -> list[Span]:

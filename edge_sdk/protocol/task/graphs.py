@@ -9,9 +9,12 @@ them. It names files by the SHA-256 of their bytes, so it cannot be paired with 
               m0, m1 …         dropout masks: 0 or 1 / (1 − p)
     outputs   loss, g:<tensor>, n:<statistic>            of a gradient graph
               outputs                                    of an evaluate graph
+              n:<statistic>                              of a statistics graph, in pairs
 
-`loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. An input that a
-graph does not use is not listed; the device feeds exactly the listed ones.
+`loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. A statistics
+graph runs the model forward in training mode: its outputs are, for each BatchNorm, the mean and
+then the variance (divided by n) of the batch. An input that a graph does not use is not listed; the
+device feeds exactly the listed ones.
 """
 
 from __future__ import annotations
@@ -31,8 +34,10 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.task.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
 
-Kind = Literal["gradient", "evaluate"]
+Kind = Literal["gradient", "evaluate", "statistics"]
 KINDS: tuple[str, ...] = get_args(Kind)
+_NEEDED = {"gradient": "loss", "evaluate": "outputs"}
+"""An output that a graph of this kind must have."""
 
 MAX_GRAPHS = 4_096
 MAX_PORTS = 65_536
@@ -337,9 +342,11 @@ def _check_entry(entry: GraphEntry) -> None:
     for mask in entry.masks:
         if mask.port not in entry.input_names:
             raise GraphError(f"{entry}: mask {mask.port!r} is not an input")
-    needed = "loss" if entry.kind == "gradient" else "outputs"
-    if needed not in {port.name for port in entry.outputs}:
+    needed = _NEEDED.get(entry.kind)
+    if needed is not None and needed not in {port.name for port in entry.outputs}:
         raise GraphError(f"{entry} has no output {needed!r}")
+    if entry.kind == "statistics" and (not entry.outputs or len(entry.outputs) % 2):
+        raise GraphError(f"{entry} has {len(entry.outputs)} outputs, which are not pairs")
 
 
 def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
@@ -403,9 +410,13 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     buffers = {f"b:{b.name}": _port(f"b:{b.name}", b) for b in plan.buffers}
     scales = {f"s:{axis.name}": Port(f"s:{axis.name}", "float32") for axis in plan.axes}
     _check_ports(entry, entry.inputs, weights | buffers | scales, kept)
+    statistics = {f"n:{b.name}": _port(f"n:{b.name}", b) for b in plan.buffers if b.statistic}
+    if entry.kind == "statistics":
+        if unknown := sorted({port.name for port in entry.outputs} - set(statistics)):
+            raise GraphError(f"{entry}: {unknown[0]!r} is not a statistic of the plan")
+        _check_ports(entry, entry.outputs, statistics, kept)
     if entry.kind == "gradient":
         gradients = {f"g:{t.name}": _port(f"g:{t.name}", t) for t in plan.tensors}
-        statistics = {f"n:{b.name}": _port(f"n:{b.name}", b) for b in plan.buffers if b.statistic}
         results = {"loss": Port("loss", "float32")} | gradients | statistics
         _check_ports(entry, entry.outputs, results, kept)
         if missing := sorted(set(results) - {port.name for port in entry.outputs}):

@@ -7,11 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coordinator.errors import ConfigError
-from coordinator.masks import MASKS, MaskPolicy, Situation, make_masks
+from coordinator.masks import (
+    MASKS,
+    MaskPolicy,
+    OrderedMasks,
+    Situation,
+    make_masks,
+    settle_masks,
+)
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, MacTerm, Tensor, split_atoms
@@ -25,6 +32,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("rolling", {"shared": True}),
     ("rolling", {"shared": True, "tied": True}),
     ("gre-raa", {"delay_limit_s": 1.0}),
+    ("nested", {"order": "random", "seed": 3}),
+    ("core", {"order": "random", "core": 0.5}),
+]
+ORDERED: list[tuple[str, dict[str, Any]]] = [
+    (name, {"order": order, "tied": tied})
+    for name in ("nested", "core")
+    for order in ("leading", "random", "importance")
+    for tied in (False, True)
 ]
 
 UNEQUAL = ModelPlan(
@@ -103,6 +118,43 @@ def test_masks_stay_within_what_was_offered(
             widest = max((len(axis.groups) for axis in plan.axes), default=0)
             same = [groups[axis.name] for axis in plan.axes if len(axis.groups) == widest]
             assert len(set(same)) <= 1
+
+
+@settings(law, max_examples=40)
+@example(plan=UNEQUAL, variant=("nested", {"order": "random"}), pair=[0.05, 0.3], seed=5, round=1)
+@given(
+    plan=plans(),
+    variant=st.sampled_from(ORDERED),
+    pair=st.lists(levels, min_size=2, max_size=2),
+    seed=seeds,
+    round=st.integers(1, 200),
+)
+def test_ordered_levels_lie_within_larger_ones(
+    plan: ModelPlan,
+    variant: tuple[str, dict[str, Any]],
+    pair: list[float],
+    seed: int,
+    round: int,
+) -> None:
+    norms = np.random.default_rng(seed).random(plan.block_count)
+    try:
+        policy = settle_masks(make_masks(variant[0], **variant[1]), plan, lambda: norms)
+        chosen = policy(situation_of(plan, pair, seed, round))
+    except ConfigError:
+        assert variant[1]["tied"]
+        return
+    assert isinstance(policy, OrderedMasks)
+    narrow, wide = [list(chosen.values())[n] for n in np.argsort(pair, kind="stable")]
+    assert all(set(narrow[axis]) <= set(wide[axis]) for axis in wide)
+    for level, groups in zip(pair, chosen.values(), strict=True):
+        assert policy.groups_at(plan, level, round) == groups
+        for axis in plan.axes:
+            atoms = sum(axis.groups[g] for g in groups[axis.name])
+            most = axis.atoms_at(level)
+            assert atoms <= most
+    if variant[0] == "nested":
+        assert chosen == policy(situation_of(plan, pair, seed + 1, round + 1))
+    assert policy.groups_at(plan, 1.0, round) == plan.all_groups()
 
 
 def longest_streak(
@@ -201,7 +253,8 @@ def test_masks_never_leave_a_block_uncovered_longer_than_the_longest_gap(
 @given(
     variant=st.sampled_from(
         [("rolling", {}), ("rolling", {"overlap": 0.5}), ("rolling", {"shared": True}),
-         ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {})]
+         ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {}),
+         ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4})]
     ),
     axes=st.lists(
         st.sampled_from([(1,) * 4, (2,) * 4, (2, 2, 2), (1, 2, 3), (1, 2, 4, 6, 7), (1, 1)]),
@@ -230,6 +283,8 @@ def test_masks_of_any_small_fleet_keep_to_the_longest_gap(
     [
         ("rolling", mlp((2,) * 4), [0.25]),
         ("rolling", mlp((2,) * 5), [0.4]),
+        ("core", mlp((2,) * 4), [0.5, 0.25]),
+        ("core", mlp((2,) * 5), [0.6]),
         ("coverage", mlp((2,) * 4), [0.25]),
         ("coverage", mlp((2,) * 5), [0.4]),
     ],

@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_sdk.protocol.errors import GroupError
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, MacTerm, Tensor
 from tests.property.strategies import (
@@ -61,6 +63,40 @@ def test_cut_keeps_what_the_groups_own(data: st.DataObject, plan: ModelPlan, see
     assert bits_of(part) == bits_of(expected)
     assert list(part) == [tensor.name for tensor in plan.tensors]
     assert not any(np.shares_memory(part[name], weights[name]) for name in part)
+
+
+@settings(law, max_examples=60)
+@given(data=st.data(), plan=plans(), seed=seeds)
+def test_places_within_a_submodel_hold_the_narrower_one(
+    data: st.DataObject, plan: ModelPlan, seed: int
+) -> None:
+    groups = data.draw(choices(plan))
+    narrower = {
+        axis: tuple(data.draw(st.lists(st.sampled_from(own), min_size=1, unique=True)))
+        for axis, own in groups.items()
+    }
+    weights = random_bits(shapes_of(plan), seed)
+    part, at = plan.cut(weights, groups), plan.places_within(groups, narrower)
+    assert set(at) == {each.name for each in (*plan.tensors, *plan.buffers)}
+    assert bits_of({name: array[at[name]] for name, array in part.items()}) == bits_of(
+        plan.cut(weights, narrower)
+    )
+    rng = np.random.default_rng(seed)
+    buffers = {b.name: rng.integers(0, 10**6, b.shape).astype(b.dtype) for b in plan.buffers}
+    inside = plan.cut_buffers(buffers, groups)
+    for name, array in plan.cut_buffers(buffers, narrower).items():
+        np.testing.assert_array_equal(inside[name][at[name]], array)
+    for axis in plan.axes:
+        if others := set(range(len(axis.groups))) - set(groups[axis.name]):
+            with pytest.raises(GroupError, match=axis.name):
+                plan.places_within(groups, {**narrower, axis.name: (min(others),)})
+
+
+def test_places_of_one_run_are_slices() -> None:
+    dims = (Dim(8, 0), Dim(4), Dim(16, 0, 1, 2))
+    plan = ModelPlan((Axis("a", (2, 2, 2, 2)),), (Tensor("w", "float32", dims),))
+    at = plan.places_within({"a": (0, 1, 3)}, {"a": (1, 3)})["w"]
+    assert at == (slice(2, 6), slice(None), slice(4, 12), ...)
 
 
 @law

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.messages.round import (
     MAX_SAMPLES,
@@ -95,6 +95,7 @@ rules = st.builds(
     weight_decay=positive,
     clip_norm=st.one_of(st.none(), positive),
     rescale=positive,
+    widths=st.sampled_from(get_args(Widths)),
 )
 encodings = st.one_of(
     st.builds(Encoding, kind=st.sampled_from(["fp32", "fp16", "int8"]), zstd=st.booleans()),
@@ -130,6 +131,9 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         up=encodings,
         run=runs,
         model=st.one_of(st.none(), blobs()),
+        levels=st.lists(levels, max_size=5, unique=True).map(
+            lambda found: tuple(sorted(found, reverse=True))
+        ),
     ),
     st.builds(
         Bid,
@@ -141,7 +145,14 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         compute=st.one_of(st.none(), positive),
         run=runs,
     ),
-    st.builds(Assignment, device=names, round=counts, groups=groups, run=runs),
+    st.builds(
+        Assignment,
+        device=names,
+        round=counts,
+        groups=groups,
+        run=runs,
+        widths=st.lists(groups, max_size=3).map(tuple),
+    ),
     st.builds(
         Receipt, device=names, round=counts, outcome=st.sampled_from(Outcome), reason=reasons
     ),

@@ -6,11 +6,17 @@ from itertools import product
 
 import pytest
 
-from coordinator.aggregate.pairings import check_pairing, rule_name
+from coordinator.aggregate.pairings import (
+    check_distillation,
+    check_pairing,
+    fitting_masks,
+    rule_name,
+)
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, make_masks
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 
 WHOLE = {"fedavg", "fedvarp"}
 REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
@@ -30,6 +36,35 @@ def test_pairing_is_taken_if_and_only_if_it_is_sound(rule: str, mask: str) -> No
     else:
         with pytest.raises(ConfigError, match=rule):
             check_pairing(*pair, Encoding())
+
+
+@pytest.mark.parametrize("widths", ["ordered-dropout", "sandwich"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
+def test_several_widths_need_masks_with_an_order_and_a_synchronous_rule(
+    rule: str, mask: str, widths: Widths
+) -> None:
+    pair = make_rule(rule), make_masks(mask)
+    if rule in RULES and mask in {"nested", "core", "static"}:
+        check_pairing(*pair, Encoding(), widths)
+    else:
+        with pytest.raises(ConfigError, match=widths):
+            check_pairing(*pair, Encoding(), widths)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_masks_chosen_for_several_widths_go_with_the_rule(rule: str) -> None:
+    made = make_rule(rule)
+    check_pairing(made, make_masks(fitting_masks(made, "sandwich")), Encoding(), "sandwich")
+    check_pairing(made, make_masks(fitting_masks(made)), Encoding())
+
+
+def test_distillation_needs_scores_of_classes() -> None:
+    distilling = LocalRule(learning_rate=0.1, widths="sandwich", distillation=0.5)
+    check_distillation(distilling, "cross-entropy")
+    check_distillation(LocalRule(learning_rate=0.1, widths="sandwich"), "mse")
+    with pytest.raises(ConfigError, match="the task's loss is mse"):
+        check_distillation(distilling, "mse")
 
 
 @pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])

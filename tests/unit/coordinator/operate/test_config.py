@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.aggregate.rules.ram_fed import RamFed
+from coordinator.masks.policies.nested import NestedMasks
 from coordinator.operate.config import (
     ROUNDS,
     UPDATES,
@@ -131,6 +132,14 @@ def test_options_reach_rule_and_masks(tmp_path: Path) -> None:
     assert machine.rule.damping == 0.5
 
 
+def test_several_widths_reach_the_local_rule_and_choose_masks_with_an_order(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}widths = "sandwich"\ndistillation = 0.5\nlevels = [1, 0.5]\n'
+    machine = read_config(write(tmp_path, text)).machine(PLAN)
+    assert (machine.local_rule.widths, machine.local_rule.distillation) == ("sandwich", 0.5)
+    assert machine.levels == (1.0, 0.5)
+    assert machine.masks == NestedMasks()
+
+
 def test_password_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +171,13 @@ def test_password_may_come_from_the_environment(
         (f"{TASK}{RUN}momentum = 1\n", "momentum = 1: must be at least 0 and below 1"),
         (f"{TASK}{RUN}clip_norm = 0\n", "clip_norm = 0: must be above 0"),
         (f"{TASK}{RUN}rms_limit = 1\n", "rms_limit = 1: must be above 1"),
+        (
+            f"{TASK}{RUN}widths = 'both'\n",
+            r"run\.widths = 'both': must be one of own",
+        ),
+        (f"{TASK}{RUN}distillation = 0.5\n", r"run\.distillation = 0.5: needs the wide outputs"),
+        (f"{TASK}{RUN}levels = [0.5]\n", r"run\.levels = \[0.5\]: must be up to 64 shares"),
+        (f"{TASK}{RUN}levels = [1, 2]\n", r"run\.levels = \[1, 2\]: must be a list, each item"),
         (f"{TASK}{RUN}keep_last = 0\n", "keep_last = 0: must be at least 1"),
         (f"{TASK}{RUN}up = 'fp31'\n", r"run\.up = 'fp31': unknown encoding 'fp31'; use fp32"),
         (f"{TASK}{RUN}down = 8\n", r"run\.down = 8: must be fp32, fp16"),
@@ -198,6 +214,11 @@ def test_what_is_wrong_is_one_clear_line(tmp_path: Path, text: str, said: str) -
     [
         ("[round]\nover_selection = 2\n", "over_selection needs participants"),
         ("[mask]\nname = 'gre-raa'\n", "gre-raa"),
+        (
+            "widths = 'sandwich'\n[mask]\nname = 'rolling'\n",
+            "sandwich needs levels that lie",
+        ),
+        ("widths = 'sandwich'\n[rule]\nname = 'fed-raa'\n", "leave widths at own"),
         ("[mask]\nname = 'rnadom'\n", "there is no mask policy 'rnadom'; did you mean 'random'"),
     ],
 )

@@ -780,6 +780,95 @@ def test_device_that_started_anew_gets_its_assignment_again() -> None:
     assert coordinator.tell(bid("a")) == []
 
 
+SEVERAL = replace(
+    CONFIG,
+    plan=ModelPlan(
+        axes=(Axis("a", (1,) * 4), Axis("b", (1, 1))),
+        tensors=(Tensor("w", "float32", (Dim(4, 0), Dim(2, 1))),),
+    ),
+    masks=make_masks("nested"),
+    local_rule=LocalRule(learning_rate=0.1, widths="sandwich"),
+)
+
+
+def assigned(effects: list[Effect]) -> dict[str, Assignment]:
+    """The assignments among some effects."""
+    sent = [each for each in effects if isinstance(each, Send)]
+    return {each.device: each.message for each in sent if isinstance(each.message, Assignment)}
+
+
+def test_assignment_names_the_narrower_submodels_within_it_largest_first() -> None:
+    coordinator = Coordinator("a", "b", config=SEVERAL)
+    for name in "cd":
+        coordinator.tell(Joined(name))
+    offers = {"a": 1.0, "b": 0.6, "c": 0.5, "d": 0.25}
+    work = assigned(coordinator.tell(*(bid(name, level) for name, level in offers.items())))
+    three, two, one = [{"a": ids, "b": (0,)} for ids in ((0, 1, 2), (0, 1), (0,))]
+    assert work["a"].groups == SEVERAL.plan.all_groups()
+    assert work["a"].widths == (three, two, one)
+    assert work["b"].groups == work["c"].groups == two
+    assert work["b"].widths == work["c"].widths == (one,)
+    assert (work["d"].groups, work["d"].widths) == (one, ())
+    (again,) = assigned(coordinator.tell(bid("b", 0.6))).values()
+    assert again == work["b"]
+
+
+def test_narrower_submodels_are_those_of_the_levels_of_the_run() -> None:
+    config = replace(SEVERAL, levels=(1.0, 0.5))
+    coordinator = Coordinator("a", "b", config=config)
+    work = assigned(coordinator.tell(bid("a", 1.0), bid("b", 0.75)))
+    assert work["a"].widths == work["b"].widths == ({"a": (0, 1), "b": (0,)},)
+    assert opening_of(config, coordinator.state).levels == (1.0, 0.5)
+
+
+def test_core_masks_turn_the_narrower_submodels_too() -> None:
+    coordinator = Coordinator("a", "b", config=replace(SEVERAL, masks=make_masks("core")))
+    seen = []
+    for round in (1, 2):
+        work = assigned(coordinator.tell(bid("a", 1.0, round), bid("b", 0.5, round)))
+        assert work["b"].groups in work["a"].widths
+        seen.append(work["b"].groups["a"])
+        coordinator.tell(bid("a", None, round), bid("b", None, round), Committed(round))
+    assert seen == [(0, 1), (0, 2)]
+
+
+def test_narrower_submodels_are_named_in_rounds_of_whole_models_too() -> None:
+    for rule in (RamFed(warmup_rounds=1), RULES["fedavg"]()):
+        coordinator = Coordinator("a", "b", config=replace(SEVERAL, rule=rule))
+        work = assigned(coordinator.tell(bid("a", 1.0), bid("b", 0.5)))
+        assert {name: len(each.widths) for name, each in work.items()} == {"a": 3}
+
+
+def test_devices_that_train_their_own_width_hear_of_no_others() -> None:
+    own = replace(SEVERAL, local_rule=LocalRule(learning_rate=0.1))
+    coordinator = Coordinator("a", "b", config=own)
+    work = assigned(coordinator.tell(bid("a", 1.0), bid("b", 0.5)))
+    assert {each.widths for each in work.values()} == {()}
+    assert opening_of(own, coordinator.state).levels == ()
+    assert opening_of(SEVERAL, coordinator.state).levels == (1.0, 0.75, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    "levels", [(), (0.5,), (0.5, 1.0), (1.0, 0.5, 0.5), (1.0, 0.0), (2.0, 1.0), (1.0, np.nan)]
+)
+def test_levels_that_are_no_falling_shares_of_the_model_are_refused(
+    levels: tuple[float, ...],
+) -> None:
+    with pytest.raises(ConfigError, match="largest first, beginning with 1"):
+        replace(CONFIG, levels=levels)
+
+
+def test_static_masks_whose_levels_do_not_nest_are_refused_with_several_widths() -> None:
+    rising, falling = (
+        ModelPlan((Axis("a", groups),), (Tensor("w", "float32", (Dim(10, 0),)),))
+        for groups in ((1, 3, 6), (6, 3, 1))
+    )
+    replace(SEVERAL, plan=rising, masks=make_masks("static"))
+    replace(SEVERAL, plan=falling)
+    with pytest.raises(ConfigError, match="do not ascend in size"):
+        replace(SEVERAL, plan=falling, masks=make_masks("static"))
+
+
 def test_participants_are_picked_and_the_others_are_not_selected() -> None:
     config = replace(CONFIG, participants=2, over_selection=1.5)
     coordinator = Coordinator("a", "b", config=config)

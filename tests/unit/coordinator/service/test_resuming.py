@@ -20,7 +20,7 @@ from coordinator.run.journal import Journal
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
-from edge_sdk.protocol.messages.round import Bid, Outcome, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.round import Assignment, Bid, Outcome, RoundClosed, RoundOpen
 from tests.unit.coordinator.service.service_world import (
     TOPICS,
     ScriptedDevice,
@@ -295,6 +295,44 @@ def test_kept_movement_that_is_of_no_use_any_more_is_logged(
     assert world.state.counted == {"b"}
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert "movement of 'a' for round 1" in record.getMessage()
+    world.stop()
+
+
+@pytest.mark.parametrize("mask", ["nested", "core"])
+def test_next_process_names_the_same_groups_and_widths(tmp_path: Path, mask: str) -> None:
+    config = rounds_config(
+        masks=make_masks(mask, order="importance"),
+        local_rule=LocalRule(learning_rate=0.1, widths="sandwich"),
+        min_devices=4,
+        rounds=3,
+    )
+    expected = undisturbed(tmp_path / "calm", config)
+    world = World(tmp_path / "run", config)
+    a, b, slow, _ = add_devices(world)
+    first: dict[int, dict[str, Assignment]] = {}
+    for round in (1, 2, 3):
+        world.settle()
+        said = {
+            name: [each for each in device.heard if isinstance(each, Assignment)]
+            for name, device in (("a", a), ("b", b), ("slow", slow))
+        }
+        first[round] = {name: each[-1] for name, each in said.items()}
+        assert len(first[round]["a"].widths) == 3
+        assert first[round]["b"].groups == first[round]["a"].widths[1]
+        assert first[round]["b"].widths == first[round]["a"].widths[2:]
+        if mask == "nested":
+            assert first[round]["a"].widths == first[1]["a"].widths
+        world.crash()
+        world.start()
+        world.settle()
+        again = [each for each in slow.heard if isinstance(each, Assignment)]
+        assert len(again) > len(said["slow"])
+        assert again[-1] == first[round]["slow"]
+        slow.offer(slow.movements[round])
+        world.settle()
+        world.wait(101)
+    assert world.service.finished
+    assert world.service.model.digest == expected
     world.stop()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.masks import MaskPolicy, make_masks
+from coordinator.masks import MaskPolicy, level_groups, make_masks, settle_masks
+from coordinator.masks.policies.static import StaticMasks
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
@@ -71,6 +73,109 @@ def test_greedy_masks_without_norms_are_refused() -> None:
     object.__setattr__(situation, "norms", None)
     with pytest.raises(ValueError, match="norms"):
         make_masks("greedy")(situation)
+
+
+# -- nested and core -----------------------------------------------------------------------------
+
+
+def test_nested_masks_take_the_longest_beginning_of_the_order_that_fits() -> None:
+    plan = chain((1, 2, 4, 6, 7))
+    masks = make_masks("nested")(situation_of(plan, [0.05, 0.2, 0.5, 0.7, 1.0]))
+    wanted = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4)]
+    assert [groups["h0"] for groups in masks.values()] == wanted
+
+
+def test_nested_masks_begin_with_the_smallest_group_where_groups_differ() -> None:
+    masks = make_masks("nested")(situation_of(chain((7, 6, 4, 2, 1)), [0.05, 0.3, 0.4]))
+    assert [groups["h0"] for groups in masks.values()] == [(4,), (4,), (0, 4)]
+
+
+def test_nested_masks_at_random_differ_by_seed_and_axis_and_never_by_round() -> None:
+    plan = chain((1,) * 16, (1,) * 16)
+    drawn = set()
+    for seed in (0, 1):
+        policy = make_masks("nested", order="random", seed=seed)
+        groups = [policy(situation_of(plan, [0.25], round=r, seed=r))["d000"] for r in (1, 9)]
+        assert groups[0] == groups[1]
+        drawn |= set(groups[0].values())
+    assert len(drawn) == 4
+    tied = make_masks("nested", order="random", tied=True)(situation_of(plan, [0.25]))["d000"]
+    assert tied["h0"] == tied["h1"]
+
+
+def test_nested_masks_by_importance_keep_the_order_of_the_first_model() -> None:
+    rng = np.random.default_rng(3)
+    norms = rng.random(TWO.block_count)
+    policy = settle_masks(make_masks("nested", order="importance"), TWO, lambda: norms)
+    greedy = make_masks("greedy")(situation_of(TWO, [0.75, 0.5, 0.25], norms=norms.tolist()))
+    for round in (1, 5):
+        later = rng.random(TWO.block_count).tolist()
+        assert policy(situation_of(TWO, [0.75, 0.5, 0.25], norms=later, round=round)) == greedy
+    assert level_groups(policy, TWO, 0.5) == greedy["d001"]
+    assert settle_masks(policy, TWO, lambda: pytest.fail("settled once")) is policy
+
+
+def test_nested_masks_by_importance_need_the_first_model() -> None:
+    policy = make_masks("nested", order="importance")
+    with pytest.raises(ConfigError, match="settle_masks"):
+        policy(situation_of(TWO, [0.5]))
+    with pytest.raises(ConfigError, match="settle_masks"):
+        policy.longest_gap(TWO, [0.5])
+
+
+def test_core_masks_keep_the_core_and_turn_the_rest() -> None:
+    policy = make_masks("core", core=0.25)
+    half = windows(policy, ONE, 0.5, 8)
+    assert half[:3] == [{0, 1, 2, 3}, {0, 1, 3, 4}, {0, 1, 4, 5}]
+    assert half[5:7] == [{0, 1, 7, 2}, {0, 1, 2, 3}]
+    assert windows(policy, ONE, 0.25, 8) == [{0, 1}] * 8
+    assert level_groups(policy, ONE, 0.5) == {"h0": (0, 1, 2, 3)}
+
+
+def test_core_masks_of_half_the_width_train_every_block_between_two_axes() -> None:
+    policy = make_masks("core")
+    covered = np.zeros(TWO.block_count, dtype=np.int64)
+    for round in range(1, 10):
+        covered += TWO.coverage(policy(situation_of(TWO, [0.5], round=round)).values())
+    assert covered.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("nested", {"order": "norm"}, "order = 'norm': must be one of leading, random, importance"),
+        ("nested", {"seed": -1}, "seed = -1: must be at least 0"),
+        ("nested", {"core": 0.5}, "core is not a known key"),
+        ("nested", {"ranked": ((0,),)}, "ranked is not a known key"),
+        ("core", {"core": 0}, "core = 0"),
+        ("core", {"core": 1.5}, "core = 1.5"),
+    ],
+)
+def test_ordered_masks_refuse_options_that_make_no_sense(
+    name: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_masks(name, **options)
+
+
+@pytest.mark.parametrize("name", ["random", "rolling", "greedy", "coverage", "gre-raa"])
+def test_level_of_a_policy_without_an_order_is_its_leading_groups(name: str) -> None:
+    assert level_groups(make_masks(name), TWO, 0.5) == {"h0": (0, 1), "h1": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "nests"),
+    [((2, 2, 2, 2), True), ((2, 1, 2), True), ((1, 2, 4, 6, 7), True), ((7, 6, 4, 2, 1), False)],
+)
+def test_static_masks_nest_unless_larger_groups_come_first(
+    groups: tuple[int, ...], nests: bool
+) -> None:
+    plan, policy = chain(groups), StaticMasks()
+    assert policy.nests(plan) == nests
+    sets = [set(policy.groups_at(plan, level / 20)["h0"]) for level in range(1, 21)]
+    assert all(one <= other for one, other in pairwise(sets)) == nests
+    masks = policy(situation_of(plan, [0.5]))
+    assert policy.groups_at(plan, 0.5) == masks["d000"]
 
 
 # -- rolling -------------------------------------------------------------------------------------

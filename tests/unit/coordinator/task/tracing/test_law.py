@@ -33,7 +33,7 @@ def check_law(
         wanted = masked_module(model, plan, choice)(*twice).numpy()[: len(inputs[0])]
     weights = plan.cut(trace.weights_of(model), choice)
     buffers = plan.cut_buffers(trace.buffers_of(model), choice)
-    got = trace.predict(weights, buffers, [tensor.numpy() for tensor in inputs], choice)
+    got = trace.predict(weights, buffers, [tensor.numpy() for tensor in inputs], groups=choice)
     assert got.shape == wanted.shape
     assert np.abs(wanted).max() > 1e-3, "the output has died: the law says nothing"
     np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())

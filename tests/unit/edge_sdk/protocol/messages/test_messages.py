@@ -83,6 +83,8 @@ def test_round_without_a_sound_time_limit_is_refused(name: str, value: float) ->
         {"clip_norm": 1.0, "sam_radius": 0.05, "proximal": 1.0, "weight_decay": 1e-4},
         {"rescale": 0},
         {"rescale": 1},
+        {"widths": "ordered-dropout"},
+        {"widths": "sandwich", "distillation": 1.0},
     ],
 )
 def test_local_rule_within_bounds_is_kept_as_it_is(change: dict[str, Any]) -> None:
@@ -101,6 +103,7 @@ def test_local_rule_within_bounds_is_kept_as_it_is(change: dict[str, Any]) -> No
         "sam_radius",
         "proximal",
         "rescale",
+        "distillation",
     ],
 )
 @pytest.mark.parametrize("value", [-1e-9, NAN, INF, -INF, "1", [1.0]])
@@ -118,6 +121,9 @@ def test_local_rule_number_out_of_bounds_is_refused(name: str, value: Any) -> No
         {"momentum": 1},
         {"momentum": 1.5},
         {"rescale": None},
+        {"widths": "both"},
+        {"distillation": 0.5},
+        {"distillation": 1.1, "widths": "sandwich"},
     ],
 )
 def test_local_rule_that_cannot_train_is_refused(change: dict[str, Any]) -> None:

@@ -78,7 +78,13 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
         RoundOpen(
             round=7,
             plan_hash=SHA.hex(),
-            local_rule=LocalRule(learning_rate=0.05, momentum=0.5, clip_norm=2.0),
+            local_rule=LocalRule(
+                learning_rate=0.05,
+                momentum=0.5,
+                clip_norm=2.0,
+                widths="sandwich",
+                distillation=0.5,
+            ),
             steps=20,
             batch_size=32,
             bid_s=5.0,
@@ -90,6 +96,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             model=Blob(900, (A,)),
             rounds_left=13,
             warmup=True,
+            levels=(1.0, 0.5, 0.25),
         ),
         {
             "round": 7,
@@ -102,6 +109,8 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
                 "sam_radius": 0.0,
                 "proximal": 0.0,
                 "rescale": 0.5,
+                "widths": "sandwich",
+                "distillation": 0.5,
             },
             "steps": 20,
             "batch_size": 32,
@@ -114,6 +123,7 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "model": {"size": 900, "chunks": A},
             "rounds_left": 13,
             "warmup": True,
+            "levels": [1.0, 0.5, 0.25],
         },
     ),
     "round_closed": (RoundClosed(round=7, run=RUN), {"round": 7, "run": RUN}),
@@ -146,8 +156,20 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
         },
     ),
     "assignment": (
-        Assignment(device="pi-4", round=7, groups={"hidden": (0, 2), "heads": (1,)}, run=RUN),
-        {"device": "pi-4", "round": 7, "groups": {"hidden": [0, 2], "heads": [1]}, "run": RUN},
+        Assignment(
+            device="pi-4",
+            round=7,
+            groups={"hidden": (0, 2), "heads": (1,)},
+            run=RUN,
+            widths=({"hidden": (0,), "heads": (1,)},),
+        ),
+        {
+            "device": "pi-4",
+            "round": 7,
+            "groups": {"hidden": [0, 2], "heads": [1]},
+            "run": RUN,
+            "widths": [{"hidden": [0], "heads": [1]}],
+        },
     ),
     "receipt": (
         Receipt(device="pi-4", round=7, outcome=Outcome.MEMORY, reason="late", run=RUN),

@@ -327,6 +327,8 @@ def test_pick_agrees_with_trying_everything(
         lambda: replace(entry_of(), masks=(MaskSpec("m0", 0.5),) * 2),
         lambda: replace(entry_of(), outputs=()),
         lambda: replace(entry_of("evaluate"), outputs=(Port("loss", "float32"),)),
+        lambda: replace(entry_of("evaluate"), kind="statistics"),
+        lambda: replace(entry_of("evaluate"), kind="statistics", outputs=()),
         lambda: ArraySpec("complex64"),
         lambda: ArraySpec("float32", (1,) * 32),
         lambda: ArraySpec("float32", (-1,)),

@@ -1,0 +1,160 @@
+"""Every level is a model: its own BatchNorm statistics, against torch's own layers."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.levels import best_level, level_model, score_levels
+from coordinator.task.task import Task, make_task
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.errors import TensorError
+from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups
+from edge_sdk.train.inference import Predictor
+
+CLASSES, CHANNELS = 3, 4
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Conv1d(CHANNELS, 8, 3),
+        nn.BatchNorm1d(8, momentum=0.3),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv1d(8, 8, 3),
+        nn.BatchNorm1d(8, momentum=0.01),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
+
+
+@cache
+def made() -> tuple[Task, CompiledGraphs]:
+    task = make_task(network(), torch.randn(2, CHANNELS, 12), groups=4)
+    return task, compile_graphs(task, levels=(1.0, 0.5))
+
+
+def predictor() -> Predictor:
+    task, graphs = made()
+    return Predictor(task.plan, graphs.manifest, graphs.files)
+
+
+def samples(count: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    values: Array = rng.normal(2, 3, (count, CHANNELS, 12)).astype(np.float32)
+    return values
+
+
+def hooked(module: nn.Sequential, x: Array, batch: int) -> dict[str, Array]:
+    """Mean and variance of everything that each BatchNorm of a real module saw, batch by batch."""
+    seen: dict[str, list[Array]] = {}
+
+    def note(name: str, given: torch.Tensor) -> None:
+        rows = given.detach().double().numpy()
+        seen.setdefault(name, []).append(np.moveaxis(rows, 1, -1).reshape(-1, rows.shape[1]))
+
+    for name, layer in module.named_children():
+        if isinstance(layer, nn.BatchNorm1d):
+            layer.register_forward_pre_hook(lambda _, args, name=name: note(name, args[0]))
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    module.train()
+    with torch.no_grad():
+        for at in range(0, len(x), batch):
+            module(torch.from_numpy(x[at : at + batch]))
+    found = {}
+    for name, rows in seen.items():
+        found[f"{name}.running_mean"] = np.concatenate(rows).mean(0)
+        found[f"{name}.running_var"] = np.concatenate(rows).var(0)
+    return found
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_moments_are_what_the_layers_of_a_torch_module_see(runtime: str) -> None:
+    task, _ = made()
+    runs = predictor() if runtime == "onnx" else task.traced
+    x = samples(53)
+    found = runs.moments(task.weights, task.buffers, [x], batch_size=20)
+    assert found is not None
+    assert found.count == 53
+    filled = found.fill(task.buffers)
+    for name, wanted in hooked(network(), x, 20).items():
+        np.testing.assert_allclose(filled[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_statistics_of_a_level_are_those_of_its_narrow_module(runtime: str) -> None:
+    """The submodel as a torch module of its own: BatchNorm after the first layer is unscaled."""
+    task, _ = made()
+    runs = predictor() if runtime == "onnx" else task.traced
+    groups = {axis.name: (1, 3) for axis in task.plan.axes}
+    x = samples(40)
+    own = task.plan.cut(task.weights, groups)
+    buffers = task.plan.cut_buffers(task.buffers, groups)
+    found = runs.moments(own, buffers, [x], groups=groups, batch_size=40)
+    assert found is not None
+    narrow = nn.Sequential(nn.Conv1d(CHANNELS, 4, 3), nn.BatchNorm1d(4))
+    narrow.load_state_dict({**narrow.state_dict(), **_tensors(own, ("0.", "1."))})
+    filled, wanted = found.fill(buffers), hooked(narrow, x, 40)
+    for name in ("1.running_mean", "1.running_var"):
+        np.testing.assert_allclose(filled[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def _tensors(arrays: dict[str, Array], layers: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    return {n: torch.tensor(a) for n, a in arrays.items() if n.startswith(layers)}
+
+
+def test_level_uses_its_own_statistics_not_those_of_the_whole_model() -> None:
+    task, _ = made()
+    spoiled = {
+        name: array + np.float32(50) if name.endswith("running_mean") else array
+        for name, array in task.buffers.items()
+    }
+    data = ArrayData((samples(120),), np.zeros(120, dtype=np.int64))
+    groups = {axis.name: (0, 1) for axis in task.plan.axes}
+    choices: dict[float, Groups] = {1.0: task.plan.all_groups(), 0.5: groups}
+    scores = [
+        score_levels(task.traced, task.weights, buffers, choices, data, rescale=0.5)
+        for buffers in (task.buffers, spoiled)
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0] is not None
+    assert set(scores[0]) == {1.0, 0.5}
+    models = [
+        level_model(
+            task.traced, task.weights, task.buffers, 0.5, groups, rescale=r, samples=data.inputs
+        )
+        for r in (0.0, 0.5)
+    ]
+    outputs = [
+        task.traced.predict(m.weights, m.buffers, data.inputs, groups=m.groups, rescale=m.rescale)
+        for m in models
+    ]
+    assert np.abs(outputs[0] - outputs[1]).max() > 1e-3  # a level is used as it was trained
+
+
+def test_too_few_samples_for_statistics_are_refused() -> None:
+    task, _ = made()
+    with pytest.raises(TensorError, match="too few"):
+        predictor().moments(task.weights, task.buffers, [samples(1)])
+
+
+def test_model_without_batch_norm_has_no_moments() -> None:
+    task = make_task(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(2, 4), groups=2
+    )
+    assert task.traced.moments(task.weights, task.buffers, [np.ones((4, 4), np.float32)]) is None
+
+
+def test_level_to_deploy_is_the_most_accurate_and_the_smallest_of_equals() -> None:
+    assert best_level({1.0: 0.8, 0.5: 0.9, 0.25: 0.9}) == 0.25
+    assert best_level({1.0: 0.91, 0.5: 0.9}) == 1.0
