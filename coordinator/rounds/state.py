@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
+from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
@@ -73,11 +74,18 @@ class RoundsConfig(RunConfig):
     without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    """Optimiser that takes the rule's movement as a gradient."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.over_selection > 1 and self.participants is None:
             raise ConfigError("over_selection needs participants, the number of movements wanted")
+        if self.server_optimizer.name != "none" and self.rule.server_rate != 1:
+            raise ConfigError(
+                f"server_rate = {self.rule.server_rate} of the rule would scale the gradient of "
+                f"server optimiser {self.server_optimizer.name!r}: set the optimiser's rate instead"
+            )
 
     def warms_up(self, round: int) -> bool:
         """True if the rule needs a movement from every device in this round."""

@@ -57,6 +57,9 @@ class RoundsCourse:
         self._config = config
         self._parts = parts
         self._memory = memory
+        self._moments = None
+        if config.server_optimizer.name != "none":
+            self._moments = parts.store.moments(config.plan, config.server_optimizer, checkpoint)
         opened = parts.store.opened
         self._norms = parts.model.norms
         self._committed = checkpoint.committed
@@ -254,6 +257,7 @@ class RoundsCourse:
             model,
             self._memory,
             self._arrivals,
+            moments=self._moments,
             threads=parts.threads,
             scratch=parts.store.scratch,
         )
@@ -287,6 +291,7 @@ class RoundsCourse:
                 best=best,
                 devices=state.devices,
                 past=state.past,
+                optimizer=self._config.server_optimizer.name,
             )
         )
         if self._memory is not None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
@@ -35,6 +36,7 @@ from tests.property.rules.oracle import Heard, Oracle, Values, Word
 from tests.property.strategies import Choice, choices, plans, seeds
 
 MAX_STALENESS = 3
+PLAIN = ServerOptimizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def drive(
     folder: Path | None = None,
     from_zero: bool = False,
     say: Say = random_words,
+    optimizer: ServerOptimizer = PLAIN,
 ) -> Iterator[Step]:
     """Play a history. `from_zero`: every round begins at 0, so it ends at the rule's movement."""
     plan = history.plan
@@ -160,7 +163,9 @@ def drive(
         seed=0,
         rounds=len(history.rounds),
         max_staleness=max_staleness,
+        server_optimizer=optimizer,
     )
+    moments = RamMoments(optimizer, plan) if optimizer.starts else None
     memory = open_memory(config, folder, threads=threads)
     post = Post(plan, rule, say)
     for number, now in enumerate(history.rounds, 1):
@@ -179,6 +184,7 @@ def drive(
             model,
             memory,
             arrivals,
+            moments=moments,
             threads=threads,
         )
         if memory is not None:
