@@ -189,18 +189,26 @@ class RoundsCourse:
             self._journalled = state.assigned
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """Resend the assignments of devices still training, or of one device."""
+        """Resend invitations, and assignments of devices still training; to all, or to one device.
+
+        A device that was started again needs both: it follows assignments of its own bids only.
+        """
         state = self._state
-        if state.phase is not RoundPhase.TRAINING:
-            return []
-        names = state.assigned if device is None else {device} & state.assigned.keys()
-        return [
-            events.Send(
-                name, Assignment(device=name, round=state.round, groups=state.assigned[name])
-            )
-            for name in sorted(names)
-            if name not in state.counted and name not in state.keeping
-        ]
+        bids, trains = (state.phase is each for each in (RoundPhase.BIDDING, RoundPhase.TRAINING))
+        invites = self._config.invites(state.round) and (bids or trains)
+        asked = state.assigned if trains else state.selected if invites else ()
+        said: list[Said] = []
+        for name in sorted(asked if device is None else {device}):
+            if name not in asked or name in state.counted or name in state.keeping:
+                continue
+            if invites:
+                invitation = rounds.invitation_of(self._config, state)
+                said.append(events.Send(name, self._parts.outlet.opening(invitation)))
+            if trains:
+                groups = state.assigned[name]
+                assignment = Assignment(device=name, round=state.round, groups=groups)
+                said.append(events.Send(name, assignment))
+        return said
 
     def excuses(self) -> dict[str, str]:
         """Reasons why devices are not training in the current round, by device name."""

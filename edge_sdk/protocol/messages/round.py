@@ -6,6 +6,9 @@
 A device says how much it trains (a level, or a skip, and why); the coordinator says which groups. A
 second `Bid` in the same round that skips withdraws the first: the device stopped its training.
 
+Everybody hears the opening of a round. If it is by invitation, a device takes part only if it also
+gets an opening of its own.
+
 `run` names the run that a round belongs to (`TaskNotice`); "" where there is only one, as in one
 process.
 """
@@ -63,6 +66,9 @@ class RoundOpen:
     warmup: bool = False
     """The rule starts with movements of all devices: every device that can train the whole model
     does so this round, even if it normally trains less or more rarely."""
+    by_invitation: bool = False
+    """Announces a round for some devices only, which get an opening of their own without this flag:
+    the invitation. All others wait for the next round."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:

@@ -111,6 +111,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "model": optional(BLOB),
         "rounds_left": optional(COUNT),
         "warmup": FLAG,
+        "by_invitation": FLAG._replace(omits=False),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},
