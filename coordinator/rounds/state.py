@@ -203,6 +203,8 @@ class RoundsState:
     late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """Movements of closed rounds that are stored and enter memory at the next commit."""
     past: Mapping[int, PastRound] = field(default_factory=dict)
+    resumed: bool = False
+    """True if the current round was open when the previous process stopped."""
 
 
 Step = tuple[RoundsState, list[Effect]]

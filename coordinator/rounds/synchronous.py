@@ -30,6 +30,9 @@
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
                                                        or when a stop condition is met
+                                             WAITING   Broadcast(RoundClosed), if the next round is
+                                                       by invitation and this one was resumed, until
+                                                       enough devices are back
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -162,6 +165,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
         bids=PersistentMap(opened.bids),
         assigned=PersistentMap(opened.assigned),
         replaying=_replaying(opened.bids.values(), state.replayed),
+        resumed=True,
     )
 
 
@@ -460,6 +464,9 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
     closed = Broadcast(RoundClosed(round=event.round))
     if _is_over(config, state, accuracy):
         return replace(state, phase=RoundPhase.FINISHED), [closed]
+    few = state.resumed and len(state.present) < config.min_devices
+    if few and config.invites(state.round + 1):
+        return replace(state, phase=RoundPhase.WAITING), [closed]
     state, effects = _open(config, state, now)
     return state, [closed, *effects]
 
