@@ -87,7 +87,10 @@ def measure_members(
     config: MembersConfig,
     begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
 ) -> list[MembersRow]:
-    """Time rounds, first of members that left. `begin`'s results are called `config.ticks` times."""
+    """Time rounds: of members that left, then of members that stay.
+
+    `begin`'s results are called `config.ticks` times.
+    """
     return [
         row for there in (False, True) for row in _measure_fleets(config, there=there, begin=begin)
     ]
