@@ -19,7 +19,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
-from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.rounds.state import RoundsConfig, Selection
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
 from edge_sdk.device.config import DeviceConfig
@@ -172,6 +172,7 @@ class RoundTable:
     away_s: Seconds = same_as(RoundsConfig, "away_s")
     rest_s: Seconds = same_as(FragmentsConfig, "rest_s")
     participants: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "participants")
+    select: Selection = same_as(RoundsConfig, "select")
     over_selection: Annotated[float, Within(least=1)] = same_as(RoundsConfig, "over_selection")
     quorum: Share = same_as(RoundsConfig, "quorum")
     min_participants: Natural = same_as(RoundsConfig, "min_participants")

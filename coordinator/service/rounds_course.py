@@ -192,18 +192,27 @@ class RoundsCourse:
             self._journalled = state.assigned
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """Resend the assignments of devices still training, or of one device."""
+        """Resend invitations, and assignments of devices still training; to all, or to one device.
+
+        A device that was started again needs both: it follows assignments of its own bids only.
+        """
         state = self._state
-        if state.phase is not RoundPhase.TRAINING:
-            return []
-        names = state.assigned if device is None else {device} & state.assigned.keys()
+        bids, trains = (state.phase is each for each in (RoundPhase.BIDDING, RoundPhase.TRAINING))
+        invites = self._config.invites(state.round) and (bids or trains)
+        asked = state.assigned if trains else state.selected if invites else ()
         owing = [
             name
-            for name in sorted(names)
+            for name in sorted(asked if device is None else {device} & set(asked))
             if name not in state.counted and name not in state.keeping
         ]
-        again = rounds.assignments_of(self._config, state, owing)
-        return [events.Send(each.device, each) for each in again]
+        said: list[Said] = []
+        if invites:
+            invitation = self._parts.outlet.opening(rounds.invitation_of(self._config, state))
+            said += [events.Send(name, invitation) for name in owing]
+        if trains:
+            again = rounds.assignments_of(self._config, state, owing)
+            said += [events.Send(each.device, each) for each in again]
+        return said
 
     def excuses(self) -> dict[str, str]:
         """Reasons why devices are not training in the current round, by device name."""
