@@ -41,7 +41,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -63,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tessera-bench",
         description="What federated learning costs a device, measured on this machine.",

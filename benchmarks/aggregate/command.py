@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.aggregate.closes import ClosesRow
+    from benchmarks.aggregate.config import AggregateConfig
     from benchmarks.aggregate.members import MembersRow
     from benchmarks.aggregate.scale import ScaleRow
     from benchmarks.aggregate.throughput import ThroughputRow
@@ -45,14 +46,20 @@ def add_parser(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
+    from benchmarks.aggregate.config import FULL, QUICK
+
+    return measure_aggregate(QUICK if arguments.quick else FULL)
+
+
+def measure_aggregate(config: AggregateConfig) -> Measured:
+    """Measure all parts; raises `FigureError` first if the disk has too little room."""
     from dataclasses import asdict
     from tempfile import gettempdir
 
     from benchmarks.aggregate import closes, members, scale, throughput, traffic
-    from benchmarks.aggregate import config as configs
+    from benchmarks.aggregate.config import check_disk
 
-    config = configs.QUICK if arguments.quick else configs.FULL
-    configs.check_disk(Path(gettempdir()), config.disk_bytes)
+    check_disk(Path(gettempdir()), config.disk_bytes)
 
     with progress("aggregate", config.throughput.ticks) as part:
         rates = throughput.measure_throughput(config.throughput, part)

@@ -200,11 +200,8 @@ class RoundsCourse:
         bids, trains = (state.phase is each for each in (RoundPhase.BIDDING, RoundPhase.TRAINING))
         invites = self._config.invites(state.round) and (bids or trains)
         asked = state.assigned if trains else state.selected if invites else ()
-        owing = [
-            name
-            for name in sorted(asked if device is None else {device} & set(asked))
-            if name not in state.counted and name not in state.keeping
-        ]
+        names = sorted(asked) if device is None else [device] * (device in asked)
+        owing = [each for each in names if each not in state.counted and each not in state.keeping]
         said: list[Said] = []
         if invites:
             invitation = self._parts.outlet.opening(rounds.invitation_of(self._config, state))

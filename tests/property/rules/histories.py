@@ -25,13 +25,12 @@ from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
+from tests.messages import make_movement
 from tests.property.rules.oracle import Heard, Oracle, Values, Word
 from tests.property.strategies import Choice, choices, plans, seeds
 
@@ -273,23 +272,20 @@ def arrive(
 ) -> Arrival:
     """A device's movement, cut out of `words`, after it went over the wire and was checked."""
     assert turn.groups is not None
-    plain, blocks = Encoding(), plan.select(words, turn.groups)
-    movement = Movement(
+    movement = make_movement(
+        plan,
+        turn.groups,
+        plan.select(words, turn.groups).values,
         device=device,
         round=round,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, turn.groups, blocks, plain, np.random.default_rng(0)),
         statistics={} if statistics is None else statistics,
         learning_rate=rate,
         level=turn.level,
         samples=turn.samples,
-        loss=1.0,
-        train_s=0.0,
         keeps_copy=turn.keeps_copy,
     )
-    rate = movement.learning_rate
     expected = Expected(turn.groups, movement.level, movement.samples)
-    return check_arrival(plan, movement, expected, plain, rate, Usual(), None)
+    return check_arrival(plan, movement, expected, Encoding(), rate, Usual(), None)
 
 
 def by_block(plan: ModelPlan, flat: Float32) -> list[Values]:

@@ -33,7 +33,6 @@ from edge_sdk.device.machine import (
     handle,
 )
 from edge_sdk.protocol.errors import StateError
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -44,6 +43,7 @@ from edge_sdk.protocol.messages.round import (
     RoundOpen,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
+from tests.messages import MOVEMENT, make_opening
 
 BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
 
@@ -51,16 +51,8 @@ BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
 def opening(
     round: int, replay_within: int = 0, plan_hash: str = "p", *, by_invitation: bool = False
 ) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=plan_hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=1,
-        batch_size=1,
-        bid_s=1,
-        train_deadline_s=1,
-        replay_within=replay_within,
-        by_invitation=by_invitation,
+    return make_opening(
+        round, plan_hash=plan_hash, replay_within=replay_within, by_invitation=by_invitation
     )
 
 
@@ -73,19 +65,7 @@ def assignment(round: int = 1, device: str = "pi") -> Assignment:
 
 
 def movement(round: int = 1, *, keeps_copy: bool = False) -> Movement:
-    return Movement(
-        device="pi",
-        round=round,
-        plan_hash="p",
-        payload=b"blocks",
-        statistics={},
-        learning_rate=0.1,
-        level=0.5,
-        samples=1,
-        loss=0.5,
-        train_s=0.1,
-        keeps_copy=keeps_copy,
-    )
+    return replace(MOVEMENT, round=round, plan_hash="p", level=0.5, keeps_copy=keeps_copy)
 
 
 def receipt(round: int = 1, device: str = "pi") -> Receipt:
