@@ -117,17 +117,16 @@ def test_synchronous_run_is_that_of_one_process_bit_for_bit(
     assert world.service.model.digest == _in_process(config, down)
 
 
-def test_run_by_invitation_is_that_of_one_process_bit_for_bit(tmp_path: Path) -> None:
+def test_run_by_invitation_is_that_of_one_process_bit_for_bit(worlds: Worlds) -> None:
     rule = make_rule("ram-fed", warmup_rounds=1)
     config = rounds_config(rule=rule, rounds=4, steps=2, min_devices=3, participants=2)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     for name, policy in POLICIES.items():
         world.devices.append(TrainingDevice(world, name).start(_data(name), policy))
     world.settle()
     while not world.service.finished:
         world.wait(10)  # a round in which all skip is void after the time for bids
     assert world.service.model.digest == _in_process(config, Encoding())
-    world.stop()
 
 
 def _in_process(config: RoundsConfig, down: Encoding) -> str:

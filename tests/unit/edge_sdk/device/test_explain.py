@@ -22,6 +22,7 @@ from edge_sdk.device.service.participation import NOTICE, OPENED
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
 from edge_sdk.protocol.chunks import Blob, split_blob
+from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
 from tests.messages import make_opening
