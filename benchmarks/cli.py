@@ -13,6 +13,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.report.options import EXIT_INTERRUPTED
+from benchmarks.studies import partition
 from benchmarks.studies.learn import command as learn
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
@@ -25,6 +26,7 @@ COMMANDS = (
     compare,
     profile,
     learn,
+    partition,
     step,
     footprint,
     costs,

@@ -30,8 +30,17 @@ def costs(draw: st.DrawFn) -> tuple[Cost, ...]:
     joules = draw(st.one_of(st.none(), st.floats(1, 2000)))
     peak, seconds = draw(st.floats(1e6, 1e9)), draw(st.floats(0.1, 600))
     power = draw(st.floats(0.5, 2))
+    more = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
     whole = Cost(
-        level=1, seconds=seconds, joules=joules, peak_bytes=peak, bytes_down=1e6, bytes_up=1e6
+        level=1,
+        seconds=seconds,
+        joules=joules,
+        peak_bytes=peak,
+        bytes_down=1e6,
+        bytes_up=1e6,
+        second_s=more * seconds,
+        second_j=None if joules is None else more * joules,
+        second_bytes=more * peak,
     )
     return tuple(share_of(whole, level, power) for level in LEVELS)
 
@@ -177,6 +186,49 @@ def test_a_level_that_is_trained_fits_memory_time_and_energy(
         assert battery.percent >= 30
 
 
+@settings(max_examples=100)
+@given(policies, sights, histories)
+def test_second_pass_changes_no_level_and_fits_where_it_is_made(
+    policy: Policy, sight: Sight, history: History
+) -> None:
+    decision = answer(policy, sight, history)
+    none = tuple(
+        replace(each, second_s=0.0, second_j=0.0, second_bytes=0.0) for each in sight.costs
+    )
+    without = answer(policy, replace(sight, costs=none), history)
+    for name in ("level", "code", "share", "history"):
+        assert getattr(decision, name) == getattr(without, name)
+    assert decision.reason.startswith(without.reason)
+    cost = next((each for each in sight.costs if each.level == decision.level), None)
+    if cost is None or cost.second_s == 0:
+        assert (decision.passes, decision.reason) == (2, without.reason)
+        return
+    assert "second, narrower pass a step" in decision.reason
+    assert ("does not fit" in decision.reason) is (decision.passes == 1)
+    both = replace(
+        cost,
+        seconds=cost.seconds + cost.second_s,
+        peak_bytes=cost.peak_bytes + cost.second_bytes,
+        joules=None if cost.joules is None else cost.joules + (cost.second_j or 0.0),
+        second_s=0.0,
+    )
+    costs = tuple(both if each is cost else each for each in none)
+    known = sight.snapshot.memory.available_bytes is not None
+    weighed = verdicts(policy, replace(sight, costs=costs), history.heard(sight.now_s))
+    of_both = next(each for each in weighed if each.level == decision.level)
+    assert (decision.passes == 2) is (known and of_both.share >= decision.share)
+
+
+@settings(max_examples=100)
+@given(policies, sights, histories, st.sampled_from(["memory", "time"]), st.floats(0, 1))
+def test_less_of_anything_never_adds_a_pass(
+    policy: Policy, sight: Sight, history: History, what: str, share: float
+) -> None:
+    now, worse = (answer(policy, each, history) for each in (sight, less(sight, what, share)))
+    if now.level is not None and now.level == worse.level:
+        assert worse.passes <= now.passes
+
+
 ON_BATTERY = Snapshot(
     battery=Battery(present=True, percent=80, charging=False, capacity_wh=15),
     memory=MemoryState(available_bytes=2e9),
@@ -301,6 +353,14 @@ def test_reasons_say_what_was_needed_and_what_there_was() -> None:
         Policy(max_gap=3, participation=0.01, limits=Limits(energy_wh_per_day=100)),
         History(turn=0.0, skipped=2),
     ) == ("level 25 %: the last 2 rounds were skipped")
+
+    cost[0] = replace(cost[0], second_s=12, second_j=40, second_bytes=50e6)
+    told = "full model: all of it fits; a second, narrower pass a step "
+    assert said() == f"{told}fits"
+    assert said(deadline_s=95) == f"{told}does not fit: needs 12 s more, 5 s are left"
+    assert said(snapshot=free(420)) == f"{told}does not fit: needs 50 MB more, 8 MB are left"
+    little = Policy(limits=Limits(energy_wh_per_day=0.07))
+    assert said(little, rounds_left=1) == f"{told}does not fit: needs 40 J more"
 
 
 def test_unknown_memory_is_neither_plenty_nor_nothing() -> None:

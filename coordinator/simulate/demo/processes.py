@@ -100,7 +100,7 @@ class ProcessDemo:
             raise ConfigError(f"cannot read weights: {config.init} is not a file")
         rule, self.config = choose_masks(config)
         masks = make_masks(str(self.config.mask), **config.mask_options)
-        check_pairing(rule, masks, config.up, config.widths)
+        check_pairing(rule, masks, config.up, local_rule(config).widths)
         if not available():
             raise ConfigError(
                 "no broker is installed: install mosquitto (apt install mosquitto, brew "

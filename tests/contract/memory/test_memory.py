@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
-from coordinator.aggregate.memory.contract import Float64, Weighting
+from coordinator.aggregate.memory.contract import Float64
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -67,7 +67,7 @@ class History(RuleBasedStateMachine):
         memory_type=st.sampled_from(DTYPES),
         damping=st.sampled_from([1.0, 0.8]),
         max_staleness=st.integers(0, 6),
-        weighting=st.sampled_from(["uniform", "samples"]),
+        weighting=st.sampled_from(["uniform", "samples", "level"]),
         threads=st.sampled_from([1, 1, 2]),
     )
     def begin(self, **options: object) -> None:

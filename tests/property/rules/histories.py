@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
@@ -34,6 +35,7 @@ from tests.property.rules.oracle import Heard, Oracle, Values, Word
 from tests.property.strategies import Choice, choices, plans, seeds
 
 MAX_STALENESS = 3
+PLAIN = ServerOptimizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Turn:
     delay: int | None = 0
     """Rounds after which its movement is there: 0 in time, None never."""
     samples: int = 1
+    level: float = 1.0
     keeps_copy: bool = False
     replays: bool = False
     """If it skips and can, it sends its last movement again."""
@@ -85,6 +88,7 @@ def turns(draw: st.DrawFn, plan: ModelPlan) -> Turn:
         groups=groups,
         delay={"fresh": 0, "late": draw(st.integers(1, 3))}.get(fate),
         samples=draw(st.sampled_from([1, 3, 1, 20, 0])),
+        level=draw(st.sampled_from([1.0, 0.5, 0.3])),
         keeps_copy=draw(st.booleans()),
         replays=draw(st.booleans()),
         seed=draw(seeds),
@@ -141,6 +145,7 @@ def drive(
     folder: Path | None = None,
     from_zero: bool = False,
     say: Say = random_words,
+    optimizer: ServerOptimizer = PLAIN,
 ) -> Iterator[Step]:
     """Play a history. `from_zero`: every round begins at 0, so it ends at the rule's movement."""
     plan = history.plan
@@ -157,7 +162,9 @@ def drive(
         seed=0,
         rounds=len(history.rounds),
         max_staleness=max_staleness,
+        server_optimizer=optimizer,
     )
+    moments = RamMoments(optimizer, plan) if optimizer.starts else None
     memory = open_memory(config, folder, threads=threads)
     post = Post(plan, rule, say)
     for number, now in enumerate(history.rounds, 1):
@@ -176,6 +183,7 @@ def drive(
             model,
             memory,
             arrivals,
+            moments=moments,
             threads=threads,
         )
         if memory is not None:
@@ -272,6 +280,7 @@ def arrive(
         round=round,
         statistics={} if statistics is None else statistics,
         learning_rate=rate,
+        level=turn.level,
         samples=turn.samples,
         keeps_copy=turn.keeps_copy,
     )
@@ -296,7 +305,8 @@ def _word(plan: ModelPlan, arrival: Arrival) -> Word:
         end = start + int(plan.block_sizes[block])
         blocks[block] = part.blocks.values[start:end].astype(np.float64)
         start = end
-    return Word(part.device, part.made, part.learning_rate, part.samples, part.keeps_copy, blocks)
+    terms = part.learning_rate, part.level, part.samples, part.keeps_copy
+    return Word(part.device, part.made, *terms, blocks)
 
 
 # -- against the oracle ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from tests.property.strategies import Choice, law
 often = settings(law, max_examples=80)
 
 shared = {
-    "weighting": st.sampled_from(["uniform", "samples"]),
+    "weighting": st.sampled_from(["uniform", "samples", "level"]),
     "server_rate": st.sampled_from([1.0, 1.0, 0.3, 2.5]),
 }
 memory = {

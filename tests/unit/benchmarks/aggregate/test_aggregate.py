@@ -128,19 +128,20 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         assert (figure["value"], figure["target"]) == (large[ratio], 1.2)
         assert f"aggregate.devices.4.{what}_over_4" not in figures
 
-    few, many = run["members"]
-    assert (few["members"], many["members"]) == (4, 40)
-    assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
-    for what in ("machine", "process"):
-        assert few[f"{what}_ms"] > 0
-        figure = figures[f"aggregate.members.40.{what}_over_4"]
-        assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
-        assert f"aggregate.members.4.{what}_over_4" not in figures
+    for which, (few, many) in (("", run["members"][:2]), ("_there", run["members"][2:])):
+        assert few["there"] is many["there"] is bool(which)
+        assert (few["members"], many["members"]) == (4, 40)
+        assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
+        for what in ("machine", "process"):
+            assert few[f"{what}_ms"] > 0
+            figure = figures[f"aggregate.members{which}.40.{what}_over_4"]
+            assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
+            assert f"aggregate.members{which}.4.{what}_over_4" not in figures
 
     assert len(run["bytes"]) == len(LEVELS) * len(encodings())
     assert figures["aggregate.bytes.50.top-k-01.up_over_full"]["target"] is None
     printed = capsys.readouterr()
-    assert "of 4 targets met" in printed.out
+    assert "of 6 targets met" in printed.out
     # Once something is done, lines also say how much time is left.
     assert [line.partition(" about ")[0] for line in printed.err.splitlines()] == [
         "aggregate ra-fed …",
@@ -155,6 +156,8 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         "devices rounds …",
         "members state machine …",
         "members one process …",
+        "members state machine, all there …",
+        "members one process, all there …",
         "bytes by level and encoding …",
     ]
 

@@ -15,6 +15,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.events import Accept, Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.state import Selection
 from coordinator.rounds.synchronous import (
     Commit,
     Committed,
@@ -762,7 +763,7 @@ def test_static_masks_whose_levels_do_not_nest_are_refused_with_several_widths()
 
 
 def test_participants_are_picked_and_the_others_are_not_selected() -> None:
-    config = replace(CONFIG, participants=2, over_selection=1.5)
+    config = replace(CONFIG, select="after", participants=2, over_selection=1.5)
     coordinator = Coordinator("a", "b", config=config)
     for name in "cdef":
         coordinator.tell(Joined(name))
@@ -776,9 +777,11 @@ def test_participants_are_picked_and_the_others_are_not_selected() -> None:
     assert closed == commit(1, (first, second), silent=tuple(sorted((third, "f"))))
 
 
-def test_picks_differ_from_round_to_round_but_not_from_run_to_run() -> None:
+@pytest.mark.parametrize("select", ["before", "after"])
+def test_picks_differ_from_round_to_round_but_not_from_run_to_run(select: Selection) -> None:
     def picks() -> list[tuple[str, ...]]:
-        coordinator = Coordinator("a", "b", config=replace(CONFIG, participants=1, rounds=12))
+        config = replace(CONFIG, select=select, participants=1, rounds=12)
+        coordinator = Coordinator("a", "b", config=config)
         found = []
         for round in range(1, 12):
             coordinator.tell(bid("a", round=round), bid("b", round=round))

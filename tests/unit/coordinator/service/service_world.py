@@ -306,7 +306,7 @@ class ScriptedDevice:
         match message:
             case TaskNotice():
                 self.notice = message
-            case RoundOpen() if message.round not in self.opened:
+            case RoundOpen() if message.round not in self.opened and not message.by_invitation:
                 self.opened[message.round] = message
                 self._bid(message)
             case Assignment() if message.round not in self.movements:

@@ -445,3 +445,61 @@ def test_open_round_is_forgotten_when_the_run_goes_back(worlds: Worlds) -> None:
     assert not world.service.course.resumed
     world.settle()
     assert world.state.round == 3
+    world.stop()
+
+
+# -- rounds by invitation ------------------------------------------------------------------------
+
+
+def by_invitation(folder: Path, *, crashes: bool) -> World:
+    """Six devices, two in a round, and a coordinator that ends in every round, or never."""
+    world = World(folder, config_of("ccfl-2", min_devices=6, participants=2))
+    skips = {"a": 1, "c": 2, "e": 3}
+    devices = [
+        world.add(name, value=0.1 * number, sends=False, level=_except(skips.get(name)))
+        for number, name in enumerate("abcdef", 1)
+    ]
+    world.settle()
+    while not world.service.finished:
+        round, selected = world.state.round, set(world.state.selected)
+        assert len(selected) == 2
+        if crashes:
+            world.crash()
+            world.start()
+            assert world.state.selected == selected
+            world.settle()
+        for device in devices:
+            invited = [m for m in device.heard if isinstance(m, RoundOpen) and m.round == round]
+            assert any(not each.by_invitation for each in invited) is (device.name in selected)
+            if round in device.movements:
+                device.offer(device.movements[round])
+        world.settle()
+        world.wait(101)
+    world.stop()
+    return world
+
+
+def _except(skipped: int | None) -> Callable[[int], float | None]:
+    return lambda number: None if number == skipped else 1.0
+
+
+def test_run_by_invitation_ends_with_the_same_model_after_crashes(tmp_path: Path) -> None:
+    calm = by_invitation(tmp_path / "calm", crashes=False)
+    disturbed = by_invitation(tmp_path / "run", crashes=True)
+    assert disturbed.service.model.digest == calm.service.model.digest
+
+
+def test_invited_device_that_was_started_again_gets_invitation_and_assignment(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config_of("ra-fed", min_devices=3, participants=1))
+    devices = {name: world.add(name, sends=False) for name in "abc"}
+    world.settle()
+    (name,) = world.state.assigned
+    (other, _) = sorted(devices.keys() - {name})
+    for each, session in ((other, 2), (name, 3)):
+        devices[each].link.kill()
+        again = world.add(each, session=session)
+        world.settle()
+    assert again.receipts == [(1, "counted")]
+    assert not [m for m in world.devices[-2].heard if m == again.opened[1]]

@@ -18,4 +18,7 @@ def share_of(whole: Cost, level: float, power: float = 1.0) -> Cost:
         peak_bytes=whole.peak_bytes * share,
         bytes_down=whole.bytes_down * level,
         bytes_up=whole.bytes_up * level,
+        second_s=whole.second_s * share,
+        second_j=None if whole.second_j is None else whole.second_j * share,
+        second_bytes=whole.second_bytes * share,
     )

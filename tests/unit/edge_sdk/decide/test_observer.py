@@ -78,7 +78,7 @@ class Priced:
         )
         return tuple(share_of(whole, level) for level in levels)
 
-    def metered(self, opened: RoundOpen, level: float) -> Meter:
+    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Meter:
         return Meter(None if self.joules is None else self.joules * level)
 
 

@@ -284,6 +284,23 @@ def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
     assert first.round == 2
 
 
+def test_round_by_invitation_is_answered_once_the_invitation_is_there(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2, by_invitation=True)
+    coordinator.open(3, by_invitation=True)
+    coordinator.tell(coordinator.opening(3))
+    bid_of(coordinator, 3)
+    assert coordinator.last(Bid, lambda bid: bid.round == 2) is None
+    coordinator.heard.clear()
+    coordinator.open(3, by_invitation=True)  # as a broker does that sends what it retained
+    coordinator.present(session=2)
+    bid_of(coordinator, 3)
+    coordinator.assign(3)
+    assert movement_of(coordinator, 3).round == 3
+
+
 def test_device_that_stays_takes_part_in_the_next_run(
     coordinator: Coordinator, start: Start
 ) -> None:
