@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,11 @@ from edge_sdk.program.processes import limit_threads
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
+FLAGS = (
+    *("rule", "mask", "up", "down", "memory", "memory_type", "threads", "rounds", "fleet"),
+    *("seed", "backend", "init"),
+)
+"""Settings of the demo that are flags under the same name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +60,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_demo(commands)
+    _add_export(commands)
+    _add_serve(commands)
+    _add_run_commands(commands)
+    add_identity_commands(commands)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
+    from coordinator.simulate.demo.config import DemoConfig
+    from edge_sdk.program.settings.reference import add_flags
+
     demo = commands.add_parser(
         "demo",
         help="watch unequal devices train one model",
@@ -75,74 +93,21 @@ def _parser() -> argparse.ArgumentParser:
             "bits, with and without --in-process; asynchronous rules repeat only with it."
         ),
     )
-    demo.add_argument(
-        "--rule", default="ram-fed", help="rule that combines movements (default %(default)s)"
-    )
-    demo.add_argument(
-        "--rule-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the rule; repeatable",
-    )
-    demo.add_argument(
-        "--mask", help="policy that picks each device's groups (default: the best for the rule)"
-    )
-    demo.add_argument(
-        "--mask-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the mask policy, e.g. tied=true; repeatable",
-    )
-    demo.add_argument(
-        "--up",
-        default="fp32",
-        metavar="ENCODING",
-        help="encoding of movements: fp32, fp16, int8, top-k:0.1; add +zstd to any (default fp32)",
-    )
-    demo.add_argument(
-        "--down", default="fp32", metavar="ENCODING", help="encoding of the model (default fp32)"
-    )
-    demo.add_argument(
-        "--memory",
-        type=Path,
-        metavar="DIR",
-        help="keep the rule's memory in this folder on disk (with --in-process)",
-    )
-    demo.add_argument(
-        "--memory-type",
-        choices=("fp32", "fp16", "int8"),
-        default="fp32",
-        help="number type of the values in memory (default %(default)s)",
-    )
-    demo.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help=(
-            "devices that train at the same time, with --in-process; does not change the result "
-            "(default %(default)s)"
-        ),
-    )
-    demo.add_argument(
-        "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
-    )
-    demo.add_argument(
-        "--fleet",
-        type=Path,
-        metavar="FILE",
-        help="devices to emulate, see docs/devices.md (default: devices/fleets/mixed.toml)",
-    )
-    demo.add_argument("--devices", type=int, help="number of devices to use (default: all)")
+    add_flags(demo, DemoConfig, FLAGS)
+    for name in ("rule", "mask"):
+        demo.add_argument(
+            f"--{name}-option",
+            type=_option,
+            action="append",
+            metavar="NAME=VALUE",
+            help=f"an option of the {name}; repeatable",
+        )
+    demo.add_argument("--devices", metavar="N", help="number of devices to use (default: all)")
     demo.add_argument(
         "--no-compare",
         action="store_true",
         help="skip the second run, in which every device trains the whole model",
     )
-    demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
     demo.add_argument(
         "--plot",
@@ -150,21 +115,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         default=Path("tessera-demo.png"),
         help="file for the plot of accuracy by round (default %(default)s)",
-    )
-    demo.add_argument(
-        "--backend",
-        choices=("onnx", "torch"),
-        default="onnx",
-        help=(
-            "training backend: onnxruntime on the compiled graph or, with --in-process, torch "
-            "(default %(default)s)"
-        ),
-    )
-    demo.add_argument(
-        "--init",
-        type=Path,
-        metavar="FILE",
-        help="start from these weights: .safetensors, or a torch state_dict (.pt, .pth, .bin)",
     )
     demo.add_argument(
         "--save", type=Path, metavar="DIR", help="save the trained model in a new folder"
@@ -175,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run everything in this process over an in-memory link, without a broker",
     )
     demo.set_defaults(run=_demo)
+
+
+def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
         help="convert a saved model to ONNX, safetensors or a torch state_dict",
@@ -193,10 +146,6 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write")
     export.add_argument("--force", action="store_true", help="replace an existing file")
     export.set_defaults(run=_export)
-    _add_serve(commands)
-    _add_run_commands(commands)
-    add_identity_commands(commands)
-    return parser
 
 
 def _add_serve(commands: Any) -> None:
@@ -409,33 +358,21 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from coordinator.run.folder import RunError
+    from coordinator.simulate.demo.config import DemoConfig
     from coordinator.simulate.demo.processes import ProcessDemo
-    from coordinator.simulate.demo.run import AnyDemo, DemoConfig, as_json, make_demo, run_full
+    from coordinator.simulate.demo.run import AnyDemo, as_json, make_demo, run_full
     from coordinator.simulate.demo.view import save_plot, summarise, watch
     from coordinator.task.saved_model import check_folder_free
-    from edge_sdk.decide.emulation.fleet import load_fleet, shipped_fleet
-    from edge_sdk.protocol.encoding.encoding import Encoding
+    from edge_sdk.decide.emulation.fleet import load_fleet
+    from edge_sdk.program.settings import load_settings
 
-    fleet = shipped_fleet("mixed") if arguments.fleet is None else arguments.fleet
-    devices = len(load_fleet(fleet)) if arguments.devices is None else arguments.devices
-    config = DemoConfig(
-        rounds=arguments.rounds,
-        fleet=fleet,
-        devices=devices,
-        seed=arguments.seed,
-        backend=arguments.backend,
-        init=arguments.init,
-        rule=arguments.rule,
-        rule_options=dict(arguments.rule_option),
-        mask=arguments.mask,
-        mask_options=dict(arguments.mask_option),
-        up=Encoding.parse(arguments.up),
-        down=Encoding.parse(arguments.down),
-        memory_dir=arguments.memory,
-        memory_type=arguments.memory_type,
-        threads=arguments.threads,
-    )
-    for folder in (arguments.save, arguments.memory):
+    flags = {name: getattr(arguments, name) for name in (*FLAGS, "devices")}
+    for name in ("rule", "mask"):
+        flags[f"{name}_options"] = dict(getattr(arguments, f"{name}_option") or ())
+    config = load_settings(DemoConfig, environment={}, flags=flags)
+    if arguments.devices is None:
+        config = replace(config, devices=len(load_fleet(config.fleet)))
+    for folder in (arguments.save, config.memory):
         if folder is not None:
             check_folder_free(folder)
     for path in (arguments.json, arguments.plot):

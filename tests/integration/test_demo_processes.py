@@ -18,8 +18,9 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.broker.embedded import available
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.processes import _signals_noted
-from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.simulate.demo.run import as_json, make_demo
 from coordinator.task.saved_model import read_model
 from tests.waiting import until
 

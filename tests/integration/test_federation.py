@@ -25,8 +25,9 @@ from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.emulated import full_round_s, observe
-from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.simulate.demo.run import as_json, make_demo
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.graphs import compile_graphs
 from coordinator.task.task import Task, make_task

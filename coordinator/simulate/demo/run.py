@@ -6,19 +6,18 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
-from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits, make_model
 from coordinator.simulate.demo.emulated import (
     Chronicle,
@@ -34,8 +33,7 @@ from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
-from edge_sdk.decide.emulation.fleet import Fleet, load_fleet, shipped_fleet
-from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.decide.emulation.fleet import Fleet, load_fleet
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
@@ -51,49 +49,6 @@ LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SAM_RADIUS = 0.05
 """Radius for `subdismo`, whose devices train with SAM."""
 SCHEMA = 3
-
-BackendName = Literal["onnx", "torch"]
-"""Training backend of the demo's devices: the compiled graph without torch, or the torch module."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    """Options of the command line."""
-
-    rounds: int = 30
-    fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
-    """File of the fleet to emulate."""
-    devices: int = 8
-    """Number of devices (`choose_members`)."""
-    weigh: bool = True
-    """Devices decide for themselves; False: all train the whole model in every round."""
-    seed: int = 0
-    backend: BackendName = "onnx"
-    init: Path | None = None
-    """A file with the weights to start from; None: random ones."""
-    rule: str = "ram-fed"
-    rule_options: Mapping[str, Any] = field(default_factory=dict)
-    mask: str | None = None
-    """`mask` and `rule` are names for `make_masks` and `make_rule`. None: the best for the rule."""
-    mask_options: Mapping[str, Any] = field(default_factory=dict)
-    up: Encoding = field(default_factory=Encoding)
-    """Encoding of movements; `down` is that of the model."""
-    down: Encoding = field(default_factory=Encoding)
-    memory_dir: Path | None = None
-    """Folder of the rule's memory; None: in RAM."""
-    memory_type: MemoryType = "fp32"
-    threads: int = 1
-    """Devices that train at the same time."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"--rounds must be at least 1, not {self.rounds}")
-        if not 1 <= self.devices <= 200:
-            raise ConfigError(f"--devices must be from 1 to 200, not {self.devices}")
-        if not 1 <= self.threads <= 64:
-            raise ConfigError(f"--threads must be from 1 to 64, not {self.threads}")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"--seed must be from 0 to 2^63 − 1, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +331,7 @@ def make_demo(config: DemoConfig) -> Demo:
         lambda: _make_backend(task, graphs),
         members,
         threads=config.threads,
-        memory_dir=config.memory_dir,
+        memory_dir=config.memory,
         memory_type=config.memory_type,
     )
     return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
@@ -390,7 +345,7 @@ def run_full(config: DemoConfig) -> Demo | None:
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    demo = make_demo(replace(config, weigh=False, memory_dir=None))
+    demo = make_demo(replace(config, weigh=False, memory=None))
     for _ in demo.run():
         pass
     return demo
