@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -32,6 +32,7 @@ from benchmarks.aggregate.rounds import (
 )
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.memory import MemoryType, estimate_bytes
 from coordinator.aggregate.model import GlobalModel
@@ -129,10 +130,7 @@ class ClosesRow:
         return self.anonymous_mb / self.model_mb
 
 
-def measure_closes(
-    config: ClosesConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[ClosesRow]:
+def measure_closes(config: ClosesConfig, begin: Begin = silent) -> list[ClosesRow]:
     """Run every case. `begin` is called with each; all its results together `ticks` times."""
     rows = []
     for rule, dtype, encoding in CASES:
@@ -164,14 +162,12 @@ def closes_figures(rows: Sequence[ClosesRow]) -> list[Figure]:
         stem += "" if row.encoding == "fp32" else f".from_{row.encoding}"
         target = TARGET if row.plan == TARGET_PLAN else None
         figures += [
+            Figure(f"{stem}.anonymous_over_model", row.over_model, "×", target=target),
+            Figure(f"{stem}.mapped", row.mapped_mb, "MB"),
             Figure(
-                name=f"{stem}.anonymous_over_model", value=row.over_model, unit="×", target=target
-            ),
-            Figure(name=f"{stem}.mapped", value=row.mapped_mb, unit="MB"),
-            Figure(
-                name=f"{stem}.close_rate",
-                value=row.received_mb / 1e3 / (row.close_s + row.commit_s),
-                unit="GB/s",
+                f"{stem}.close_rate",
+                row.received_mb / 1e3 / (row.close_s + row.commit_s),
+                "GB/s",
                 better="higher",
             ),
         ]

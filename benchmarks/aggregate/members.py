@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.aggregate.rounds import LEARNING_RATE, device_name, perceptron_plan
 from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
@@ -78,10 +79,7 @@ class MembersRow:
     process_ratio: float
 
 
-def measure_members(
-    config: MembersConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[MembersRow]:
+def measure_members(config: MembersConfig, begin: Begin = silent) -> list[MembersRow]:
     """Time rounds. `begin`'s results are called `config.ticks` times."""
     machine = _in_turns(config, _machine_rounds, begin("state machine"))
     process = _in_turns(config, _process_rounds, begin("one process"))
@@ -106,10 +104,10 @@ def members_figures(rows: Sequence[MembersRow]) -> list[Figure]:
             ("machine", row.machine_ms, row.machine_ratio),
             ("process", row.process_ms, row.process_ratio),
         ):
-            figures.append(Figure(name=f"{stem}.{what}", value=value, unit="ms"))
+            figures.append(Figure(f"{stem}.{what}", value, "ms"))
             if row is not rows[0]:
                 name = f"{stem}.{what}_over_{rows[0].members}"
-                figures.append(Figure(name=name, value=ratio, unit="×", target=TARGET))
+                figures.append(Figure(name, ratio, "×", target=TARGET))
     return figures
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -31,6 +31,7 @@ from benchmarks.aggregate.rounds import (
 )
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.memory import DiskMemory, MemoryConfig, MemoryType, estimate_bytes
 from coordinator.aggregate.rules.ram_fed import RamFed
 from edge_sdk.program.processes import start_piped
@@ -108,10 +109,7 @@ class ScaleRow:
     disk_mb: float
 
 
-def measure_scale(
-    config: ScaleConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[ScaleRow]:
+def measure_scale(config: ScaleConfig, begin: Begin = silent) -> list[ScaleRow]:
     """Fill memories and close rounds. `begin`'s results are called `config.ticks` times."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
@@ -175,12 +173,12 @@ def scale_figures(rows: Sequence[ScaleRow]) -> list[Figure]:
     for row in rows:
         stem = f"aggregate.devices.{row.devices}"
         figures += [
-            Figure(name=f"{stem}.round", value=row.round_ms, unit="ms"),
-            Figure(name=f"{stem}.anonymous", value=row.anonymous_mb, unit="MB"),
+            Figure(f"{stem}.round", row.round_ms, "ms"),
+            Figure(f"{stem}.anonymous", row.anonymous_mb, "MB"),
         ]
         if row.devices != smallest:
             figures += [
-                Figure(name=f"{stem}.{what}_over_{smallest}", value=value, unit="×", target=TARGET)
+                Figure(f"{stem}.{what}_over_{smallest}", value, "×", target=TARGET)
                 for what, value in (("round", row.time_ratio), ("anonymous", row.memory_ratio))
             ]
     return figures

@@ -85,9 +85,9 @@ def speed_figures(rows: list[SpeedRow]) -> list[Figure]:
     """Return the ratio of every level."""
     return [
         Figure(
-            name=f"fleet.mlp.{row.level * 100:.0f}.steps_over_bare",
-            value=row.ratio,
-            unit="×",
+            f"fleet.mlp.{row.level * 100:.0f}.steps_over_bare",
+            row.ratio,
+            "×",
             target=TARGETS[row.level],
             better="higher",
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.options import check_families, names
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import make_table, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,13 +89,14 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _memory_table(rows: Sequence[FootprintRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Memory of a fresh process that trains the full model",
-        *("family", "backend", "imported MB", "peak MB"),
+        rows,
+        ("family", lambda row: row.family),
+        ("backend", lambda row: row.backend),
+        ("imported MB", lambda row: f"{row.imported_mb:.1f}"),
+        ("peak MB", lambda row: f"{row.peak_mb:.1f}"),
     )
-    for row in rows:
-        table.add_row(row.family, row.backend, f"{row.imported_mb:.1f}", f"{row.peak_mb:.1f}")
-    return table
 
 
 def _disk_table(rows: Sequence[DiskRow]) -> Table:

@@ -83,5 +83,5 @@ def _run(arguments: argparse.Namespace) -> int:
             "levels": list(kit.levels),
             "batch": kit.batch,
         }
-        write_json(arguments.json, [Figure(name="kit.size", value=size_mb, unit="MB")], data)
+        write_json(arguments.json, [Figure("kit.size", size_mb, "MB")], data)
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.device.commands.kit import QUICK_FAMILIES
 from benchmarks.report.options import NO_TORCH, UsageError, add_common, check_writable
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -231,20 +231,16 @@ def _check_enough(identity: Identity, snapshot: Snapshot) -> None:
 
 
 def _table(paces: Sequence[Pace]) -> Table:
-    table = make_table(
+    return table_of(
         "Training on the onnx backend",
-        *("family", "level", "threads", "ms per step", "10⁹ MACs per s"),
+        paces,
+        ("family", lambda pace: pace.family),
+        ("level", lambda pace: f"{pace.level:.0%}"),
+        ("threads", lambda pace: str(pace.threads)),
+        ("ms per step", lambda pace: f"{pace.step_s * 1e3:.2f}"),
+        ("10⁹ MACs per s", lambda pace: f"{pace.macs_per_s / 1e9:.2f}"),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for pace in paces:
-        table.add_row(
-            pace.family,
-            f"{pace.level:.0%}",
-            str(pace.threads),
-            f"{pace.step_s * 1e3:.2f}",
-            f"{pace.macs_per_s / 1e9:.2f}",
-        )
-    return table
 
 
 def _summary(path: Path, made: _Made) -> list[str]:
