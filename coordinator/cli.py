@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import threading
@@ -15,10 +14,9 @@ from typing import Any
 
 from coordinator.errors import ConfigError
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
-from edge_sdk import TesseraError, __version__
-from edge_sdk.program.processes import limit_threads
+from edge_sdk import __version__
+from edge_sdk.program.command import EXIT_INTERRUPTED, run_command
 
-EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
@@ -30,27 +28,7 @@ FLAGS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-    except KeyboardInterrupt:
-        print("tessera-coordinator: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except TesseraError as error:
-        print(f"tessera-coordinator: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(
-            f"tessera-coordinator: {error.name} is not installed; "
-            "this command needs: pip install 'tessera-fl[coordinator]'",
-            file=sys.stderr,
-        )
-        return 2
-    except OSError as error:
-        print(f"tessera-coordinator: {error}", file=sys.stderr)
-        return 1
-    return code
+    return run_command(_parser, argv, "coordinator")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -360,8 +338,8 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     from coordinator.run.folder import RunError
     from coordinator.simulate.demo.config import DemoConfig
     from coordinator.simulate.demo.processes import ProcessDemo
-    from coordinator.simulate.demo.run import AnyDemo, as_json, make_demo, run_full
-    from coordinator.simulate.demo.view import save_plot, summarise, watch
+    from coordinator.simulate.demo.run import make_demo, run_full
+    from coordinator.simulate.demo.view import AnyDemo, as_json, save_plot, summarise, watch
     from coordinator.task.saved_model import check_folder_free
     from edge_sdk.decide.emulation.fleet import load_fleet
     from edge_sdk.program.settings import load_settings

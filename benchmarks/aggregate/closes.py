@@ -27,8 +27,10 @@ from benchmarks.aggregate.rounds import (
     RoundSizes,
     device_name,
     fill,
+    movement_of,
     random_groups,
     random_values,
+    rounds_config,
 )
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
@@ -38,19 +40,15 @@ from coordinator.aggregate.memory import MemoryType, estimate_bytes
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
-from coordinator.masks.policies.random import RandomMasks
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
 from coordinator.service.receiving import Receiving, read_upload
 from edge_sdk.program.processes import run_child
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.messages.transfer import Credit
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
 
@@ -196,19 +194,9 @@ def make_movements(*arguments: str) -> None:
         memory.close()
     for round, device in _all(config):
         groups = random_groups(plan, config.level, draws)
-        ids = plan.block_ids(plan.choose(groups))
-        blocks = Blocks(ids, drawn[: int(plan.block_sizes[ids].sum())])
-        movement = Movement(
-            device=device,
-            round=round,
-            plan_hash=plan.hash,
-            payload=encode_blocks(plan, groups, blocks, rounds.up, draws),
-            statistics={},
-            learning_rate=LEARNING_RATE,
-            level=config.level,
-            samples=1,
-            loss=1.0,
-            train_s=1.0,
+        level, up = config.level, rounds.up
+        movement = movement_of(
+            plan, groups, drawn, draws, device=device, round=round, level=level, encoding=up
         )
         path = folder / f"{round}-{device}"
         path.write_bytes(encode_movement(movement))
@@ -279,18 +267,9 @@ def _settings(
 ) -> tuple[ClosesConfig, RoundsConfig, Path]:
     fields: dict[str, Any] = json.loads(config)
     settings = ClosesConfig(**{**fields, "widths": tuple(fields["widths"])})
-    rounds = RoundsConfig(
-        plan=settings.plan,
-        rule=RamFed() if dtype else RaFed(),
-        masks=RandomMasks(),
-        local_rule=LocalRule(learning_rate=LEARNING_RATE),
-        steps=1,
-        batch_size=1,
-        min_devices=1,
-        seed=0,
-        rounds=settings.rounds,
-        up=Encoding.parse(encoding),
-    )
+    made = RamFed() if dtype else RaFed()
+    up = Encoding.parse(encoding)
+    rounds = rounds_config(settings.plan, made, settings.rounds, min_devices=1, up=up)
     if rule != ("ram-fed" if dtype else "ra-fed"):
         raise FigureError(f"{rule} is not measured with memory {dtype or None!r}")
     return settings, rounds, Path(folder)

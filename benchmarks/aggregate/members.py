@@ -14,23 +14,23 @@ from time import process_time
 
 import numpy as np
 
-from benchmarks.aggregate.rounds import LEARNING_RATE, device_name, perceptron_plan
+from benchmarks.aggregate.rounds import (
+    device_name,
+    movement_of,
+    perceptron_plan,
+    rounds_config,
+)
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import RULES
-from coordinator.masks import make_masks
+from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.rounds import synchronous
 from coordinator.rounds.events import Joined, Kept, Left, Send
 from coordinator.rounds.synchronous import Commit, Committed, Effect, RoundsConfig, RoundsState
 from coordinator.simulate.federation import Federation, Member
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
-from edge_sdk.protocol.encoding.codec import encode_blocks
-from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import DataSpec
@@ -126,17 +126,8 @@ def _in_turns(
 
 
 def _run_config(config: MembersConfig) -> RoundsConfig:
-    return RoundsConfig(
-        plan=perceptron_plan(16, (16,), 4),
-        rule=RULES["ra-fed"](),
-        masks=make_masks("random"),
-        local_rule=LocalRule(learning_rate=LEARNING_RATE),
-        rounds=config.warm + config.turns + 1,
-        steps=1,
-        batch_size=1,
-        min_devices=config.participants,
-        seed=0,
-    )
+    plan, rounds = perceptron_plan(16, (16,), 4), config.warm + config.turns + 1
+    return rounds_config(plan, RaFed(), rounds, min_devices=config.participants)
 
 
 # -- the state machine ---------------------------------------------------------------------------
@@ -152,7 +143,9 @@ def _machine_rounds(config: MembersConfig, members: int) -> Iterator[float]:
         if number >= config.participants:
             state, _ = synchronous.handle(run, state, Left(name), 0.0)
     names = [device_name(number) for number in range(config.participants)]
-    sample = _movement(run.plan)
+    plan, zeros = run.plan, np.zeros(run.plan.parameters, dtype=np.float32)
+    draws = stream(0, "members")
+    sample = movement_of(plan, plan.all_groups(), zeros, draws, device="", round=1)
     while True:
         round = state.round
         bids = [
@@ -181,23 +174,6 @@ def _one_round(
         raise FigureError(f"the last movement was answered with {told}")
     state, _ = synchronous.handle(run, state, Committed(state.round), 0.0)
     return state
-
-
-def _movement(plan: ModelPlan) -> Movement:
-    groups, ids = plan.all_groups(), np.arange(plan.block_count, dtype=np.int64)
-    blocks = Blocks(ids, np.zeros(plan.parameters, dtype=np.float32))
-    return Movement(
-        device="",
-        round=1,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, groups, blocks, Encoding(), stream(0, "members")),
-        statistics={},
-        learning_rate=LEARNING_RATE,
-        level=1.0,
-        samples=1,
-        loss=0.0,
-        train_s=0.0,
-    )
 
 
 # -- a federation --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.federation import Federation, Member
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy

@@ -23,7 +23,7 @@ from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from benchmarks.report.progress import Begin, silent
 from benchmarks.training.process import BACKENDS
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import add_families, chosen_families
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import make_table, table_of
 
@@ -37,13 +37,7 @@ def add_parser(commands: Any) -> None:
         example="footprint --quick --json footprint.json",
         quick="one process of each kind, not 3",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        default=FOOTPRINT_FAMILIES,
-        metavar="A,B",
-        help=f"which models, by name (default {','.join(FOOTPRINT_FAMILIES)})",
-    )
+    add_families(parser, FOOTPRINT_FAMILIES)
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
@@ -60,8 +54,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
     from benchmarks.training.process import BACKENDS
 
-    families = arguments.families
-    check_families(families)
+    families = chosen_families(arguments, FOOTPRINT_FAMILIES)
     config = FootprintConfig(reps=1 if arguments.quick else 3)
 
     memory: list[FootprintRow] = []

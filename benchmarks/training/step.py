@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.models import FAMILIES, Family
 from benchmarks.report.figures import Figure
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import add_families, chosen_families
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import or_dash, table_of
 
@@ -39,15 +39,7 @@ def add_parser(commands: Any) -> None:
         example="step --quick --families cnn --json step.json",
         quick="fewer and shorter turns, more noise",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=(
-            f"which models, by name (default {','.join(STEP_FAMILIES)}; "
-            f"quick {','.join(QUICK_FAMILIES)})"
-        ),
-    )
+    add_families(parser, STEP_FAMILIES, QUICK_FAMILIES)
     parser.add_argument(
         "--batch", type=int, default=64, help="samples a step (default %(default)s)"
     )
@@ -65,8 +57,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report import imports
     from benchmarks.training.step import StepConfig, keep_freed_memory, measure_family, step_figures
 
-    families = arguments.families or (QUICK_FAMILIES if arguments.quick else STEP_FAMILIES)
-    check_families(families)
+    families = chosen_families(arguments, STEP_FAMILIES, QUICK_FAMILIES)
     config = StepConfig(
         batch=arguments.batch,
         threads=arguments.threads,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import UsageError, add_families, chosen_families
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import table_of
 
@@ -40,14 +40,7 @@ def add_parser(commands: Any) -> None:
         example="costs --families cnn,vit-small --json costs.json",
         quick="four small models, fewer memory cases",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=(
-            f"models by name (default {','.join(COSTS_FAMILIES)}; quick {','.join(QUICK_FAMILIES)})"
-        ),
-    )
+    add_families(parser, COSTS_FAMILIES, QUICK_FAMILIES)
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
@@ -55,10 +48,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
     from benchmarks.device.costs.comparison import METHOD, CostsConfig, compare_costs, cost_figures
     from benchmarks.report.imports import MEASURABLE
-    from benchmarks.report.options import UsageError
 
-    families = arguments.families or (QUICK_FAMILIES if arguments.quick else COSTS_FAMILIES)
-    check_families(families)
+    families = chosen_families(arguments, COSTS_FAMILIES, QUICK_FAMILIES)
     if not MEASURABLE:
         raise UsageError("peak memory cannot be measured here: this command needs Linux")
     config = CostsConfig(reps=3, burst_s=0.1, variants=False) if arguments.quick else CostsConfig()

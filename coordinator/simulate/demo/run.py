@@ -1,12 +1,12 @@
-"""The demo's run: rounds with accuracy, their savings, and everything as JSON."""
+"""The demo's run: rounds with accuracy, and their savings."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ from edge_sdk.train.backend import Backend
 from edge_sdk.train.torch import TorchBackend
 
 if TYPE_CHECKING:
-    from coordinator.task.graphs import CompiledGraphs
+    from coordinator.task.graphs.compiled import CompiledGraphs
 
 GROUPS = 4
 STEPS = 10
@@ -48,7 +48,6 @@ BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SAM_RADIUS = 0.05
 """Radius for `subdismo`, whose devices train with SAM."""
-SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,50 +86,9 @@ class DemoRound:
         return max((each.train_s + (each.transfer_s or 0.0) for each in self.lived), default=0.0)
 
 
-class AnyDemo(Protocol):
-    """A run in progress, in one process or several: iterate over `run()`, and close it.
-
-    Everything except `config` and `rounds` is available once a round is done.
-    """
-
-    @property
-    def config(self) -> DemoConfig:
-        """Options of the run, with a mask policy filled in."""
-
-    @property
-    def rounds(self) -> Sequence[DemoRound]:
-        """Rounds done so far."""
-
-    @property
-    def plan(self) -> ModelPlan:
-        """Plan of the trained model."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """Fleet that the devices emulate."""
-
-    @property
-    def test_samples(self) -> int:
-        """Number of digits on which accuracy is measured."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the global model (`GlobalModel.digest`)."""
-
-    @property
-    def repeatable(self) -> bool:
-        """True if the same seed gives the same bits."""
-
-    def run(self) -> Generator[DemoRound]:
-        """Train, yielding every round as it closes."""
-
-    def save(self, path: Path) -> None:
-        """Save the global model in a new folder (`coordinator.task.saved_model`)."""
-
-
 @dataclass(slots=True)
 class Demo:
-    """The run in this process alone, over the in-memory link."""
+    """The run in this process alone, over the in-memory link: iterate over `run()`."""
 
     config: DemoConfig
     task: Task
@@ -184,38 +142,6 @@ class Demo:
             self.task.plan, model.weights, model.buffers, graphs.manifest, graphs.files
         )
         save_model(saved, path)
-
-
-def as_json(demo: AnyDemo) -> dict[str, Any]:
-    """Return the whole run as plain data. `rounds` depends only on config and versions."""
-    config, plan, rounds = demo.config, demo.plan, demo.rounds
-    return {
-        "schema": SCHEMA,
-        "seed": config.seed,
-        "rule": config.rule,
-        "rule_options": dict(config.rule_options),
-        "mask": config.mask,
-        "mask_options": dict(config.mask_options),
-        "encoding_up": str(config.up),
-        "encoding_down": str(config.down),
-        "backend": config.backend,
-        "fleet": config.fleet.stem,
-        "work": demo.fleet.work,
-        "weigh": config.weigh,
-        "plan_hash": plan.hash,
-        "parameters": plan.parameters,
-        "rounds": [_round_json(done) for done in rounds],
-        "model_sha256": demo.digest,
-        "bytes": sum(done.bytes_moved for done in rounds),
-        "bytes_full_training": sum(done.full_bytes for done in rounds),
-        "joules": sum(done.joules for done in rounds),
-        "train_s": sum(done.train_s for done in rounds),
-        "slowest_s": sum(done.slowest_s for done in rounds),
-        "timings": {
-            "torch": torch.__version__,
-            "wall_s": [round(done.report.seconds, 6) for done in rounds],
-        },
-    }
 
 
 class Ledger:
@@ -353,7 +279,7 @@ def run_full(config: DemoConfig) -> Demo | None:
 
 def _compile(task: Task) -> CompiledGraphs:
     # Imported here, so that the torch backend does not need onnx.
-    from coordinator.task.graphs import compile_graphs
+    from coordinator.task.graphs.compilation import compile_graphs
 
     return compile_graphs(task, batch_sizes=(BATCH_SIZE,))
 
@@ -364,38 +290,3 @@ def _make_backend(task: Task, graphs: CompiledGraphs | None) -> Backend:
     from edge_sdk.train.onnx import OnnxBackend
 
     return OnnxBackend(task.plan, graphs.manifest, graphs.files)
-
-
-def _round_json(done: DemoRound) -> dict[str, Any]:
-    return {
-        "round": done.report.round,
-        "accuracy": done.accuracy,
-        "coverage_min": done.report.coverage_min,
-        "coverage_mean": done.report.coverage_mean,
-        "trained_coverage_min": done.report.trained_coverage_min,
-        "trained_blocks": done.report.trained_blocks,
-        "oldest_uncovered": done.report.oldest_uncovered,
-        "gap_bound": done.report.gap_bound,
-        "oldest_memory": done.report.oldest_memory,
-        "compression_noise": done.report.compression_noise,
-        "skip_share": done.report.skip_share,
-        "longest_skip": done.report.longest_skip,
-        "devices": [
-            {
-                "device": device.device,
-                "skip": device.level is None,
-                "level": device.level,
-                "reason": device.reason,
-                "loss": device.loss,
-                "parameters": device.parameters,
-                "bytes_down": device.bytes_down,
-                "bytes_up": device.bytes_up,
-                "reduction_noise": device.reduction_noise,
-                "replayed": device.replayed,
-                "battery_percent": lived.percent,
-                "train_s": lived.train_s,
-                "joules": lived.joules,
-            }
-            for device, lived in zip(done.report.devices, done.lived, strict=True)
-        ],
-    }
