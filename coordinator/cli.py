@@ -25,7 +25,7 @@ PLOT_FORMATS = (".png", ".pdf", ".svg")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tessera-coordinator",
         description="Federated learning that fits the device: the coordinator.",

@@ -18,23 +18,24 @@ from hypothesis import strategies as st
 
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
+from tests.messages import make_movement
 from tests.property.rules.oracle import Heard, Oracle, Values, Word
 from tests.property.strategies import Choice, choices, plans, seeds
 
 MAX_STALENESS = 3
+PLAIN = ServerOptimizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ def drive(
     folder: Path | None = None,
     from_zero: bool = False,
     say: Say = random_words,
+    optimizer: ServerOptimizer = PLAIN,
 ) -> Iterator[Step]:
     """Play a history. `from_zero`: every round begins at 0, so it ends at the rule's movement."""
     plan = history.plan
@@ -160,7 +162,9 @@ def drive(
         seed=0,
         rounds=len(history.rounds),
         max_staleness=max_staleness,
+        server_optimizer=optimizer,
     )
+    moments = RamMoments(optimizer, plan) if optimizer.starts else None
     memory = open_memory(config, folder, threads=threads)
     post = Post(plan, rule, say)
     for number, now in enumerate(history.rounds, 1):
@@ -179,6 +183,7 @@ def drive(
             model,
             memory,
             arrivals,
+            moments=moments,
             threads=threads,
         )
         if memory is not None:
@@ -267,23 +272,20 @@ def arrive(
 ) -> Arrival:
     """A device's movement, cut out of `words`, after it went over the wire and was checked."""
     assert turn.groups is not None
-    plain, blocks = Encoding(), plan.select(words, turn.groups)
-    movement = Movement(
+    movement = make_movement(
+        plan,
+        turn.groups,
+        plan.select(words, turn.groups).values,
         device=device,
         round=round,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, turn.groups, blocks, plain, np.random.default_rng(0)),
         statistics={} if statistics is None else statistics,
         learning_rate=rate,
         level=turn.level,
         samples=turn.samples,
-        loss=1.0,
-        train_s=0.0,
         keeps_copy=turn.keeps_copy,
     )
-    rate = movement.learning_rate
     expected = Expected(turn.groups, movement.level, movement.samples)
-    return check_arrival(plan, movement, expected, plain, rate, Usual(), None)
+    return check_arrival(plan, movement, expected, Encoding(), rate, Usual(), None)
 
 
 def by_block(plan: ModelPlan, flat: Float32) -> list[Values]:
