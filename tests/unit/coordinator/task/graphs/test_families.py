@@ -44,7 +44,9 @@ def test_gradient_graph_matches_autograd_at_two_widths_and_batches(
             assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
 
 
-def test_padded_texts_have_autograds_gradients_and_none_for_padding() -> None:
+def test_padded_texts_have_autograds_gradients_and_none_for_padding(
+    compiled: CompiledModel,
+) -> None:
     made = compiled("news")
     groups = made.groups(0.5, seed=1)
     feeds = feeds_of(made, groups, 3)
