@@ -282,6 +282,27 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
     assert re.search(rf"{arguments[0]}.* is for --in-process: \w+", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--recipe", "fjor"), "there is no recipe 'fjor'; did you mean 'fjord'"),
+        (("--recipe", "fjord", "--mask", "core"), "--recipe fjord sets --mask itself"),
+        (("--widths", "sandwich", "--mask", "rolling"), "rolling masks have no order"),
+        (("--widths", "sandwich", "--rule", "fed-raa"), "leave widths at own"),
+    ],
+)
+def test_demo_refuses_choices_that_do_not_go_together(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_demo_of_programs_without_a_broker_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
