@@ -18,7 +18,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.broker.embedded import available
-from coordinator.simulate.demo.processes import _signals_noted
+from coordinator.simulate.demo.processes import signals_noted
 from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
 from coordinator.task.saved_model import read_model
 from tests.waiting import until
@@ -184,7 +184,7 @@ def test_signals_are_obeyed_when_all_is_stopped(
     heard: list[signal.Signals] = []
 
     def stop_all() -> None:
-        with _signals_noted() as noted:
+        with signals_noted() as noted:
             signal.raise_signal(first)
             signal.raise_signal(signal.SIGINT)
             heard.extend(noted)
@@ -204,7 +204,7 @@ def test_signal_that_is_ignored_stays_so() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _signals_noted() as noted:
+        with signals_noted() as noted:
             signal.raise_signal(signal.SIGHUP)
             assert not noted
     finally:

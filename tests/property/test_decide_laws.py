@@ -16,6 +16,7 @@ from edge_sdk.decide.decision import Decision, Policy, Sight, decide, verdicts
 from edge_sdk.decide.gates import Limits
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Network, Snapshot
 from edge_sdk.protocol.messages.round import Bid
+from tests.unit.edge_sdk.decide.prices import share_of
 
 law = settings(max_examples=300)
 
@@ -30,20 +31,24 @@ def costs(draw: st.DrawFn) -> tuple[Cost, ...]:
     peak, seconds = draw(st.floats(1e6, 1e9)), draw(st.floats(0.1, 600))
     power = draw(st.floats(0.5, 2))
     more = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
-    return tuple(
-        Cost(
-            level=level,
-            seconds=seconds * level**power,
-            joules=None if joules is None else joules * level**power,
-            peak_bytes=peak * level**power,
-            bytes_down=1e6 * level,
-            bytes_up=1e6 * level,
-            second_s=more * seconds * level**power,
-            second_j=None if joules is None else more * joules * level**power,
-            second_bytes=more * peak * level**power,
-        )
-        for level in LEVELS
+    whole = Cost(
+        level=1,
+        seconds=seconds,
+        joules=joules,
+        peak_bytes=peak,
+        bytes_down=1e6,
+        bytes_up=1e6,
+        second_s=more * seconds,
+        second_j=None if joules is None else more * joules,
+        second_bytes=more * peak,
     )
+    return tuple(share_of(whole, level, power) for level in LEVELS)
+
+
+def cheap(joules: float | None) -> tuple[Cost, ...]:
+    """Levels of which nothing but the energy matters."""
+    whole = Cost(level=1, seconds=10, joules=joules, peak_bytes=1e8, bytes_down=1, bytes_up=1)
+    return tuple(share_of(whole, level) for level in LEVELS)
 
 
 snapshots = st.builds(
@@ -137,13 +142,7 @@ def less(sight: Sight, what: str, share: float) -> Sight:
 
 
 @law
-@given(
-    policies,
-    sights,
-    histories,
-    st.sampled_from(["battery", "memory", "time"]),
-    st.floats(0, 1),
-)
+@given(policies, sights, histories, st.sampled_from(["battery", "memory", "time"]), st.floats(0, 1))
 def test_less_of_anything_never_raises_the_level(
     policy: Policy, sight: Sight, history: History, what: str, share: float
 ) -> None:
@@ -271,17 +270,7 @@ def test_budget_of_a_day_holds_over_two_weeks(
         now = (round - 1) * interval_s
         sight = Sight(
             snapshot=ON_BATTERY,
-            costs=tuple(
-                Cost(
-                    level=level,
-                    seconds=10,
-                    joules=joules * level,
-                    peak_bytes=1e8,
-                    bytes_down=1,
-                    bytes_up=1,
-                )
-                for level in LEVELS
-            ),
+            costs=cheap(joules),
             rounds_left=rounds - round + 1 if known else None,
             whole=whole,
             now_s=now,
@@ -304,22 +293,8 @@ def test_a_tight_budget_is_used_and_spread_over_the_day(prefer: Any, whole: bool
     policy = Policy(prefer=prefer, limits=Limits(energy_wh_per_day=1))
     history, levels = History(), []
     for hour in range(3 * 24):
-        sight = Sight(
-            snapshot=ON_BATTERY,
-            costs=tuple(
-                Cost(
-                    level=level,
-                    seconds=10,
-                    joules=300 * level / MARGIN,
-                    peak_bytes=1e8,
-                    bytes_down=1,
-                    bytes_up=1,
-                )
-                for level in LEVELS
-            ),
-            whole=whole,
-            now_s=hour * 3600.0,
-        )
+        costs, now = cheap(300 / MARGIN), hour * 3600.0
+        sight = Sight(snapshot=ON_BATTERY, costs=costs, whole=whole, now_s=now)
         decision = answer(policy, sight, history, hour + 1)
         history = decision.history
         if decision.level is not None:
@@ -389,25 +364,13 @@ def test_reasons_say_what_was_needed_and_what_there_was() -> None:
 
 
 def test_unknown_memory_is_neither_plenty_nor_nothing() -> None:
-    sight = Sight(
-        snapshot=Snapshot(battery=Battery(present=False)),
-        costs=tuple(
-            Cost(level=level, seconds=1, joules=None, peak_bytes=1, bytes_down=1, bytes_up=1)
-            for level in LEVELS
-        ),
-    )
+    sight = Sight(snapshot=Snapshot(battery=Battery(present=False)), costs=cheap(None))
     assert answer(Policy(), sight, History()).level == 0.25
 
 
 def test_mains_without_a_battery_is_not_budgeted() -> None:
-    sight = Sight(
-        snapshot=Snapshot(
-            battery=Battery(present=False), memory=MemoryState(available_bytes=math.inf)
-        ),
-        costs=tuple(
-            Cost(level=level, seconds=1, joules=None, peak_bytes=1, bytes_down=1, bytes_up=1)
-            for level in LEVELS
-        ),
-    )
+    memory = MemoryState(available_bytes=math.inf)
+    mains = Snapshot(battery=Battery(present=False), memory=memory)
+    sight = Sight(snapshot=mains, costs=cheap(None))
     policy = Policy(limits=Limits(energy_wh_per_day=0, battery_floor=100))
     assert answer(policy, sight, History()).level == 1.0

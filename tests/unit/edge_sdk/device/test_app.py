@@ -24,7 +24,6 @@ from edge_sdk.device.stores.residuals import Arrays, MemoryStore
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -42,6 +41,7 @@ from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.train.backend import Job, Metrics, Trained
+from tests.messages import make_opening
 
 PLAN = ModelPlan(axes=(Axis("a", (1, 1)),), tensors=(Tensor("w", "float32", (Dim(2, 0), Dim(3))),))
 
@@ -115,18 +115,7 @@ class Bench:
         self.sent += self.app.connected()
 
     def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Sent:
-        self.receive(
-            RoundOpen(
-                round=round,
-                plan_hash=plan_hash,
-                local_rule=LocalRule(learning_rate=0.1),
-                steps=2,
-                batch_size=2,
-                bid_s=1,
-                train_deadline_s=1,
-                **more,
-            )
-        )
+        self.receive(make_opening(round, plan_hash=plan_hash, steps=2, batch_size=2, **more))
         return self.sent[-1]
 
     def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Sent:

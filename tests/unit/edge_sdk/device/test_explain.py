@@ -22,10 +22,10 @@ from edge_sdk.device.service.participation import NOTICE, OPENED
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
 from edge_sdk.protocol.chunks import Blob, split_blob
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from tests.messages import make_opening
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
 BOARD = Snapshot(
@@ -56,15 +56,7 @@ def config(tmp_path: Path) -> DeviceConfig:
         graphs={name: kept(data) for name, data in files.items()},
         chunk_bytes=1024,
     )
-    opened = RoundOpen(
-        round=1,
-        plan_hash=plan.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=5,
-        batch_size=4,
-        bid_s=5,
-        train_deadline_s=1e6,
-    )
+    opened = make_opening(plan_hash=plan.hash, steps=5, batch_size=4, train_deadline_s=1e6)
     (folder / NOTICE).write_bytes(encode_message(notice))
     (folder / OPENED).write_bytes(encode_message(opened))
     data = tmp_path / "data"

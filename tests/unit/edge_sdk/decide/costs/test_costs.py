@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,19 +34,18 @@ from edge_sdk.machine.board import Board, CoreSpec, MemorySpec, NetworkSpec, Pow
 from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
 from edge_sdk.protocol.chunks import Blob
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GroupError
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.movement import encode_movement
-from edge_sdk.protocol.messages.round import Movement, RoundOpen
+from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.packs.index import encode_index, needed_chunks, pack_model
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor, split_atoms
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Job
+from tests.messages import make_movement, make_opening
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 RULE = LocalRule(learning_rate=0.1)
@@ -102,17 +102,9 @@ def model_of(
     return CostModel(task.plan, manifest, Calibration(samples=tuple(cases)))
 
 
-def opened(task: Task, **changes: object) -> RoundOpen:
-    standard = RoundOpen(
-        round=1,
-        plan_hash=task.plan.hash,
-        local_rule=RULE,
-        steps=20,
-        batch_size=16,
-        bid_s=1,
-        train_deadline_s=10,
-    )
-    return replace(standard, **changes)  # type: ignore[arg-type]
+def opened(task: Task, **changes: Any) -> RoundOpen:
+    usual = make_opening(plan_hash=task.plan.hash, local_rule=RULE, steps=20, batch_size=16)
+    return replace(usual, **{"train_deadline_s": 10, **changes})
 
 
 # -- the fit -------------------------------------------------------------------------------------
@@ -414,27 +406,10 @@ def test_bytes_up_bound_a_movement(
 ) -> None:
     plan, encoding = task.plan, Encoding.parse(text)
     groups = largest_groups(plan, level)
-    ids = plan.block_ids(plan.choose(groups))
-    values = stream(0, "up").standard_normal(int(plan.block_sizes[ids].sum()), dtype=np.float32)
-    blocks = Blocks(ids, values)
-    statistics = {
-        buffer.name: plan.cut_buffers(task.buffers, groups)[buffer.name]
-        for buffer in plan.buffers
-        if buffer.statistic
-    }
-    movement = Movement(
-        device="d" * 40,
-        round=12345,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, groups, blocks, encoding, stream(0, "noise")),
-        statistics=statistics,
-        learning_rate=0.1,
-        level=level,
-        samples=1000,
-        loss=1.0,
-        train_s=1.0,
-        keeps_copy=True,
-    )
+    size = int(plan.block_sizes[plan.block_ids(plan.choose(groups))].sum())
+    values = stream(0, "up").standard_normal(size, dtype=np.float32)
+    movement = make_movement(plan, groups, values, encoding=encoding)
+    movement = replace(movement, device="d" * 40, round=12345, samples=1000, keeps_copy=True)
     real = len(encode_movement(movement))
     [cost] = model_of(task, compiled).predict([level], opened(task, up=encoding))
     assert real <= cost.bytes_up <= real + 1024

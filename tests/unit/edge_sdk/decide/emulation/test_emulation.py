@@ -41,6 +41,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, Trained
 from edge_sdk.train.torch import TorchBackend
+from tests.messages import make_opening
 
 STEPS, BATCH = 2, 16
 MACS = {1.0: 4864, 0.75: 2880, 0.5: 1408, 0.25: 448}
@@ -413,16 +414,9 @@ class _VirtualMeter:
 
 
 def opening(task: Task, round: int, rounds: int, deadline_s: float) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=task.plan.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=STEPS,
-        batch_size=BATCH,
-        bid_s=60,
-        train_deadline_s=deadline_s,
-        rounds_left=rounds - round + 1,
-    )
+    size = make_opening(plan_hash=task.plan.hash, steps=STEPS, batch_size=BATCH, bid_s=60)
+    left = rounds - round + 1
+    return replace(size, round=round, train_deadline_s=deadline_s, rounds_left=left)
 
 
 def live(
