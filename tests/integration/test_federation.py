@@ -18,13 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa, make_rule
+from coordinator.aggregate.rules import ASYNC_RULES
 from coordinator.cli import main
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.masks import make_masks
-from coordinator.rounds.fragments import FragmentsConfig
-from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import RoundsState
 from coordinator.simulate.demo.emulated import full_round_s, observe
 from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
 from coordinator.simulate.federation import Federation, Member, RoundReport
@@ -42,6 +39,7 @@ from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
 from edge_sdk.train.torch import TorchBackend
+from tests.integration.federations import make_federation, random_data
 from tests.waiting import HANGS_S
 
 PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
@@ -73,12 +71,7 @@ def task() -> Task:
 
 def make_members(policies: Sequence[Policy], seed: int = 3) -> list[Member]:
     random = np.random.default_rng(seed)
-
-    def data() -> ArrayData:
-        inputs = random.normal(size=(40, 6)).astype(np.float32)
-        return ArrayData((inputs,), random.integers(0, 3, size=40))
-
-    return [Member(f"device-{n}", policy, data()) for n, policy in enumerate(policies)]
+    return [Member(f"device-{n}", p, random_data(random, 40)) for n, p in enumerate(policies)]
 
 
 def federation(
@@ -94,25 +87,22 @@ def federation(
     down: str = "fp32",
     **more: Any,
 ) -> Federation:
-    common: dict[str, Any] = {
-        "plan": task.plan,
-        "masks": make_masks(mask),
-        "local_rule": LocalRule(learning_rate=0.1, momentum=0.5),
-        "steps": 3,
-        "batch_size": 8,
-        "min_devices": len(policies),
-        "seed": seed,
-        "up": Encoding.parse(encoding),
-    }
-    made_rule = make_rule(rule)
-    config = (
-        FragmentsConfig(rule=made_rule, updates=rounds * len(policies), **common)
-        if isinstance(made_rule, FedRaa)
-        else RoundsConfig(min_participants=0, rule=made_rule, rounds=rounds, **common)
+    return make_federation(
+        task,
+        make_members(policies, seed) if members is None else members,
+        lambda: TorchBackend(task, threads=1),
+        rule=rule,
+        length=rounds * len(policies) if rule in ASYNC_RULES else rounds,
+        mask=mask,
+        down=down,
+        run=more,
+        local_rule=LocalRule(learning_rate=0.1, momentum=0.5),
+        steps=3,
+        batch_size=8,
+        min_devices=len(policies),
+        seed=seed,
+        up=Encoding.parse(encoding),
     )
-    model = GlobalModel(task.plan, task.weights, task.buffers, encoding=Encoding.parse(down))
-    used = make_members(policies, seed) if members is None else members
-    return Federation(config, model, lambda: TorchBackend(task, threads=1), used, **more)
 
 
 def deterministic(report: RoundReport) -> list[tuple[object, ...]]:

@@ -230,6 +230,10 @@ class Coordinator:
 
     # -- hearing --------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        self.heard.clear()
+        self.movements.clear()
+
     def all(self, kind: type[T]) -> list[T]:
         return [message for message in self.heard if isinstance(message, kind)]
 

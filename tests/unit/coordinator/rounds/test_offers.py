@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from coordinator.aggregate.rules import RULES
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import MOVEMENTS, UPLOADS
 from coordinator.service.outgoing.outlet import MAX_EARLIER
 from edge_sdk.protocol.messages.round import RoundOpen
@@ -32,40 +34,33 @@ def offer_to_a_full_disk(world: World, device: ScriptedDevice, round: int, **opt
     device.send(round, **options)
 
 
-def test_movement_that_could_not_be_stored_counts_when_it_comes_again(worlds: Worlds) -> None:
-    world = worlds.make(rounds_config(rounds=1))
-    world.add("one")
-    two = world.add("two", sends=False)
-    world.settle()
-    offer_to_a_full_disk(world, two, 1)
-    assert two.receipts == [(1, "counted")]
-    assert world.service.finished
-
-
-def test_late_movement_that_could_not_be_stored_is_remembered_when_it_comes_again(
+@pytest.mark.parametrize(
+    ("config", "others", "wait_s", "outcome"),
+    [
+        (rounds_config(rounds=1), 1.0, 0, "counted"),
+        (rounds_config(rule=RULES["ram-fed"](), rounds=3), 1.0, 101, "memory"),
+        (fragments_config(updates=1), None, 0, "counted"),
+    ],
+    ids=["in time", "late", "asynchronous"],
+)
+def test_movement_that_could_not_be_stored_counts_when_it_comes_again(
     worlds: Worlds,
+    config: RoundsConfig | FragmentsConfig,
+    others: float | None,
+    wait_s: float,
+    outcome: str,
 ) -> None:
-    world = worlds.make(rounds_config(rule=RULES["ram-fed"](), rounds=3))
-    world.add("fast")
-    slow = world.add("slow", sends=False)
-    world.settle()
-    world.wait(101)
-    offer_to_a_full_disk(world, slow, 1)
-    assert slow.receipts == [(1, "memory")]
-    assert world.state.keeping_late == frozenset()
-
-
-def test_asynchronous_movement_that_could_not_be_stored_counts_when_it_comes_again(
-    worlds: Worlds,
-) -> None:
-    world = worlds.make(fragments_config(updates=1))
-    world.add("idle", level=lambda _: None)
+    world = worlds.make(config)
+    world.add("other", level=lambda _: others)
     one = world.add("one", sends=False)
     world.settle()
-    offer_to_a_full_disk(world, one, min(one.opened))
-    assert one.receipts == [(min(one.opened), "counted")]
-    assert world.service.finished
-    world.stop()
+    world.wait(wait_s)
+    round = min(one.opened)
+    offer_to_a_full_disk(world, one, round)
+    assert one.receipts == [(round, outcome)]
+    assert world.service.finished == (outcome == "counted")
+    if outcome == "memory":
+        assert world.state.keeping_late == frozenset()
 
 
 # -- offers of no use ----------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from edge_sdk.protocol.messages.transfer import (
     Complaint,
     Credit,
     Evaluation,
-    Offer,
     Presence,
     Want,
 )
 from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.transport.uploads import pack_chunk
+from tests.messages import make_outgoing
 from tests.unit.coordinator.service.service_world import (
     CHUNK_BYTES,
     TOPICS,
@@ -80,17 +80,8 @@ def send_evaluations(world: World, evil: ScriptedDevice, number: int) -> None:
 
 
 def send_offers(world: World, evil: ScriptedDevice, number: int) -> None:
-    offer = Offer(
-        device="evil",
-        run=world.run.about.run,
-        upload=number.to_bytes(16, "little"),
-        round=1,
-        answers=None,
-        size=1500,
-        chunk_bytes=CHUNK_BYTES,
-        sha256=bytes(32),
-    )
-    evil.tell(offer)
+    offer = make_outgoing(device="evil", run=world.run.about.run).offer
+    evil.tell(replace(offer, upload=number.to_bytes(16, "little"), size=1500))
 
 
 def send_chunks(world: World, evil: ScriptedDevice, number: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,9 @@ import pytest
 
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
-from coordinator.run.folder import HISTORY, MOVEMENTS, UPLOADS, RunError
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.folder import MOVEMENTS, UPLOADS, RunError
 from coordinator.service.receiving import UploadFile
 from coordinator.service.store import SAVE_S
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -23,7 +25,6 @@ from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
 from edge_sdk.protocol.messages.transfer import (
     Credit,
     Evaluation,
-    Offer,
     Presence,
     TaskNotice,
     Want,
@@ -33,8 +34,8 @@ from edge_sdk.protocol.packs.index import decode_index
 from edge_sdk.protocol.plan.blocks import select_blocks
 from edge_sdk.transport.link import LinkEvent, Received
 from edge_sdk.transport.uploads import pack_chunk
+from tests.messages import make_outgoing
 from tests.unit.coordinator.service.service_world import (
-    CHUNK_BYTES,
     PLAN,
     TASK,
     TOPICS,
@@ -64,6 +65,7 @@ def test_synchronous_run_adds_up_and_ends(worlds: Worlds) -> None:
     assert sum(isinstance(message, RoundClosed) for message in one.heard) == 1
     assert one.last_round == RoundClosed(round=2, run=world.run.about.run)
     assert [line["round"] for line in world.history] == [1, 2]
+    assert world.history[-1]["digest"] == world.service.model.digest
     # What the devices were given is the model, bit for bit.
     blocks, buffers = one.fetched[2]
     now = world.service.model.theta - np.float32(0.5)
@@ -161,16 +163,6 @@ def test_late_movement_enters_memory(worlds: Worlds) -> None:
     world.stop()
     lines = world.history
     assert [line["oldest_memory"] for line in lines] == [0, 1]
-
-
-def test_late_movement_without_memory_is_late(worlds: Worlds) -> None:
-    world = worlds.make(rounds_config(rounds=3))
-    world.add("fast")
-    slow = world.add("slow", sends=False)
-    world.settle()
-    world.wait(101)
-    slow.send(1)
-    assert slow.receipts == [(1, "late")]
 
 
 def test_lost_receipt_is_said_again_without_a_second_upload(worlds: Worlds) -> None:
@@ -319,8 +311,15 @@ def test_report_counts_what_became_of_movements_and_says_why(worlds: Worlds) -> 
     assert [each["device"] for each in second["refusals"]] == ["late", "evil"]
 
 
-def test_asynchronous_device_that_starts_anew_gets_its_groups_again(worlds: Worlds) -> None:
-    world = worlds.make(fragments_config(train_deadline_s=1e6))
+@pytest.mark.parametrize(
+    "config",
+    [rounds_config(rounds=1), fragments_config(train_deadline_s=1e6)],
+    ids=["rounds", "async"],
+)
+def test_device_that_starts_anew_gets_its_groups_again(
+    worlds: Worlds, config: RoundsConfig | FragmentsConfig
+) -> None:
+    world = worlds.make(config)
     first = world.add("one", sends=False)
     world.add("two", sends=False)
     world.settle()
@@ -329,18 +328,6 @@ def test_asynchronous_device_that_starts_anew_gets_its_groups_again(worlds: Worl
     world.settle()
     assert min(again.movements) == min(first.movements)
     assert again.receipts[0] == (min(first.movements), "counted")
-
-
-def test_synchronous_device_that_starts_anew_gets_its_groups_again(worlds: Worlds) -> None:
-    world = worlds.make(rounds_config(rounds=1))
-    first = world.add("one", sends=False)
-    world.add("two")
-    world.settle()
-    world.leave(first)
-    again = world.add("one", session=2)
-    world.settle()
-    assert again.receipts == [(1, "counted")]
-    assert world.service.finished
 
 
 @pytest.mark.parametrize("copies", [(0, 0), (0, 7), (3, 40)])
@@ -576,17 +563,8 @@ def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(worlds: Worlds) -
     world.settle()
     assert evil.receipts[1:] == [(1, "rejected")]
     # More than any movement has: refused before a byte of it is sent.
-    huge = Offer(
-        device="evil",
-        run=world.run.about.run,
-        upload=b"u" * 16,
-        round=1,
-        answers=None,
-        size=2**39,
-        chunk_bytes=CHUNK_BYTES,
-        sha256=bytes(32),
-    )
-    evil.tell(huge)
+    huge = make_outgoing(device="evil", run=world.run.about.run).offer
+    evil.tell(replace(huge, upload=b"u" * 16, size=2**39))
     world.settle()
     assert [each.refused for each in evil.heard if isinstance(each, Credit)][-1]
     assert evil.receipts[2:] == [(1, "rejected")]
@@ -627,17 +605,6 @@ def test_bids_of_another_run_are_ignored(worlds: Worlds) -> None:
     assert world.state.round == 1
     two.send(1)
     assert one.opened.keys() == {1, 2}
-
-
-def test_history_is_json_a_line(worlds: Worlds) -> None:
-    world = worlds.make(rounds_config(rounds=1))
-    world.add("one"), world.add("two")
-    world.settle()
-    world.stop()
-    text = (world.folder / HISTORY).read_text()
-    assert [json.loads(line)["digest"] for line in text.splitlines()] == [
-        world.service.model.digest
-    ]
 
 
 def _note(event: LinkEvent, got: dict[str, bytes]) -> None:

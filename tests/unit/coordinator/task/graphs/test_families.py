@@ -44,6 +44,19 @@ def test_gradient_graph_matches_autograd_at_two_widths_and_batches(
             assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
 
 
+def test_padded_texts_have_autograds_gradients_and_none_for_padding(
+    compiled: CompiledModel,
+) -> None:
+    made = compiled("news")
+    groups = made.groups(0.5, seed=1)
+    feeds = feeds_of(made, groups, 3)
+    for row, words in enumerate((4, 0, 17)):
+        feeds["x0"][row, words:] = 0
+    found = made.run("gradient", groups, feeds)
+    assert_close(found, autograd(made.task, groups, feeds))
+    assert not found["g:embedding.weight"][0].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_evaluation_graph_matches_predict(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)

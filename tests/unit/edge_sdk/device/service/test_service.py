@@ -47,6 +47,7 @@ from tests.unit.edge_sdk.scripted import (
 )
 from tests.unit.edge_sdk.train.handmade import Reference
 
+WRONG = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
 ROOT = Path(__file__).resolve().parents[5]
 
 
@@ -273,8 +274,7 @@ def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
     play(coordinator, 1)
     give(coordinator, 2)
     first = movement_of(coordinator, 2)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
+    coordinator.forget()
     coordinator.present(session=2)
     coordinator.open(2)
     bid_of(coordinator, 2)
@@ -301,30 +301,6 @@ def test_round_by_invitation_is_answered_once_the_invitation_is_there(
     assert movement_of(coordinator, 3).round == 3
 
 
-@pytest.mark.parametrize("presence_first", [True, False])
-def test_coordinator_that_goes_back_is_followed(
-    coordinator: Coordinator, started: Running, presence_first: bool
-) -> None:
-    for round in (1, 2, 3):
-        play(coordinator, round)
-    coordinator.open(4)
-    bid_of(coordinator, 4)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
-    if presence_first:
-        coordinator.present(session=2)
-        bid_of(coordinator, 4)
-        coordinator.open(2)
-    else:
-        coordinator.open(2)
-        coordinator.present(session=2)
-    bid_of(coordinator, 2)
-    coordinator.assign(2)
-    movement_of(coordinator, 2)
-    coordinator.receipt(2)
-    play(coordinator, 3)
-
-
 def test_device_that_stays_takes_part_in_the_next_run(
     coordinator: Coordinator, start: Start
 ) -> None:
@@ -332,8 +308,7 @@ def test_device_that_stays_takes_part_in_the_next_run(
     start(stay=True)
     play(coordinator, 1)
     coordinator.finish(1)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
+    coordinator.forget()
     coordinator.run = "00000000000000ff"
     coordinator.announce()
     play(coordinator, 1)
@@ -350,27 +325,35 @@ def test_run_that_goes_on_after_its_end_is_taken_up_again(
     play(coordinator, 2)
 
 
+@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("presence_first", [True, False])
-def test_finished_run_that_goes_back_is_taken_up_again(
-    coordinator: Coordinator, start: Start, presence_first: bool
+def test_coordinator_that_goes_back_is_followed(
+    coordinator: Coordinator, start: Start, finished: bool, presence_first: bool
 ) -> None:
     coordinator.present()
     coordinator.announce()
-    start(stay=True)
+    start(stay=finished)
     for round in (1, 2, 3):
         play(coordinator, round)
-    coordinator.finish(3)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
+    if finished:
+        coordinator.finish(3)
+    else:
+        coordinator.open(4)
+        bid_of(coordinator, 4)
+    coordinator.forget()
     if presence_first:
         coordinator.present(session=2)
-        coordinator.open(2)
+        if not finished:
+            bid_of(coordinator, 4)
+        give(coordinator, 2)
     else:
         coordinator.open(2)
         coordinator.present(session=2)
-    bid_of(coordinator, 2)
-    coordinator.assign(2)
+        bid_of(coordinator, 2)
+        coordinator.assign(2)
     movement_of(coordinator, 2)
+    coordinator.receipt(2)
+    play(coordinator, 3)
 
 
 def test_opening_that_comes_after_the_end_of_its_run_changes_nothing(
@@ -520,8 +503,7 @@ def test_evaluation_is_the_whole_models_on_the_devices_data(
 
 def test_data_of_another_kind_ends_the_device(coordinator: Coordinator, start: Start) -> None:
     coordinator.announce()
-    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
-    running = start(wrong)
+    running = start(WRONG)
     error = running.wait()
     assert isinstance(error, DataError)
     assert "float32 4" in str(error)
@@ -533,8 +515,7 @@ def test_device_that_stays_says_in_every_round_why_its_data_does_not_fit(
 ) -> None:
     coordinator.announce()
     coordinator.open(1)
-    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
-    start(wrong, stay=True)
+    start(WRONG, stay=True)
     bid = bid_of(coordinator, 1)
     assert bid.level is None
     assert "float32 9" in bid.reason
