@@ -45,7 +45,7 @@ FLEETS: dict[str, MixedFleet] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TrainingWay:
     """A way to train: a rule, a mask policy and a local rule, and who takes part."""
 
     who: Who = "own"
@@ -88,19 +88,19 @@ class Way:
 _PLAIN = {"rescale": 0.0}
 """A model of one size needs no rescaling."""
 
-WAYS: dict[str, Way] = {
-    "all-full": Way(who="full", local=_PLAIN),
-    "all-smallest": Way(who="smallest", local=_PLAIN),
-    "all-median": Way(who="median", local=_PLAIN),
-    "only-strong": Way(who="strong", local=_PLAIN),
-    "coverage": Way(masks="coverage"),
-    "coverage-ram": Way(rule="ram-fed", masks="coverage"),
-    "nested": Way(local={"rescale": 0.0}),
-    "nested-rescaled": Way(local={"rescale": 0.5}),
-    "dropout": Way(local={"rescale": 0.0, "widths": "ordered-dropout"}),
-    "dropout-core": Way(masks="core", local={"rescale": 0.0, "widths": "ordered-dropout"}),
-    "sandwich": Way(local={"rescale": 0.0, "widths": "sandwich"}),
-    "sandwich-core": Way(masks="core", local={"rescale": 0.0, "widths": "sandwich"}),
+WAYS: dict[str, TrainingWay] = {
+    "all-full": TrainingWay(who="full", local=_PLAIN),
+    "all-smallest": TrainingWay(who="smallest", local=_PLAIN),
+    "all-median": TrainingWay(who="median", local=_PLAIN),
+    "only-strong": TrainingWay(who="strong", local=_PLAIN),
+    "coverage": TrainingWay(masks="coverage"),
+    "coverage-ram": TrainingWay(rule="ram-fed", masks="coverage"),
+    "nested": TrainingWay(local={"rescale": 0.0}),
+    "nested-rescaled": TrainingWay(local={"rescale": 0.5}),
+    "dropout": TrainingWay(local={"rescale": 0.0, "widths": "ordered-dropout"}),
+    "dropout-core": TrainingWay(masks="core", local={"rescale": 0.0, "widths": "ordered-dropout"}),
+    "sandwich": TrainingWay(local={"rescale": 0.0, "widths": "sandwich"}),
+    "sandwich-core": TrainingWay(masks="core", local={"rescale": 0.0, "widths": "sandwich"}),
 }
 _VARIED: dict[str, dict[str, Any]] = {
     "sandwich-distilled": {"local": {**WAYS["sandwich"].local, "distillation": 0.5}},
@@ -118,7 +118,7 @@ _VARIED: dict[str, dict[str, Any]] = {
 }
 WAYS |= {name: replace(WAYS["sandwich"], **change) for name, change in _VARIED.items()}
 WAYS |= {
-    name: Way(
+    name: TrainingWay(
         rule=recipe.rule,
         rule_options=recipe.rule_options,
         masks=recipe.masks,

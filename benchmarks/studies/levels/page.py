@@ -9,7 +9,7 @@ from statistics import mean
 from benchmarks.report.drawing import PALETTE, panels
 from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, NOT_HERE, UPPER_BOUND, WAYS
 from benchmarks.studies.levels.settings import SETTINGS
-from benchmarks.studies.levels.study import RECOMMENDED, Aims, Standing, aims_of, standings
+from benchmarks.studies.levels.study import RECOMMENDED, Aims, WayStanding, aims_of, standings
 from benchmarks.studies.levels.trial import TrialOutcome
 
 BEGIN = "<!-- tessera-bench levels -->"
@@ -77,7 +77,7 @@ def _values(aims: Aims) -> tuple[float | None, float | None, float | None]:
     return aims.over_alternatives, aims.under_full, aims.smallest_over
 
 
-def _table(found: Sequence[Standing]) -> str:
+def _table(found: Sequence[WayStanding]) -> str:
     header = ["way", "25 %", "50 %", "100 %", "deploy", "accuracy", "rate", "rounds", "kJ", "seeds"]
     rows = [header, ["---", *("--:" for _ in header[1:])]]
     for each in found:

@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WayStanding:
     """A way in one setting and fleet, at its best rate: means over seeds, in percent."""
 
     way: str
@@ -102,7 +102,7 @@ def best_rate(outcomes: Sequence[TrialOutcome]) -> float:
     return best.case.rate
 
 
-def standings(outcomes: Iterable[TrialOutcome], setting: str, fleet: str) -> list[Standing]:
+def standings(outcomes: Iterable[TrialOutcome], setting: str, fleet: str) -> list[WayStanding]:
     """Return every way's standing in a setting and fleet, in the order of `WAYS`."""
     of = [each for each in outcomes if (each.case.setting, each.case.fleet) == (setting, fleet)]
     found = []
@@ -115,14 +115,14 @@ def standings(outcomes: Iterable[TrialOutcome], setting: str, fleet: str) -> lis
     return found
 
 
-def _standing(outcomes: Sequence[TrialOutcome]) -> Standing:
+def _standing(outcomes: Sequence[TrialOutcome]) -> WayStanding:
     levels = usable(outcomes[0])
     checked = {
         level: mean(each.validation.get(level, 0.0) for each in outcomes) for level in levels
     }
     deploy = max(levels, key=lambda level: (checked[level], -float(level)))
     reached = [100 * each.test.get(deploy, 0.0) for each in outcomes]
-    return Standing(
+    return WayStanding(
         way=outcomes[0].case.way,
         rate=outcomes[0].case.rate,
         seeds=len(outcomes),
@@ -150,7 +150,7 @@ class Aims:
     """The smallest submodel minus a model of that size trained by everybody, at equal energy."""
 
 
-def aims_of(found: Sequence[Standing], way: str = RECOMMENDED) -> Aims:
+def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
     """Return the aims of a way from the standings of one setting and fleet."""
     by = {each.way: each for each in found}
     ours = by.get(way)

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.studies.levels.fleets import FLEETS, LEVELS, UPPER_BOUND, WAYS, MixedFleet, Way
+from benchmarks.studies.levels.fleets import (
+    FLEETS,
+    LEVELS,
+    UPPER_BOUND,
+    WAYS,
+    MixedFleet,
+    TrainingWay,
+)
 from benchmarks.studies.levels.settings import SETTINGS, LevelSetting, data_of, halves
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerOptimizer
@@ -176,7 +183,7 @@ class _Spent:
 
 
 def _members(
-    case: Trial, way: Way, fleet: MixedFleet, own: list[float], shares: list[ArrayData]
+    case: Trial, way: TrainingWay, fleet: MixedFleet, own: list[float], shares: list[ArrayData]
 ) -> list[Member]:
     # Which data a strong device has is chance.
     order = stream(case.seed, "levels", "who").permutation(len(own))
