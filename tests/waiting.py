@@ -13,12 +13,14 @@ HANGS_S = 300.0
 """For everything that tests wait for: only what hangs takes so long."""
 
 
-def until(holds: Callable[[], object], tell: Callable[[], object] = lambda: "") -> None:
+def until(
+    holds: Callable[[], object], tell: Callable[[], object] = lambda: "", *, every_s: float = 0.01
+) -> None:
     """Wait until something holds; fails with what `tell` returns if it never does."""
     by = time.monotonic() + HANGS_S
     while not holds():
         assert time.monotonic() < by, tell()
-        time.sleep(0.01)
+        time.sleep(every_s)
 
 
 @contextmanager

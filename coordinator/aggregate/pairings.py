@@ -11,6 +11,7 @@ from coordinator.masks.policies.random import RandomMasks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
 
 
 def check_pairing(
@@ -35,12 +36,21 @@ def check_pairing(
         raise ConfigError(problem)
 
 
-def check_distillation(local_rule: LocalRule, loss: str) -> None:
-    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes."""
-    if local_rule.distillation and loss != "cross-entropy":
+def check_distillation(local_rule: LocalRule, manifest: Manifest) -> None:
+    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes, or have
+    no graphs for it.
+    """
+    if not local_rule.distillation:
+        return
+    if manifest.loss != "cross-entropy":
         raise ConfigError(
             f"distillation takes the wide outputs as scores of classes, but the task's loss is "
-            f"{loss}: set distillation = 0, or train with cross-entropy"
+            f"{manifest.loss}: set distillation = 0, or train with cross-entropy"
+        )
+    if not any(entry.kind == "distillation" for entry in manifest.graphs):
+        raise ConfigError(
+            "this run was made without graphs for distillation: set distillation = 0, or start a "
+            "new run in another folder"
         )
 
 

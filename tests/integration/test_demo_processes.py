@@ -54,7 +54,7 @@ class Watched:
             self.look()
             return condition()
 
-        until(holds, lambda: self.text)
+        until(holds, lambda: self.text, every_s=0.1)  # looking takes a while itself
 
     def look(self) -> None:
         try:

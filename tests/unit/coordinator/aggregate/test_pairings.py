@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -17,6 +18,8 @@ from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, make_masks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
 
 WHOLE = {"fedavg", "fedvarp"}
 REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
@@ -61,10 +64,33 @@ def test_masks_chosen_for_several_widths_go_with_the_rule(rule: str) -> None:
 
 def test_distillation_needs_scores_of_classes() -> None:
     distilling = LocalRule(learning_rate=0.1, widths="sandwich", distillation=0.5)
-    check_distillation(distilling, "cross-entropy")
-    check_distillation(LocalRule(learning_rate=0.1, widths="sandwich"), "mse")
+    without = Manifest(
+        plan_hash="0" * 64,
+        opset=18,
+        ir_version=9,
+        min_onnxruntime="1.23.0",
+        loss="cross-entropy",
+        tolerance=0.0,
+        data=DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", highest=2)),
+        graphs=(),
+    )
+    graph = GraphEntry(
+        kind="distillation",
+        sha256="1" * 64,
+        size_bytes=1,
+        kept=None,
+        batch=None,
+        inputs=(),
+        outputs=(Port("outputs", "float32"),),
+    )
+    check_distillation(distilling, replace(without, graphs=(graph,)))
+    check_distillation(
+        LocalRule(learning_rate=0.1, widths="sandwich"), replace(without, loss="mse")
+    )
     with pytest.raises(ConfigError, match="the task's loss is mse"):
-        check_distillation(distilling, "mse")
+        check_distillation(distilling, replace(without, loss="mse"))
+    with pytest.raises(ConfigError, match="without graphs for distillation"):
+        check_distillation(distilling, without)
 
 
 @pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
