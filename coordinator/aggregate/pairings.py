@@ -63,6 +63,40 @@ def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
     return "random" if rule.whole_models else "coverage"
 
 
+def level_advice(
+    rule: Rule | FedRaa, masks: MaskPolicy, widths: Widths, plan: ModelPlan, *, has_data: bool
+) -> list[str]:
+    """Say, in sentences, what becomes of the levels of a run, and where that is known to fail.
+
+    `has_data`: the coordinator has data to compute BatchNorm statistics from (docs/levels.md).
+    """
+    if isinstance(rule, FedRaa) or rule.whole_models:
+        return []
+    said = []
+    if widths != "own":
+        said.append(
+            f"every level becomes a model: {widths} trains the narrower ones on each device"
+        )
+    elif isinstance(masks, OrderedMasks):
+        said.append("devices train their own width only, which spoils the widths of others")
+    else:
+        said.append(
+            'only the whole model is for use; widths = "sandwich" makes every level a model'
+        )
+    if any(buffer.statistic for buffer in plan.buffers):
+        if widths == "own":
+            said.append(
+                "warning: a model with BatchNorm learns badly if devices of different levels train "
+                'their own width only: set widths = "sandwich" or "ordered-dropout"'
+            )
+        if not has_data:
+            said.append(
+                "warning: BatchNorm statistics belong to a level and are computed from data here: "
+                "without task.evaluation, levels below 100 % have none"
+            )
+    return said
+
+
 def rule_name(rule: Rule | FedRaa) -> str:
     """Return the name a rule is registered under."""
     kinds: dict[str, type] = {**RULES, **ASYNC_RULES}

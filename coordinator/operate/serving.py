@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from coordinator.aggregate.pairings import check_distillation, rule_name
+from coordinator.aggregate.pairings import check_distillation, level_advice, rule_name
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
@@ -190,6 +190,16 @@ def start_report(
     if machine.local_rule.widths != "own":
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         yield f"widths     {machine.local_rule.widths}, levels {levels}"
+    for number, sentence in enumerate(
+        level_advice(
+            machine.rule,
+            machine.masks,
+            machine.local_rule.widths,
+            plan,
+            has_data=config.task.evaluation is not None,
+        )
+    ):
+        yield f"{'' if number else 'levels':10} {sentence}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (embedded; devices find it in {run.folder / BROKER_FILE})"

@@ -11,6 +11,7 @@ from coordinator.aggregate.pairings import (
     check_distillation,
     check_pairing,
     fitting_masks,
+    level_advice,
     rule_name,
 )
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, make_rule
@@ -18,6 +19,8 @@ from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, make_masks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
 
@@ -148,3 +151,41 @@ def test_option_that_makes_no_sense_is_refused(
 def test_mask_option_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="tied = 'maybe': must be true or false"):
         make_masks("random", tied="maybe")
+
+
+PLAN = ModelPlan(axes=(Axis("hidden", (2, 2)),), tensors=(Tensor("w", "float32", (Dim(4, 0),)),))
+BATCH_NORM = replace(
+    PLAN, buffers=(Buffer("norm.running_mean", "float32", (Dim(4, 0),), statistic=True),)
+)
+
+
+@pytest.mark.parametrize(
+    ("masks", "widths", "plan", "has_data", "words"),
+    [
+        ("coverage", "own", "plain", True, ["only the whole model"]),
+        ("nested", "own", "plain", True, ["own width only"]),
+        ("nested", "sandwich", "plain", False, ["every level becomes a model"]),
+        ("nested", "sandwich", "norm", True, ["every level becomes a model"]),
+        ("nested", "sandwich", "norm", False, ["every level", "without task.evaluation"]),
+        ("coverage", "own", "norm", True, ["only the whole model", "learns badly"]),
+    ],
+)
+def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
+    masks: str, widths: Widths, plan: str, has_data: bool, words: list[str]
+) -> None:
+    said = level_advice(
+        make_rule("ram-fed"),
+        make_masks(masks),
+        widths,
+        BATCH_NORM if plan == "norm" else PLAN,
+        has_data=has_data,
+    )
+    assert len(said) == len(words)
+    for sentence, part in zip(said, words, strict=True):
+        assert part in sentence
+
+
+def test_whole_models_have_no_levels_to_advise_on() -> None:
+    for rule in ("fedavg", "fed-raa"):
+        said = level_advice(make_rule(rule), make_masks("random"), "own", PLAN, has_data=False)
+        assert said == []
