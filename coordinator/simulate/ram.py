@@ -11,6 +11,7 @@ from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint
 from coordinator.run.journal import Terms
 from coordinator.service.store import Tally
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Replay, RoundOpen
@@ -31,6 +32,8 @@ class RunInRam:
     """Files needed only while a round closes go to the folder for temporary files."""
     reports: list[RoundReport] = field(default_factory=list)
     """Reports that have not been taken yet."""
+    levels: LevelScores = field(default_factory=LevelScores)
+    """The levels of the newest model, as far as it was evaluated."""
 
     def note_opened(self, round: int) -> None:
         """Remember the newest round."""
@@ -67,14 +70,13 @@ class RunInRam:
         """Do nothing: nothing is uploaded here."""
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Do nothing: no process would read it."""
+        """Hold the levels alone: no process would read the rest."""
+        self.levels = checkpoint.levels
 
     def prune(self) -> None:
         """Do nothing: nothing was written."""
 
-    def record(
-        self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
-    ) -> None:
+    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Hold a report until it is taken."""
         self.reports.append(report)
 
