@@ -156,5 +156,5 @@ def mean_statistics(
     for buffer in plan.buffers:
         if buffer.statistic:
             total = sum((each[buffer.name] for each in heard), np.zeros(buffer.shape))
-            new[buffer.name] = (total / len(heard)).astype(buffers[buffer.name].dtype)
+            new[buffer.name] = np.asarray(total / len(heard), dtype=buffers[buffer.name].dtype)
     return new

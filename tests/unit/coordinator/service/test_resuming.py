@@ -92,10 +92,36 @@ def test_movements_with_a_receipt_are_counted_by_the_next_process(
     assert world.service.finished
     assert world.service.model.digest == expected
     assert a.receipts == b.receipts == [(round, "counted") for round in (1, 2, 3)]
-    assert [line["round"] for line in read_history(tmp_path / "run")] == [1, 2, 3]
+    lines, calm = (list(read_history(tmp_path / name)) for name in ("run", "calm"))
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [line["levels"] for line in lines] == [line["levels"] for line in calm]
+    assert lines[-1]["levels"][-1]["devices"] == 3
+    assert lines[-1]["levels"][-1]["data_share"] == 0.75
     world.stop()
     assert not (tmp_path / "run" / ROUND).exists()
     assert os.listdir(tmp_path / "run" / MOVEMENTS) == []
+
+
+@pytest.mark.parametrize(("rule", "taught"), [("ram-fed", [2, 3]), ("ra-fed", [2, 2])])
+def test_movement_that_came_too_late_teaches_where_there_is_memory(
+    tmp_path: Path, rule: str, taught: list[int]
+) -> None:
+    world = World(tmp_path / "run", rounds_config(rule=RULES[rule](), min_devices=3, rounds=2))
+    a, _, late = world.add("a"), world.add("b"), world.add("late", sends=False)
+    world.settle()
+    late.level = lambda _: None
+    a.sends = False
+    world.wait(101)
+    world.crash()
+    world.start()
+    late.offer(late.movements[1])
+    world.settle()
+    a.offer(a.movements[2])
+    world.settle()
+    assert world.service.finished
+    lines = list(read_history(tmp_path / "run"))
+    assert [line["levels"][0]["devices"] for line in lines] == taught
+    world.stop()
 
 
 def test_receipt_that_was_lost_with_the_process_is_given_without_an_upload(tmp_path: Path) -> None:

@@ -8,16 +8,26 @@ import os
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coordinator.aggregate.rules import RULES
+from coordinator.cli import main
 from coordinator.masks import make_masks
-from coordinator.run.folder import HISTORY, MOVEMENTS, UPLOADS, RunError, read_history
+from coordinator.run.folder import (
+    HISTORY,
+    MOVEMENTS,
+    UPLOADS,
+    RunError,
+    read_history,
+    read_result,
+)
 from coordinator.service.receiving import UploadFile
 from coordinator.service.store import SAVE_S
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
@@ -428,7 +438,7 @@ def test_loop_ends_when_it_is_asked_to(tmp_path: Path) -> None:
 def test_commit_that_fails_ends_the_process_and_the_next_goes_on(
     tmp_path: Path,
 ) -> None:
-    def fails(_: object) -> float:
+    def fails(_: object, __: object) -> LevelScores:
         raise OSError("the disk is full")
 
     world = World(tmp_path / "run", rounds_config(rounds=1), evaluate=fails)
@@ -524,7 +534,7 @@ def test_want_is_answered_directly_and_only_with_what_is_there(tmp_path: Path) -
 def test_accuracy_stops_the_run_and_is_in_the_history(tmp_path: Path) -> None:
     said = iter([0.2, 0.6, 0.9])
     config = rounds_config(rounds=50, target_accuracy=0.85)
-    world = World(tmp_path / "run", config, evaluate=lambda _: next(said))
+    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, next(said)))
     world.add("one"), world.add("two")
     world.settle()
     assert world.service.finished
@@ -532,11 +542,38 @@ def test_accuracy_stops_the_run_and_is_in_the_history(tmp_path: Path) -> None:
     world.stop()
 
 
+def scored(levels: LevelScores, *accuracies: float) -> LevelScores:
+    """The first levels with these accuracies."""
+    pairs = zip(levels.levels, accuracies, strict=False)
+    return replace(levels, levels=tuple(replace(each, accuracy=share) for each, share in pairs))
+
+
+def test_level_to_deploy_stops_the_run_and_is_in_the_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = rounds_config(rounds=50, target_accuracy=0.85)
+    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, 0.4, 0.9))
+    world.add("one", level=lambda _: 0.5), world.add("two")
+    world.settle()
+    assert world.service.finished
+    (line,) = read_history(tmp_path / "run")
+    small = line["levels"][1]["level"]
+    assert (line["accuracy"], line["deploy"]) == (0.4, small)
+    assert [each["accuracy"] for each in line["levels"]] == [0.4, 0.9]
+    assert main(["history", str(tmp_path / "run")]) == 0
+    assert "accuracy  40.00%" in (said := capsys.readouterr().out)
+    assert f"deploy level {small:g}  90.00%" in said
+    kept = read_result(tmp_path / "run").levels
+    assert (kept.deploy, kept.rescale) == (small, config.local_rule.rescale)
+    assert kept[small].groups == config.unscored()[small].groups
+    world.stop()
+
+
 def test_void_rounds_try_nobodys_patience_across_a_restart(tmp_path: Path) -> None:
     said = iter([0.5, 0.4, 0.4])
     skips = {1, 3, 4, 5}
     config = rounds_config(rounds=50, patience=2)
-    world = World(tmp_path / "run", config, evaluate=lambda _: next(said))
+    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, next(said)))
     for name in ("one", "two"):
         world.add(name, level=lambda n: None if n in skips or n > 6 else 1.0)
     world.settle()
