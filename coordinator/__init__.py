@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from coordinator.operate.broker.embedded import embedded_broker
     from coordinator.rounds.fragments import FragmentsConfig
     from coordinator.rounds.synchronous import RoundsConfig
+    from coordinator.run.folder import read_result
+    from coordinator.service.courses import Evaluator
     from coordinator.simulate.federation import Federation, Member
     from coordinator.task.graphs.cache import compiled_graphs
     from coordinator.task.graphs.child import compile_in_child
@@ -33,6 +35,7 @@ __all__ = [
     "Ccfl1",
     "Ccfl2",
     "Ccfl3",
+    "Evaluator",
     "FedAsync",
     "FedAvg",
     "FedRaa",
@@ -58,6 +61,7 @@ __all__ = [
     "make_rule",
     "make_task",
     "read_model",
+    "read_result",
     "trace_plan",
 ]
 
@@ -65,6 +69,7 @@ _HOMES = {
     "Ccfl1": "coordinator.aggregate.rules.ccfl",
     "Ccfl2": "coordinator.aggregate.rules.ccfl",
     "Ccfl3": "coordinator.aggregate.rules.ccfl",
+    "Evaluator": "coordinator.service.courses",
     "FedAsync": "coordinator.aggregate.rules.fed_raa",
     "FedAvg": "coordinator.aggregate.rules.ra_fed",
     "FedRaa": "coordinator.aggregate.rules.fed_raa",
@@ -90,6 +95,7 @@ _HOMES = {
     "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
     "read_model": "coordinator.task.saved_model",
+    "read_result": "coordinator.run.folder",
     "trace_plan": "coordinator.task.tracing.trace",
 }
 """Modules of the names, which are loaded when they are first asked for."""

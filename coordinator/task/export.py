@@ -73,7 +73,7 @@ def pick_level(
     of BatchNorm are computed from `samples`, unlabelled inputs; without these, they are those that
     were computed when the level was last evaluated. Raises `ConfigError` if there are none.
     """
-    plan, known = model.plan, {each.level: each for each in model.levels.levels}
+    plan, known = model.plan, model.levels.by_level
     if level is None:
         level = model.levels.deploy or 1.0
     if level not in known and level != 1:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.train.statistics import Moments
@@ -122,12 +123,10 @@ class LevelScores:
         """Accuracy of the level to deploy; None if no accuracy is known."""
         return max(self.accuracies.values(), default=None)
 
-    def __getitem__(self, level: float) -> LevelScore:
-        """Return a level. Raises `KeyError` if it is not one of these."""
-        for each in self.levels:
-            if each.level == level:
-                return each
-        raise KeyError(level)
+    @property
+    def by_level(self) -> dict[float, LevelScore]:
+        """Return the levels by their share of the model."""
+        return {each.level: each for each in self.levels}
 
 
 def level_model(
@@ -165,15 +164,24 @@ def evaluate_levels(
     *,
     rescale: float,
 ) -> LevelScores:
-    """Compute the statistics and the accuracy of every level."""
-    found = []
-    for level, groups in choices.items():
-        model = level_model(
-            runtime, weights, buffers, level, groups, rescale=rescale, samples=data.inputs
-        )
-        share = model.accuracy(runtime, data)
-        found.append(LevelScore(level, groups, share, model.statistics))
-    return LevelScores(tuple(found), rescale)
+    """Compute the statistics and the accuracy of every level.
+
+    A level below 1 that no graph was compiled for has neither.
+    """
+
+    def score(level: float, groups: Groups) -> LevelScore:
+        try:
+            model = level_model(
+                runtime, weights, buffers, level, groups, rescale=rescale, samples=data.inputs
+            )
+            share = model.accuracy(runtime, data)
+        except GraphError:
+            if level == 1:
+                raise
+            return LevelScore(level, groups)
+        return LevelScore(level, groups, share, model.statistics)
+
+    return LevelScores(tuple(score(*choice) for choice in choices.items()), rescale)
 
 
 def score_levels(

@@ -66,8 +66,9 @@ class SavedModel:
 
     def with_statistics(self) -> SavedModel:
         """Return the model with the statistics that were computed for the whole of it, if any."""
-        whole = [each.statistics for each in self.levels.levels if each.level == 1]
-        return replace(self, buffers={**self.buffers, **whole[0]}) if whole else self
+        whole = self.levels.by_level.get(1.0)
+        own = {} if whole is None else whole.statistics
+        return replace(self, buffers={**self.buffers, **own})
 
     @property
     def arrays(self) -> dict[str, Array]:

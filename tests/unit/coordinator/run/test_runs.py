@@ -144,9 +144,9 @@ def test_levels_are_read_as_they_were_written(run: Run) -> None:
     for read in (run.latest().levels, read_result(run.folder).levels):
         assert (read.rescale, read.deploy, read.best) == (0.5, 0.5, 0.75)
         assert read.accuracies == {1.0: 0.7, 0.5: 0.75}
-        assert read[0.5].groups == groups
-        assert np.array_equal(read[0.5].statistics["mean"], small.statistics["mean"])
-        assert not read[1.0].statistics
+        assert read.by_level[0.5].groups == groups
+        assert np.array_equal(read.by_level[0.5].statistics["mean"], small.statistics["mean"])
+        assert not read.by_level[1.0].statistics
 
 
 def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:

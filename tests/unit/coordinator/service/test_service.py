@@ -565,7 +565,7 @@ def test_level_to_deploy_stops_the_run_and_is_in_the_history(
     assert f"deploy level {small:g}  90.00%" in said
     kept = read_result(tmp_path / "run").levels
     assert (kept.deploy, kept.rescale) == (small, config.local_rule.rescale)
-    assert kept[small].groups == config.unscored()[small].groups
+    assert kept.by_level[small].groups == config.unscored().by_level[small].groups
     world.stop()
 
 

@@ -169,7 +169,7 @@ def test_level_is_exported_as_a_model_that_computes_what_torch_does(
     command = ["export", str(tmp_path / "model"), "--format", "onnx"]
     command += ["--out", str(tmp_path / "m.onnx"), "--samples", str(tmp_path / "samples.npz")]
     assert main(command) == 0
-    groups = saved.levels[0.5].groups
+    groups = saved.levels.by_level[0.5].groups
     parameters = case.task.plan.submodel_parameters(groups)
     assert f"level 0.5, {parameters:,} parameters" in capsys.readouterr().out
     wanted = level_model(
@@ -187,7 +187,7 @@ def test_level_is_exported_as_a_model_that_computes_what_torch_does(
 def test_level_without_scales_is_exported_as_a_narrow_state(case: Case, tmp_path: Path) -> None:
     """And with the statistics of its last evaluation, as a saved model has them."""
     saved, inputs = halved(case, 0.0), case.inputs(40)
-    groups = saved.levels[0.5].groups
+    groups = saved.levels.by_level[0.5].groups
     part = level_model(
         case.task.traced, saved.weights, saved.buffers, 0.5, groups, rescale=0.0, samples=inputs
     )
