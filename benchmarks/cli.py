@@ -13,6 +13,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.report.options import EXIT_INTERRUPTED
+from benchmarks.studies import partition
 from benchmarks.studies.learn import command as learn
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
@@ -25,6 +26,7 @@ COMMANDS = (
     compare,
     profile,
     learn,
+    partition,
     step,
     footprint,
     costs,
@@ -39,7 +41,7 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -61,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tessera-bench",
         description="What federated learning costs a device, measured on this machine.",

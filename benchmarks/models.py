@@ -113,11 +113,14 @@ def depthwise_cnn() -> nn.Module:
 
 
 class TextClassifier(nn.Module):
-    """fastText's shape: the mean of word vectors, a hidden layer, classes."""
+    """fastText's shape: the mean of word vectors, a hidden layer, classes.
 
-    def __init__(self, vocabulary: int, width: int = 64) -> None:
+    `padding` is an id that does not count in the mean; None: all do.
+    """
+
+    def __init__(self, vocabulary: int, width: int = 64, padding: int | None = None) -> None:
         super().__init__()
-        self.embedding = nn.EmbeddingBag(vocabulary, width, mode="mean")
+        self.embedding = nn.EmbeddingBag(vocabulary, width, mode="mean", padding_idx=padding)
         self.hidden = nn.Linear(width, width)
         self.out = nn.Linear(width, 4)
 
@@ -252,6 +255,7 @@ FAMILIES: dict[str, Family] = {
     "cnn": Family(cnn, (3, 32, 32), 10),
     "depthwise-cnn": Family(depthwise_cnn, (3, 32, 32), 10),
     "text": Family(lambda: TextClassifier(5000), (40,), 4, vocabulary=5000),
+    "news": Family(lambda: TextClassifier(5000, padding=0), (40,), 4, vocabulary=5000),
     "sensor-cnn": Family(sensor_cnn, (9, 128), 6),
     "resnet18-gn": Family(lambda: resnet(group_norm), (3, 32, 32), 10),
     "resnet-bn": Family(lambda: resnet(nn.BatchNorm2d, (16, 32), 1), (3, 32, 32), 10),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.aggregate.model import GlobalModel
+    from coordinator.aggregate.optimizer import ServerOptimizer
     from coordinator.aggregate.rules import make_rule
     from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
     from coordinator.run.folder import read_result
     from coordinator.service.courses import Evaluator
     from coordinator.simulate.federation import Federation, Member
+    from coordinator.simulate.partitions import (
+        dirichlet_parts,
+        iid_parts,
+        key_parts,
+        label_parts,
+        shard_parts,
+    )
     from coordinator.task.graphs.cache import compiled_graphs
     from coordinator.task.graphs.child import compile_in_child
     from coordinator.task.graphs.compilation import compile_graphs
@@ -49,6 +57,7 @@ __all__ = [
     "RamFed",
     "RoundsConfig",
     "SavedModel",
+    "ServerOptimizer",
     "Strategy1",
     "Strategy2",
     "SubDisMo",
@@ -56,12 +65,17 @@ __all__ = [
     "compile_graphs",
     "compile_in_child",
     "compiled_graphs",
+    "dirichlet_parts",
     "embedded_broker",
+    "iid_parts",
+    "key_parts",
+    "label_parts",
     "make_masks",
     "make_rule",
     "make_task",
     "read_model",
     "read_result",
+    "shard_parts",
     "trace_plan",
 ]
 
@@ -83,6 +97,7 @@ _HOMES = {
     "RamFed": "coordinator.aggregate.rules.ram_fed",
     "RoundsConfig": "coordinator.rounds.synchronous",
     "SavedModel": "coordinator.task.saved_model",
+    "ServerOptimizer": "coordinator.aggregate.optimizer",
     "Strategy1": "coordinator.aggregate.rules.ra_fed",
     "Strategy2": "coordinator.aggregate.rules.ccfl",
     "SubDisMo": "coordinator.aggregate.rules.ra_fed",
@@ -90,12 +105,17 @@ _HOMES = {
     "compile_graphs": "coordinator.task.graphs.compilation",
     "compile_in_child": "coordinator.task.graphs.child",
     "compiled_graphs": "coordinator.task.graphs.cache",
+    "dirichlet_parts": "coordinator.simulate.partitions",
     "embedded_broker": "coordinator.operate.broker.embedded",
+    "iid_parts": "coordinator.simulate.partitions",
+    "key_parts": "coordinator.simulate.partitions",
+    "label_parts": "coordinator.simulate.partitions",
     "make_masks": "coordinator.masks",
     "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
     "read_model": "coordinator.task.saved_model",
     "read_result": "coordinator.run.folder",
+    "shard_parts": "coordinator.simulate.partitions",
     "trace_plan": "coordinator.task.tracing.trace",
 }
 """Modules of the names, which are loaded when they are first asked for."""

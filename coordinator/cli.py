@@ -25,7 +25,7 @@ PLOT_FORMATS = (".png", ".pdf", ".svg")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tessera-coordinator",
         description="Federated learning that fits the device: the coordinator.",
@@ -71,13 +72,11 @@ def _parser() -> argparse.ArgumentParser:
             "tessera-coordinator demo --rule ram-fed --rule-option damping=0.5 --mask rolling; "
             "tessera-coordinator demo --rule ccfl-2 --up int8 --down fp16; "
             "tessera-coordinator demo --fleet my_fleet.toml. "
-            "`--rule list` and `--mask list` list all choices. The same seed gives the same "
-            "bits, with and without --in-process; asynchronous rules repeat only with it."
+            "`--rule list`, `--mask list`, `--recipe list`: all choices. The same seed gives the "
+            "same bits, with and without --in-process; asynchronous rules repeat only with it."
         ),
     )
-    demo.add_argument(
-        "--rule", default="ram-fed", help="rule that combines movements (default %(default)s)"
-    )
+    demo.add_argument("--rule", help="rule that combines movements (default ram-fed)")
     demo.add_argument(
         "--rule-option",
         type=_option,
@@ -100,11 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--widths",
         choices=("own", "ordered-dropout", "sandwich"),
-        default="own",
         help=(
             "submodels that a step trains: the assigned one, one drawn from it and the narrower "
-            "ones within it, or it and a drawn narrower one (default %(default)s)"
+            "ones within it, or it and a drawn narrower one (default own)"
         ),
+    )
+    demo.add_argument(
+        "--recipe",
+        metavar="NAME",
+        help="a published system instead of --rule, --mask and --widths; `list` lists all",
     )
     demo.add_argument(
         "--up",
@@ -442,17 +445,55 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    from coordinator.aggregate.published import PUBLISHED
     from coordinator.aggregate.rules import ASYNC_RULES, RULES
     from coordinator.masks import MASKS
     from edge_sdk.program.settings.choices import listing
 
-    if "list" in (arguments.rule, arguments.mask):
+    if "list" in (arguments.rule, arguments.mask, arguments.recipe):
         if arguments.rule == "list":
             print("rules:", listing({**RULES, **ASYNC_RULES}), sep="\n")
         if arguments.mask == "list":
             print("mask policies:", listing(MASKS), sep="\n")
+        if arguments.recipe == "list":
+            print("recipes:", *(f"  {n:<15}  {r.source}" for n, r in PUBLISHED.items()), sep="\n")
         return 0
     return _run_demo(arguments)
+
+
+def _choices(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the rule, the masks and the local rule of a demo. Raises `ConfigError`."""
+    from coordinator.aggregate.published import PUBLISHED
+    from edge_sdk.program.settings import nearest
+
+    name, widths = arguments.recipe, arguments.widths
+    given = {
+        "--rule": arguments.rule,
+        "--rule-option": arguments.rule_option,
+        "--mask": arguments.mask,
+        "--mask-option": arguments.mask_option,
+        "--widths": widths,
+    }
+    if name is None:
+        return {
+            "rule": arguments.rule or "ram-fed",
+            "rule_options": dict(arguments.rule_option),
+            "mask": arguments.mask,
+            "mask_options": dict(arguments.mask_option),
+            "local": {} if widths is None else {"widths": widths},
+        }
+    if name not in PUBLISHED:
+        raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
+    if also := [option for option, value in given.items() if value]:
+        raise ConfigError(f"--recipe {name} sets {also[0]} itself: leave out one of the two")
+    recipe = PUBLISHED[name]
+    return {
+        "rule": recipe.rule,
+        "rule_options": recipe.rule_options,
+        "mask": recipe.masks,
+        "mask_options": recipe.mask_options,
+        "local": recipe.local,
+    }
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
@@ -475,11 +516,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         backend=arguments.backend,
         init=arguments.init,
-        rule=arguments.rule,
-        rule_options=dict(arguments.rule_option),
-        mask=arguments.mask,
-        mask_options=dict(arguments.mask_option),
-        widths=arguments.widths,
+        **_choices(arguments),
         up=Encoding.parse(arguments.up),
         down=Encoding.parse(arguments.down),
         memory_dir=arguments.memory,

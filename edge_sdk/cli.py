@@ -40,7 +40,7 @@ OUTPUT_FORMATS = (".npy", ".json")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     limit_threads(os.environ)  # before numpy is loaded
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="tessera-device",
         description="Federated learning that fits the device: the device.",

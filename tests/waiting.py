@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
+from pathlib import Path
 
 HANGS_S = 300.0
 """For everything that tests wait for: only what hangs takes so long."""
 
 
-def until(holds: Callable[[], object], tell: Callable[[], object] = lambda: "") -> None:
+def until(
+    holds: Callable[[], object], tell: Callable[[], object] = lambda: "", *, every_s: float = 0.01
+) -> None:
     """Wait until something holds; fails with what `tell` returns if it never does."""
     by = time.monotonic() + HANGS_S
     while not holds():
         assert time.monotonic() < by, tell()
-        time.sleep(0.01)
+        time.sleep(every_s)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock that one process at a time can have; `path` is its file."""
+    with path.open("w") as file:
+        flock(file, LOCK_EX)
+        yield
 
 
 def free_port() -> int:

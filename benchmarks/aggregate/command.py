@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.aggregate.closes import ClosesRow
+    from benchmarks.aggregate.config import AggregateConfig
     from benchmarks.aggregate.members import MembersRow
     from benchmarks.aggregate.scale import ScaleRow
     from benchmarks.aggregate.throughput import ThroughputRow
@@ -33,8 +34,8 @@ def add_parser(commands: Any) -> None:
             "of 32 devices at half level of a model of 25 million parameters, on two threads, "
             "beside numpy.copyto of the same bytes. Then memory of the whole close, from uploads "
             "on disk to the commit. Then time and anonymous memory of a round with 100, 1,000 and "
-            "10,000 registered devices, and time with as many members of which 10 are there, "
-            "without training. Then bytes for a device and round, by level "
+            "10,000 registered devices, and time with as many members of which 10 are there, or "
+            "of which 10 are drawn, without training. Then bytes for a device and round, by level "
             "and encoding. Memories are made in the folder for temporary files (TMPDIR) and "
             "deleted. Takes a few minutes and asks for 11 GB of free disk; --quick, with 5 million "
             "parameters and up to 1,000 devices, under one and 3 GB."
@@ -45,14 +46,20 @@ def add_parser(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
+    from benchmarks.aggregate.config import FULL, QUICK
+
+    return measure_aggregate(QUICK if arguments.quick else FULL)
+
+
+def measure_aggregate(config: AggregateConfig) -> Measured:
+    """Measure all parts; raises `FigureError` first if the disk has too little room."""
     from dataclasses import asdict
     from tempfile import gettempdir
 
     from benchmarks.aggregate import closes, members, scale, throughput, traffic
-    from benchmarks.aggregate import config as configs
+    from benchmarks.aggregate.config import check_disk
 
-    config = configs.QUICK if arguments.quick else configs.FULL
-    configs.check_disk(Path(gettempdir()), config.disk_bytes)
+    check_disk(Path(gettempdir()), config.disk_bytes)
 
     with progress("aggregate", config.throughput.ticks) as part:
         rates = throughput.measure_throughput(config.throughput, part)
@@ -65,7 +72,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         with progress("devices", config.scale.ticks) as part:
             fleets = scale.measure_scale(config.scale, part)
     with progress("members", config.members.ticks) as part:
-        absent = members.measure_members(config.members, part)
+        fleet = members.measure_members(config.members, part)
     with progress("bytes", len(traffic.encodings())) as part:
         messages = traffic.measure_traffic(config.traffic, part("by level and encoding"))
 
@@ -74,14 +81,14 @@ def _measure(arguments: argparse.Namespace) -> Measured:
             *throughput.throughput_figures(rates),
             *closes.closes_figures(closed),
             *scale.scale_figures(fleets),
-            *members.members_figures(absent),
+            *members.members_figures(fleet),
             *traffic.traffic_figures(messages),
         ],
         shown=[
             _throughput_table(rates, config.throughput.threads),
             *([_closes_table(closed)] if closed else []),
             *([_scale_table(fleets)] if fleets else []),
-            _members_table(absent, config.members.participants),
+            _members_table(fleet, config.members.participants),
             _traffic_table(messages),
         ],
         packages=("numpy", "zstandard"),
@@ -97,7 +104,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
             "throughput": [asdict(row) for row in rates],
             "closes": [asdict(row) for row in closed],
             "devices": [asdict(row) for row in fleets],
-            "members": [asdict(row) for row in absent],
+            "members": [asdict(row) for row in fleet],
             "bytes": [asdict(row) for row in messages],
         },
     )
@@ -172,12 +179,13 @@ def _scale_table(rows: Sequence[ScaleRow]) -> Table:
 
 def _members_table(rows: Sequence[MembersRow], participants: int) -> Table:
     table = make_table(
-        f"A round without training by members, of which {participants} are there",
-        *("members", "machine\nms", "ratio", "process\nms", "ratio"),
+        f"A round without training by members, of which {participants} take part",
+        *("members", "there", "machine\nms", "ratio", "process\nms", "ratio"),
     )
     for row in rows:
         table.add_row(
             f"{row.members:,}",
+            f"{row.members if row.there else participants:,}",
             f"{row.machine_ms:.2f}",
             f"{row.machine_ratio:.3f}",
             f"{row.process_ms:.2f}",

@@ -1,14 +1,16 @@
 """Whether a round costs more when more members are registered that do not take part in it.
 
-All members join, and all but a few leave at once. Those few take part in every round, in which
-nothing is trained, so that what is left is what a round costs the coordinator: once as the state
-machine alone, once as a federation in one process.
+All members join. Either all but a few leave at once, and those few take part in every round; or all
+stay, and as many are drawn and invited in every round. Nothing is trained, so that what is left is
+what a round costs the coordinator: once as the state machine alone, once as a federation in one
+process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from time import process_time
 
@@ -36,9 +38,10 @@ from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Job, Metrics, Trained
 
 METHOD = (
-    "Of all members, which join before the first round, a few stay and take part in every round of "
-    "ra-fed; training is left out. CPU time of this process, rounds of all fleets in turn; ratios "
-    "are medians of ratios within a turn."
+    "Of all members, which join before the second round, a few stay and take part in every round "
+    "of ra-fed; or all stay, and as many are drawn and invited in every round. Training is left "
+    "out. CPU time of this process, rounds of all fleets in turn; ratios are medians of ratios "
+    "within a turn."
 )
 TARGET = 1.2
 
@@ -63,8 +66,8 @@ class MembersConfig:
 
     @property
     def ticks(self) -> int:
-        """Turns of both parts."""
-        return 2 * (self.warm + self.turns)
+        """Turns of all parts."""
+        return 4 * (self.warm + self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class MembersRow:
     """One fleet; the ratios are to the smallest. Medians."""
 
     members: int
+    there: bool
+    """True if all members are there in every round; False if only those that take part."""
     machine_ms: float
     machine_ratio: float
     process_ms: float
@@ -82,12 +87,25 @@ def measure_members(
     config: MembersConfig,
     begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
 ) -> list[MembersRow]:
-    """Time rounds. `begin`'s results are called `config.ticks` times."""
-    machine = _in_turns(config, _machine_rounds, begin("state machine"))
-    process = _in_turns(config, _process_rounds, begin("one process"))
+    """Time rounds: of members that left, then of members that stay.
+
+    `begin`'s results are called `config.ticks` times.
+    """
+    return [
+        row for there in (False, True) for row in _measure_fleets(config, there=there, begin=begin)
+    ]
+
+
+def _measure_fleets(
+    config: MembersConfig, *, there: bool, begin: Callable[[str], Callable[[], None]]
+) -> list[MembersRow]:
+    which = ", all there" if there else ""
+    machine = _in_turns(config, partial(_machine_rounds, there), begin(f"state machine{which}"))
+    process = _in_turns(config, partial(_process_rounds, there), begin(f"one process{which}"))
     return [
         MembersRow(
             members=members,
+            there=there,
             machine_ms=1e3 * median(turn[n] for turn in machine),
             machine_ratio=median(turn[n] / turn[0] for turn in machine),
             process_ms=1e3 * median(turn[n] for turn in process),
@@ -101,13 +119,13 @@ def members_figures(rows: Sequence[MembersRow]) -> list[Figure]:
     """The figures of `measure_members`."""
     figures = []
     for row in rows:
-        stem = f"aggregate.members.{row.members}"
+        stem = f"aggregate.members{'_there' * row.there}.{row.members}"
         for what, value, ratio in (
             ("machine", row.machine_ms, row.machine_ratio),
             ("process", row.process_ms, row.process_ratio),
         ):
             figures.append(Figure(name=f"{stem}.{what}", value=value, unit="ms"))
-            if row is not rows[0]:
+            if row.members != rows[0].members:
                 name = f"{stem}.{what}_over_{rows[0].members}"
                 figures.append(Figure(name=name, value=ratio, unit="×", target=TARGET))
     return figures
@@ -127,7 +145,7 @@ def _in_turns(
     return turns[config.warm :]
 
 
-def _run_config(config: MembersConfig) -> RoundsConfig:
+def _run_config(config: MembersConfig, *, there: bool) -> RoundsConfig:
     return RoundsConfig(
         plan=perceptron_plan(16, (16,), 4),
         rule=RULES["ra-fed"](),
@@ -137,6 +155,7 @@ def _run_config(config: MembersConfig) -> RoundsConfig:
         steps=1,
         batch_size=1,
         min_devices=config.participants,
+        participants=config.participants if there else None,
         seed=0,
     )
 
@@ -144,19 +163,18 @@ def _run_config(config: MembersConfig) -> RoundsConfig:
 # -- the state machine ---------------------------------------------------------------------------
 
 
-def _machine_rounds(config: MembersConfig, members: int) -> Iterator[float]:
+def _machine_rounds(there: bool, config: MembersConfig, members: int) -> Iterator[float]:
     """Let rounds pass through the state machine; yields the seconds of each."""
-    run = _run_config(config)
+    run = _run_config(config, there=there)
     state = synchronous.start(run)
     for number in range(members):
         name = device_name(number)
         state, _ = synchronous.handle(run, state, Joined(name), 0.0)
-        if number >= config.participants:
+        if number >= config.participants and not there:
             state, _ = synchronous.handle(run, state, Left(name), 0.0)
-    names = [device_name(number) for number in range(config.participants)]
     sample = _movement(run.plan)
     while True:
-        round = state.round
+        round, names = state.round, sorted(state.selected)
         bids = [
             Bid(device=name, round=round, level=1.0, reason="all of it", samples=1)
             for name in names
@@ -205,16 +223,16 @@ def _movement(plan: ModelPlan) -> Movement:
 # -- a federation --------------------------------------------------------------------------------
 
 
-def _process_rounds(config: MembersConfig, members: int) -> Iterator[float]:
+def _process_rounds(there: bool, config: MembersConfig, members: int) -> Iterator[float]:
     """Let rounds pass in one process; yields the seconds of each."""
-    run = _run_config(config)
+    run = _run_config(config, there=there)
     data = ArrayData((np.zeros((1, 16), dtype=np.float32),), np.zeros(1, dtype=np.int64))
     fleet = [
         Member(
             device_name(number),
             Policy(),
             data,
-            there=None if number < config.participants else ((0.0, 0.0),),
+            there=None if there or number < config.participants else ((0.0, 0.0),),
         )
         for number in range(members)
     ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edge_sdk import TesseraError
 from edge_sdk.data.arrays import ArrayData
 
-Format = Literal["digits", "idx", "cifar-10", "uci-har"]
+Format = Literal["digits", "idx", "cifar-10", "uci-har", "ag-news"]
 
 
 class DatasetError(TesseraError):
@@ -26,7 +26,8 @@ class DatasetError(TesseraError):
 class Dataset:
     """Samples for training and for testing.
 
-    Inputs are float32, samples first, one array; targets are int64 from 0 to below `classes`.
+    Inputs are float32, or int64 where they are token ids, samples first, one array; targets are
+    int64 from 0 to below `classes`.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Dataset:
     classes: int
     owners: NDArray[np.int64] | None = None
     """Owner of each training sample, where samples belong to people; None: they do not."""
+    vocabulary: int = 0
+    """Above 0: inputs are token ids below this; 0 is padding."""
 
     @property
     def samples(self) -> int:
@@ -45,6 +48,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: (channels, height, width) of images, (channels, length) of windows."""
+        """Shape of a sample: (channels, height, width) of images, (channels, length) of windows,
+        (length,) of texts."""
         shape: tuple[int, ...] = self.train.inputs[0].shape[1:]
         return shape

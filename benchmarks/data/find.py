@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.data import cifar10, idx, uci_har
+from benchmarks.data import ag_news, cifar10, idx, uci_har
 from benchmarks.data.dataset import Dataset, DatasetError, Format
 from benchmarks.data.digits import load_digits
 
@@ -12,7 +12,8 @@ KNOWN = (
     "MNIST or Fashion-MNIST (train-images-idx3-ubyte, train-labels-idx1-ubyte, "
     "t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte, each also .gz), "
     "CIFAR-10 binary (data_batch_1.bin to data_batch_5.bin, test_batch.bin, each also .xz or .gz), "
-    f"UCI HAR ({uci_har.FILE})"
+    f"UCI HAR ({uci_har.FILE}), "
+    "AG News (train.csv or train_subset.csv, test.csv, each also .gz)"
 )
 
 
@@ -28,6 +29,8 @@ def load_data(folder: Path | None, seed: int = 0) -> Dataset:
             return idx.load_idx(folder)
         case "cifar-10":
             return cifar10.load_cifar10(folder)
+        case "ag-news":
+            return ag_news.load_ag_news(folder)
         case _:
             return uci_har.load_uci_har(folder)
 
@@ -47,6 +50,8 @@ def _format_of(folder: Path) -> Format:
         found.append("cifar-10")
     if uci_har.FILE in names:
         found.append("uci-har")
+    if any(ag_news.FILES.fullmatch(name) for name in names) or {*names} >= ag_news.PLAIN:
+        found.append("ag-news")
     if len(found) > 1:
         raise DatasetError(f"{folder} holds {' and '.join(found)}: give each its own directory")
     if not found:

@@ -57,11 +57,12 @@ def add_command(
         name, help=help, description=description, epilog=f"example: tessera-bench {example}"
     )
     add_common(parser, quick)
-    parser.set_defaults(run=partial(_run, name, measure))
+    parser.set_defaults(run=partial(run_command, name, measure))
     return parser
 
 
-def _run(name: str, measure: Measure, arguments: argparse.Namespace) -> int:
+def run_command(name: str, measure: Measure, arguments: argparse.Namespace) -> int:
+    """Measure, print, and write `--json` where asked for; return the exit code."""
     from rich.console import Console
 
     from benchmarks.report.figures import environment, print_figures, write_json

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.layout import Indices
+
+Weighting = Literal["uniform", "samples", "level"]
+"""Weight of a movement in every mean: 1, its device's samples, or its level."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +28,12 @@ class Contribution:
     samples: int
     keeps_copy: bool = False
     """The device can send it again itself."""
+
+    def weight(self, weighting: Weighting) -> float:
+        """Weight of the movement. A level is rounded to 2⁻³⁰, so that running sums stay exact."""
+        if weighting == "samples":
+            return float(self.samples)
+        return max(1, round(self.level * 2**30)) / 2**30 if weighting == "level" else 1.0
 
 
 class PackedBlocks(Blocks):

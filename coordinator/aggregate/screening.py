@@ -113,14 +113,16 @@ def scale_of(plan: ModelPlan, blocks: Blocks, *, level: float, learning_rate: fl
     return Scale(level, plan.block_count, blocks.ids, square)
 
 
-def block_squares(values: NDArray[np.float32], sizes: NDArray[np.int64]) -> Float64:
+def block_squares(
+    values: NDArray[np.float32], sizes: NDArray[np.int64], *, piece: int = PIECE
+) -> Float64:
     """Sum the squared values of each block; blocks lie one behind the other."""
     ends = np.cumsum(sizes)
     result = np.zeros(len(sizes))
     first = 0
     while first < len(sizes):  # in pieces: a float64 copy of a model is large
         start = int(ends[first] - sizes[first])
-        behind = max(first + 1, int(np.searchsorted(ends, start + PIECE, side="right")))
+        behind = max(first + 1, int(np.searchsorted(ends, start + piece, side="right")))
         with np.errstate(over="ignore"):
             squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
         starts = ends[first:behind] - sizes[first:behind] - start

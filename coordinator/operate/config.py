@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from coordinator.aggregate.memory import MemoryType
+from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
-from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.rounds.state import RoundsConfig, Selection
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
 from edge_sdk.device.config import DeviceConfig
@@ -145,6 +146,11 @@ class RuleTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizerTable(ServerOptimizer):
+    """The server's optimiser, for synchronous rules (docs/algorithms.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MaskTable:
     """The mask policy, which picks the groups that devices train."""
 
@@ -166,6 +172,7 @@ class RoundTable:
     away_s: Seconds = same_as(RoundsConfig, "away_s")
     rest_s: Seconds = same_as(FragmentsConfig, "rest_s")
     participants: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "participants")
+    select: Selection = same_as(RoundsConfig, "select")
     over_selection: Annotated[float, Within(least=1)] = same_as(RoundsConfig, "over_selection")
     quorum: Share = same_as(RoundsConfig, "quorum")
     min_participants: Natural = same_as(RoundsConfig, "min_participants")
@@ -208,6 +215,7 @@ class ServeConfig:
     task: TaskTable
     run: RunTable
     rule: RuleTable = field(default_factory=RuleTable)
+    server_optimizer: ServerOptimizerTable = field(default_factory=ServerOptimizerTable)
     mask: MaskTable = field(default_factory=MaskTable)
     round: RoundTable = field(default_factory=RoundTable)
     broker: BrokerTable = field(default_factory=BrokerTable)
@@ -231,6 +239,11 @@ class ServeConfig:
             raise ConfigError(
                 "round.target_accuracy and round.patience are for synchronous rules: remove them"
             )
+        if asynchronous and self.server_optimizer.name != "none":
+            raise ConfigError(
+                f"{self.rule.name} moves the model at every arrival; server_optimizer is for "
+                "synchronous rules: remove it"
+            )
 
     def make_rule(self) -> Rule | FedRaa:
         """Make the server's rule. Raises `ConfigError`."""
@@ -249,8 +262,9 @@ class ServeConfig:
         if isinstance(rule, FedRaa):
             updates = self.run.updates or UPDATES
             return _pick(FragmentsConfig, self.run, self.round, **common, updates=updates)
-        rounds = self.run.rounds or ROUNDS
-        return _pick(RoundsConfig, self.run, self.round, **common, rounds=rounds)
+        common["rounds"] = self.run.rounds or ROUNDS
+        common["server_optimizer"] = self.server_optimizer
+        return _pick(RoundsConfig, self.run, self.round, **common)
 
     @property
     def keeping(self) -> Keeping:

@@ -172,6 +172,8 @@ def start_report(
     done = run.rounds()[-1]
     if isinstance(machine, RoundsConfig):
         length = f"{machine.rounds} rounds"
+        if machine.server_optimizer.name != "none":
+            length += f", server optimiser {machine.server_optimizer.name}"
     else:
         length = f"{machine.updates} updates"
     yield f"task       {run.about.task} ({run.about.source})"

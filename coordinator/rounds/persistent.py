@@ -8,10 +8,12 @@ the version made from it. Laws:
 - A new version costs as much as its change if made from the newest one, else a whole copy.
 - Finding a key in an older version takes a step per later version; counting or iterating copies it
   first.
+- The first use of ranks sorts; afterwards, versions made from the newest one stay sorted.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -26,7 +28,7 @@ _ABSENT: Any = object()
 class PersistentMap(Mapping[K, V], Generic[K, V]):
     """A mapping whose versions never change. For one thread."""
 
-    __slots__ = ("_items", "_next", "_undo")
+    __slots__ = ("_items", "_next", "_ranked", "_undo")
 
     _next: PersistentMap[K, V]
     """Made from this version. Absent, as `_undo` is, where this one has all items itself."""
@@ -34,6 +36,8 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
 
     def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
         self._items: dict[K, V] | None = dict(items)
+        self._ranked: list[Any] | None = None
+        """All keys in ascending order, if this is the newest version and ranks are in use."""
 
     def putting(self, key: K, value: V) -> PersistentMap[K, V]:
         """Return this map with one value set."""
@@ -46,6 +50,12 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def dropping(self, key: K) -> PersistentMap[K, V]:
         """Return this map without a key."""
         return self if key not in self else self._changed({key: _ABSENT})
+
+    def keys_at(self, ranks: Iterable[int]) -> list[K]:
+        """Return the keys of these ranks in ascending order of keys, from 0."""
+        if self._ranked is None:
+            self._ranked = sorted(self._whole())
+        return [self._ranked[rank] for rank in ranks]
 
     def __getitem__(self, key: K) -> V:
         value: V = self._find(key)
@@ -90,6 +100,9 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         self._undo = {key: items.get(key, _ABSENT) for key in changes}
         self._items, self._next = None, made
         _apply(items, changes)
+        made._ranked, self._ranked = self._ranked, None
+        if made._ranked is not None:
+            _rank(made._ranked, self._undo, items)
         return made
 
     def _whole(self) -> dict[K, V]:
@@ -114,6 +127,16 @@ def _apply(items: dict[K, V], changes: Mapping[K, V]) -> None:
             items[key] = value
 
 
+def _rank(ranked: list[Any], before: Mapping[K, V], items: Mapping[K, V]) -> None:
+    """Insert and remove the changed keys; `before` has their values before the change."""
+    for key, value in before.items():
+        if (value is _ABSENT) == (key in items):
+            if key in items:
+                insort(ranked, key)
+            else:
+                del ranked[bisect_left(ranked, key)]
+
+
 class PersistentSet(Set[T], Generic[T]):
     """A set whose versions never change. For one thread."""
 
@@ -129,6 +152,10 @@ class PersistentSet(Set[T], Generic[T]):
     def dropping(self, member: T) -> PersistentSet[T]:
         """Return this set without a member."""
         return self._with(self._members.dropping(member)) if member in self else self
+
+    def at(self, ranks: Iterable[int]) -> list[T]:
+        """Return the members of these ranks in ascending order, from 0."""
+        return self._members.keys_at(ranks)
 
     def __contains__(self, member: object) -> bool:
         return member in self._members

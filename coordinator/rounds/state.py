@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
+from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
@@ -39,6 +40,9 @@ from edge_sdk.program.settings import (
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Offer
 
+Selection = Literal["before", "after"]
+"""When a round's devices are drawn: before they decide, or after, among their offers."""
+
 
 class RoundPhase(Enum):
     """Phase of a synchronous run."""
@@ -59,9 +63,14 @@ class RoundsConfig(RunConfig):
     max_staleness: Count = 50
     """Rounds after which a late movement, a replay or an entry of memory is too old."""
     participants: Annotated[Count | None, Example(10)] = None
-    """Movements wanted per round; without it, one from every device that offers."""
+    """Movements wanted per round; without it, one from every device that offers. A warm-up wants
+    one from every device all the same."""
+    select: Selection = "before"
+    """With participants: "before" draws the round's devices among all that are there and invites
+    them alone, so that skips among them are the round's skips; "after" asks all devices and draws
+    among those that offer to train. Asynchronous rules select nobody."""
     over_selection: Annotated[float, Within(least=1)] = 1.0
-    """Factor by which more devices are picked than movements are wanted: some never finish."""
+    """Factor by which more devices are drawn than movements are wanted: some never finish."""
     quorum: Share = 1.0
     """Share of the wanted movements at which a round closes without waiting for the rest."""
     min_participants: Natural = 1
@@ -73,15 +82,39 @@ class RoundsConfig(RunConfig):
     without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
+    server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    """Optimiser that takes the rule's movement as a gradient."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if self.over_selection > 1 and self.participants is None:
             raise ConfigError("over_selection needs participants, the number of movements wanted")
+        if self.server_optimizer.name != "none" and self.rule.server_rate != 1:
+            raise ConfigError(
+                f"server_rate = {self.rule.server_rate} of the rule would scale the gradient of "
+                f"server optimiser {self.server_optimizer.name!r}: set the optimiser's rate instead"
+            )
+        drawn = self.drawn(self.rule.warmup_rounds + 1)
+        if self.select == "before" and drawn is not None and drawn < self.min_participants:
+            raise ConfigError(
+                f"min_participants = {self.min_participants}: every round would be void, because "
+                f"only {drawn} devices are invited (participants × over_selection); lower it, "
+                'invite more, or set select = "after"'
+            )
 
     def warms_up(self, round: int) -> bool:
         """True if the rule needs a movement from every device in this round."""
         return round <= self.rule.warmup_rounds
+
+    def drawn(self, round: int) -> int | None:
+        """Most devices that are drawn for this round; None means that all take part."""
+        if self.participants is None or self.warms_up(round):
+            return None
+        return math.ceil(self.participants * self.over_selection)
+
+    def invites(self, round: int) -> bool:
+        """True if only devices drawn beforehand take part in this round."""
+        return self.select == "before" and self.drawn(round) is not None
 
     def wants_whole(self, round: int) -> bool:
         """True if only whole models are useful in this round."""
@@ -157,13 +190,13 @@ class RoundsState:
     present: PersistentSet[str] = field(default_factory=PersistentSet)
     """Devices that are present now."""
     away: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Devices that left since the round opened and have not returned."""
+    """Selected devices that left since the round opened and have not returned."""
     void: int = 0
     """Number of rounds that had too few offers."""
     best: tuple[float, int] = (-math.inf, 0)
     """Best accuracy so far, and the number of rounds it took, without void ones."""
     selected: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Devices asked to take part in the current round."""
+    """Devices asked to take part in the current round; invited ones stay in it if they leave."""
     bids: PersistentMap[str, Bid] = field(default_factory=PersistentMap)
     assigned: PersistentMap[str, GroupsByAxis] = field(default_factory=PersistentMap)
     replaying: PersistentSet[str] = field(default_factory=PersistentSet)
@@ -178,6 +211,8 @@ class RoundsState:
     late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """Movements of closed rounds that are stored and enter memory at the next commit."""
     past: Mapping[int, PastRound] = field(default_factory=dict)
+    resumed: bool = False
+    """True if the current round was open when the previous process stopped."""
 
 
 Step = tuple[RoundsState, list[Effect]]

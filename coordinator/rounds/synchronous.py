@@ -2,15 +2,19 @@
 
     phase     event                          next      effects
     --------  -----------------------------  --------  -------------------------------------------
-    WAITING   Joined, enough devices         BIDDING   Broadcast(RoundOpen)
-    BIDDING   Joined                         BIDDING   Send(RoundOpen) to the newcomer
+    WAITING   Joined, enough devices         BIDDING   Broadcast(RoundOpen); by invitation: also
+                                                       Send(RoundOpen) to the devices drawn
+    BIDDING   Joined                         BIDDING   Send(RoundOpen) to the newcomer; by
+                                                       invitation: only to one that was drawn
     BIDDING   Left                           BIDDING   –; its bid is no longer waited for
     BIDDING   last Bid, or the deadline      TRAINING  Send(Assignment) to the devices picked
                                              CLOSING   Commit, if nothing is awaited
                                              BIDDING   Broadcast(RoundOpen) of the next round, if
                                                        at the deadline too few offered: it is void
                                              BIDDING   –, if too few offered and none is present:
-                                                       the round stays open for newcomers
+                                                       the round stays open for newcomers; by
+                                                       invitation, one that was not drawn opens
+                                                       the next
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -26,6 +30,9 @@
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
                                                        or when a stop condition is met
+                                             WAITING   Broadcast(RoundClosed), if the next round is
+                                                       by invitation and this one was resumed, until
+                                                       enough devices are back
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -42,9 +49,13 @@ Rules:
   its device's assignment in the round it names.
 - If only whole models are useful, devices are told so when the round opens, and a lower offer still
   counts as a skip, because a device may not have understood.
-- With `participants`, `participants` × `over_selection` of the offers are picked; the round closes
-  when `quorum` of the wanted movements are here. A device that offered but was not picked does not
-  count as a skip.
+- With `participants`, `participants` × `over_selection` devices are drawn, except in a warm-up; the
+  round closes when `quorum` of the wanted movements are here.
+- `select = "before"` draws of all devices that are present when the round opens; the draw depends
+  on their names, the seed and the round alone. The round is by invitation: all other devices wait
+  for the next one and are counted nowhere. A drawn device that leaves or stays silent is a skip.
+- `select = "after"` asks everybody and draws among the offers. A device that offered but was not
+  picked does not count as a skip.
 - A device that left may soon return with its movement, so the round waits for it, but only for
   `away_s` once all devices still present have answered.
 - `resume` and `recount` continue a round that was open when the previous process stopped: its
@@ -113,6 +124,7 @@ __all__ = [
     "Step",
     "assignments_of",
     "handle",
+    "invitation_of",
     "opening_of",
     "recount",
     "resume",
@@ -154,6 +166,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
         bids=PersistentMap(opened.bids),
         assigned=PersistentMap(opened.assigned),
         replaying=_replaying(opened.bids.values(), state.replayed),
+        resumed=True,
     )
 
 
@@ -219,19 +232,25 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     )
     if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
-    if state.phase is RoundPhase.BIDDING and not known:
-        deadline = now + config.bid_s if state.deadline is None else state.deadline
-        state = replace(state, selected=state.selected.adding(device), deadline=deadline)
-        return state, [Send(device, opening_of(config, state))]
-    return state, []
+    if state.phase is not RoundPhase.BIDDING or known:
+        return state, []
+    if config.invites(state.round) and device not in state.selected:
+        return (state, []) if state.deadline is not None else _open_anew(config, state, now)
+    deadline = now + config.bid_s if state.deadline is None else state.deadline
+    state = replace(state, selected=state.selected.adding(device), deadline=deadline)
+    return state, [Send(device, invitation_of(config, state))]
 
 
 def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) -> Step:
-    state = replace(state, present=state.present.dropping(device), away=state.away.adding(device))
-    if state.phase is RoundPhase.BIDDING and device not in state.bids:
+    state = replace(state, present=state.present.dropping(device))
+    if device not in state.selected:
+        return state, []
+    state = replace(state, away=state.away.adding(device))
+    if state.phase is not RoundPhase.BIDDING or device in state.bids:
+        return state, []
+    if not config.invites(state.round):
         state = replace(state, selected=state.selected.dropping(device))
-        return _assign_if_complete(config, state, now)
-    return state, []
+    return _assign_if_complete(config, state, now)
 
 
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
@@ -251,26 +270,49 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
 
 
 def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    round = state.round + 1
+    invites = config.invites(round)
     opened = RoundsState(
         state.fleet,
         phase=RoundPhase.BIDDING,
-        round=state.round + 1,
+        round=round,
         deadline=now + config.bid_s,
         devices=state.devices,
         present=state.present,
         void=state.void,
         best=state.best,
-        selected=state.present,
+        selected=_drawn(config, round, state.present) if invites else state.present,
         keeping_late=state.keeping_late,
         late=state.late,
         past=state.past,
     )
-    return opened, [Broadcast(opening_of(config, opened))]
+    effects: list[Effect] = [Broadcast(opening_of(config, opened))]
+    if invites:
+        invitation = invitation_of(config, opened)
+        effects += [Send(device, invitation) for device in sorted(opened.selected)]
+    return opened, effects
+
+
+def _open_anew(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    """Open the next round; the current one had too few offers."""
+    return _open(config, replace(state, void=state.void + 1), now)
+
+
+def _drawn(config: RoundsConfig, round: int, present: PersistentSet[str]) -> PersistentSet[str]:
+    """Draw the devices that are invited, of all that are present."""
+    wanted = config.drawn(round)
+    if wanted is None or wanted >= len(present):
+        return PersistentSet(present)
+    draws = stream(config.seed, "selection", round)
+    return PersistentSet(present.at(draws.choice(len(present), wanted, replace=False)))
 
 
 def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """Assign work once all bids are in; waits for the deadline if offers are too few."""
-    if not state.selected or len(state.bids) < len(state.selected):
+    if not state.bids or len(state.bids) + len(state.away) < len(state.selected):
+        return state, []
+    gone = sum(name not in state.bids and name in state.selected for name in state.away)
+    if len(state.bids) + gone < len(state.selected):
         return state, []
     usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
     enough = sum(level is not None for level in usable) >= config.min_participants
@@ -283,7 +325,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     if len(offers) < config.min_participants and not state.present:
         return replace(state, deadline=None), []  # a new round would find no devices either
     if len(offers) < config.min_participants:
-        return _open(config, replace(state, void=state.void + 1), now)
+        return _open_anew(config, state, now)
     offers, passed_over = _pick(config, state.round, offers)
     fleet = state.fleet.heard(bids.values())
     situation = Situation(
@@ -317,10 +359,8 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _pick(config: RoundsConfig, round: int, offers: list[Bid]) -> tuple[list[Bid], frozenset[str]]:
     """Return the offers picked, and the devices whose offers are not."""
-    wanted = len(offers)
-    if config.participants is not None:
-        wanted = math.ceil(config.participants * config.over_selection)
-    if wanted >= len(offers):
+    wanted = config.drawn(round)
+    if wanted is None or wanted >= len(offers):
         return offers, frozenset()
     order = stream(config.seed, "selection", round).permutation(len(offers))
     taken = sorted(int(number) for number in order[:wanted])
@@ -355,7 +395,7 @@ def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
 
 def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
     wanted = len(state.assigned)
-    if config.participants is not None:
+    if config.participants is not None and not config.warms_up(state.round):
         wanted = min(wanted, config.participants)
     return len(state.counted) >= math.ceil(config.quorum * wanted) and not state.replaying
 
@@ -432,6 +472,9 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
     closed = Broadcast(RoundClosed(round=event.round))
     if _is_over(config, state, accuracy):
         return replace(state, phase=RoundPhase.FINISHED), [closed]
+    few = state.resumed and len(state.present) < config.min_devices
+    if few and config.invites(state.round + 1):
+        return replace(state, phase=RoundPhase.WAITING), [closed]
     state, effects = _open(config, state, now)
     return state, [closed, *effects]
 
@@ -448,7 +491,12 @@ def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -
 
 
 def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
-    """Make the message that opens a round."""
+    """Make the message that opens a round to all devices, or announces one by invitation."""
+    return replace(invitation_of(config, state), by_invitation=config.invites(state.round))
+
+
+def invitation_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
+    """Make the message that asks a single device to take part in a round."""
     return config.opening(
         state.round,
         whole=config.wants_whole(state.round),

@@ -5,6 +5,7 @@
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
     counters.json                 the newest round ever opened; number of coordinator starts
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet
+    checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
     memory/                       the rule's memory (`memory/disk/`)
     round.json                    assignments of the open round (`journal.py`)
     movements/, uploads/          movements for open rounds (`receiving.py`)
@@ -121,6 +122,8 @@ class Checkpoint:
     """Asynchronous: per device, the newest round whose movement was applied."""
     levels: LevelScores = field(default_factory=LevelScores)
     """The run's levels, as far as this model was evaluated."""
+    optimizer: str = "none"
+    """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
 
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
@@ -160,6 +163,7 @@ class Run:
         try:
             for each in (folder, folder / CHECKPOINTS):
                 remove_leftovers(each)
+            self._remove_unused_moments()
             self.about = _read_about(folder)
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
@@ -218,14 +222,14 @@ class Run:
     def drop_latest(self) -> None:
         """Remove the newest checkpoint, unless it is the only one."""
         if len(rounds := self.rounds()) > 1:
-            remove(_checkpoint_path(self.folder, rounds[-1]))
+            self._remove_checkpoint(rounds[-1])
 
     def prune(self, *, keep_last: int, keep_every: int) -> None:
         """Keep the last few checkpoints and every n-th one; remove the others."""
         numbers = self.rounds()
         for number in numbers[:-keep_last]:
             if number % keep_every:
-                remove(_checkpoint_path(self.folder, number))
+                self._remove_checkpoint(number)
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
@@ -262,9 +266,20 @@ class Run:
             remove_folder(self.folder / name)
         sync_folder(self.folder)
         for number in reversed([each for each in rounds if each > to_round]):
-            remove(_checkpoint_path(self.folder, number))
+            self._remove_checkpoint(number)
         sync_folder(self.folder / CHECKPOINTS)
         self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
+
+    def _remove_checkpoint(self, round: int) -> None:
+        remove(_checkpoint_path(self.folder, round))
+        remove(moments_path(self.folder, round))
+
+    def _remove_unused_moments(self) -> None:
+        """Remove moments whose round a crash kept from getting its checkpoint."""
+        kept = {moments_path(self.folder, round) for round in self.rounds()}
+        for path in (self.folder / CHECKPOINTS).glob("*.moments"):
+            if path not in kept:
+                remove(path)
 
     # -- history ----------------------------------------------------------------------------
 
@@ -354,6 +369,8 @@ def _encode(checkpoint: Checkpoint) -> bytes:
             for round, past in checkpoint.past.items()
         },
     }
+    if checkpoint.optimizer != "none":
+        state["optimizer"] = checkpoint.optimizer
     # An array, not the file's metadata, which is limited to 100 MB.
     arrays[_STATE] = np.frombuffer(json.dumps(state).encode(), np.uint8)
     encoded: bytes = save({name: np.asarray(each, order="C") for name, each in arrays.items()})
@@ -411,6 +428,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
         },
         counted=state["counted"],
         levels=unpack_levels(state["levels"], arrays) if "levels" in state else LevelScores(),
+        optimizer=state.get("optimizer", "none"),
     )
 
 
@@ -425,6 +443,11 @@ def _read_about(folder: Path) -> About:
             f"{folder} has format {content['format']}; this version reads format {FORMAT}"
         )
     return About(**{entry.name: content[entry.name] for entry in fields(About)})
+
+
+def moments_path(folder: Path, round: int) -> Path:
+    """Return the path of the optimiser's moments after a round."""
+    return folder / CHECKPOINTS / f"{round:08}.moments"
 
 
 def _checkpoint_path(folder: Path, round: int) -> Path:

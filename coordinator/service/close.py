@@ -14,6 +14,7 @@ from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import ServerMoments
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -59,13 +60,15 @@ def close_round(
     memory: Memory | None,
     arrivals: Arrivals,
     *,
+    moments: ServerMoments | None = None,
     threads: int = 1,
     scratch: Path | None = None,
 ) -> None:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
-    making the model durable. `scratch` is a folder with room for the decoded values of compressed
+    making the model durable. `moments` are those of the server's optimiser; None: there is none.
+    `scratch` is a folder with room for the decoded values of compressed
     movements; None means the folder for temporary files.
     """
     rule, round = config.rule, commit.round
@@ -90,6 +93,10 @@ def close_round(
         threads=threads,
     )
     movement = rule.move(closing)
+    if moments is not None:
+        config.server_optimizer.step(
+            config.plan, movement, rule.moved(closing), moments, round=round, threads=threads
+        )
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh)

@@ -58,6 +58,9 @@ class RoundsCourse:
         self._config = config
         self._parts = parts
         self._memory = memory
+        self._moments = None
+        if config.server_optimizer.name != "none":
+            self._moments = parts.store.moments(config.plan, config.server_optimizer, checkpoint)
         opened = parts.store.opened
         self._norms = parts.model.norms
         self._committed = checkpoint.committed
@@ -190,18 +193,24 @@ class RoundsCourse:
             self._journalled = state.assigned
 
     def say_again(self, device: str | None = None) -> list[Said]:
-        """Resend the assignments of devices still training, or of one device."""
+        """Resend invitations, and assignments of devices still training; to all, or to one device.
+
+        A device that was started again needs both: it follows assignments of its own bids only.
+        """
         state = self._state
-        if state.phase is not RoundPhase.TRAINING:
-            return []
-        names = state.assigned if device is None else {device} & state.assigned.keys()
-        owing = [
-            name
-            for name in sorted(names)
-            if name not in state.counted and name not in state.keeping
-        ]
-        again = rounds.assignments_of(self._config, state, owing)
-        return [events.Send(each.device, each) for each in again]
+        bids, trains = (state.phase is each for each in (RoundPhase.BIDDING, RoundPhase.TRAINING))
+        invites = self._config.invites(state.round) and (bids or trains)
+        asked = state.assigned if trains else state.selected if invites else ()
+        names = sorted(asked) if device is None else [device] * (device in asked)
+        owing = [each for each in names if each not in state.counted and each not in state.keeping]
+        said: list[Said] = []
+        if invites:
+            invitation = self._parts.outlet.opening(rounds.invitation_of(self._config, state))
+            said += [events.Send(name, invitation) for name in owing]
+        if trains:
+            again = rounds.assignments_of(self._config, state, owing)
+            said += [events.Send(each.device, each) for each in again]
+        return said
 
     def excuses(self) -> dict[str, str]:
         """Reasons why devices are not training in the current round, by device name."""
@@ -255,6 +264,7 @@ class RoundsCourse:
             model,
             self._memory,
             self._arrivals,
+            moments=self._moments,
             threads=parts.threads,
             scratch=parts.store.scratch,
         )
@@ -291,6 +301,7 @@ class RoundsCourse:
                 devices=state.devices,
                 past=state.past,
                 levels=scores,
+                optimizer=self._config.server_optimizer.name,
             )
         )
         self._state = replace(state, fleet=state.fleet.settled())

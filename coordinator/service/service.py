@@ -452,7 +452,9 @@ class Service:
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
                     self._publisher.say_round(replace(message, run=run))
-                case events.Send(_, RoundOpen()) if isinstance(self._machine, RoundsConfig):
+                case events.Send(_, RoundOpen(round=round)) if isinstance(
+                    self._machine, RoundsConfig
+                ) and not self._machine.invites(round):
                     pass  # The opening is retained, so newcomers find it.
                 case events.Send(device, message):
                     self._tell(device, replace(message, run=run))

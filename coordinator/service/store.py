@@ -16,15 +16,18 @@ from typing import Any, Protocol
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import ServerMoments, ServerOptimizer
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint, Run
 from coordinator.run.journal import Journal, Terms
+from coordinator.run.moments import DiskMoments
 from coordinator.service.receiving import Receiving, is_kept
 from edge_sdk.program.settings import Count, check_fields
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
+from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.uploads import Upload
 
 log = logging.getLogger(__name__)
@@ -100,6 +103,11 @@ class RunStore(Protocol):
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember the receipt for an upload; None means none was given, and an upload that was
         not kept may be sent again."""
+
+    def moments(
+        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+    ) -> ServerMoments:
+        """Return the optimiser's moments as of a checkpoint. Raises `RunError`."""
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint."""
@@ -191,6 +199,12 @@ class RunOnDisk:
         """Remember a receipt for when the same bytes are offered again."""
         if receipt is not None or not is_kept(upload):
             self._receiving.settle(upload, receipt)
+
+    def moments(
+        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+    ) -> ServerMoments:
+        """Open the moments beside the checkpoint."""
+        return DiskMoments(self._run.folder, plan, optimizer, checkpoint)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""

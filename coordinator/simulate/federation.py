@@ -147,6 +147,8 @@ class Federation:
                 len(self._devices), member, backend, self._outlet, config.seed, times
             )
         self._present: dict[str, _Device] = {}
+        self._asks_all = True
+        """False if the newest round is by invitation."""
 
     @property
     def state(self) -> RoundsState | FragmentsState:
@@ -261,6 +263,10 @@ class Federation:
         for each in [*said, *course.proceed(self._now)]:
             match each:
                 case events.Broadcast(message):
+                    if isinstance(message, RoundOpen):
+                        self._asks_all = not message.by_invitation
+                    if not self._asks_all:
+                        continue  # invited devices get openings of their own; others do nothing
                     for device in self._present.values():
                         self._timeline.add(self._now + device.latency_s, device.name, message)
                 case events.Send(name, message):

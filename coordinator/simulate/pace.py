@@ -22,7 +22,8 @@ class MemberTimes:
 
     step_s: float = 0.0
     """Seconds of a training step on the whole model; a submodel's step takes its share of the
-    multiply-accumulates. Ignored for emulated devices, which have a profile."""
+    multiply-accumulates, of each width it trains. Ignored for emulated devices, which have a
+    profile."""
     down_bytes_s: float = inf
     """Bytes per second from the coordinator; `up_bytes_s` is the rate to it."""
     up_bytes_s: float = inf
@@ -74,8 +75,12 @@ class DeviceClock:
         whole = plan.submodel_macs(plan.all_groups())
 
         def stepping(job: Job) -> Callable[[Batch], None]:
-            share = plan.submodel_macs(job.groups) / whole if whole else 1.0
-            step_s = self._step_s * share
-            return lambda _: self.wait_until(self._now_s + step_s)
+            macs = job.step_macs(plan)
+
+            def stepped(_: Batch) -> None:
+                share = next(macs) / whole if whole else 1.0
+                self.wait_until(self._now_s + self._step_s * share)
+
+            return stepped
 
         return TimedBackend(backend, stepping)

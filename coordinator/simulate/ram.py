@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint
@@ -18,6 +19,7 @@ from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Repl
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.uploads import Upload
 
 
@@ -68,6 +70,12 @@ class RunInRam:
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Do nothing: nothing is uploaded here."""
+
+    def moments(
+        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+    ) -> RamMoments:
+        """Return new moments: every run is new."""
+        return RamMoments(optimizer, plan)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Hold the levels alone: no process would read the rest."""

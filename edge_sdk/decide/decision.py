@@ -1,12 +1,15 @@
 """Level or skip: how much of the model this device trains in a round, and why.
 
     gates ──▶ levels that fit memory and deadline ──▶ energy ──▶ schedule ──▶ level | skip
+                                            a second pass a step, if the rule wants it ◀──┘
 
 A pure function of the machine's state, the costs of levels, the energy spent, the owner's policy
 and a named random stream. Laws:
 - Less battery, memory or time never raises the level, if the device prefers smaller levels to
   rarer rounds; if it prefers rarer rounds, then never the level that it can afford.
 - A day's energy is never exceeded by more than the error of one prediction beyond its margin.
+- A second, narrower pass a step never changes the level nor the share of rounds: a device makes it
+  where memory, deadline and energy leave room for it, and else does without.
 - With a constant share `p`, the device trains `p · rounds` of them, give or take one
   (*round-robin*).
 
@@ -67,6 +70,9 @@ class Decision:
     """Share of rounds in which this level is trained (`p`)."""
     history: History = field(default_factory=History)
     """History to remember."""
+    passes: int = 2
+    """Most passes a step may make, where the local rule wants two: 2, or 1 if the second does not
+    fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +172,6 @@ def decide(
     gate = next((gate for gate in gates(policy, sight) if not gate.open), None)
     if gate is not None:
         return Decision(None, f"skip: {gate.reason}", gate_code(gate), 0.0, skip)
-    code: Code
     weighed = verdicts(policy, sight, history)
     affordable = [verdict for verdict in weighed if verdict.share > 0]
     if not affordable:
@@ -175,7 +180,7 @@ def decide(
     trained = replace(history, skipped=0)
     if sight.warmup:
         reason = "full model: this round everybody trains everything"
-        return Decision(1.0, reason, "whole", 1.0, trained)
+        return _with_passes(Decision(1.0, reason, "whole", 1.0, trained), policy, sight, history)
 
     chosen = _choose(policy, affordable)
     share = min(policy.participation, chosen.share)
@@ -183,11 +188,17 @@ def decide(
     if turn:
         after = replace(after, skipped=0)
         code, reason = _why_not_more(weighed, chosen)
-        return Decision(chosen.level, f"{_name(chosen.level)}: {reason}", code, share, after)
+        reason = f"{_name(chosen.level)}: {reason}"
+        return _with_passes(
+            Decision(chosen.level, reason, code, share, after), policy, sight, history
+        )
     if policy.max_gap is not None and history.skipped + 1 >= policy.max_gap:
         least = affordable[-1]
         reason = f"{_name(least.level)}: the last {history.skipped} rounds were skipped"
-        return Decision(least.level, reason, "gap", share, replace(after, skipped=0))
+        after = replace(after, skipped=0)
+        return _with_passes(
+            Decision(least.level, reason, "gap", share, after), policy, sight, history
+        )
     after = replace(after, skipped=history.skipped + 1)
     if chosen.share < policy.participation:
         reason = f"skip: {_name(chosen.level)} {chosen.reason}"
@@ -254,6 +265,39 @@ def _afford(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdi
     else:
         seen = "fits"
     return Verdict(cost.level, share, "full" if share == 1 else "energy", seen)
+
+
+def _with_passes(decision: Decision, policy: Policy, sight: Sight, history: History) -> Decision:
+    """Return the decision with the passes that its steps may make, if the rule wants two."""
+    cost = next((each for each in sight.costs if each.level == decision.level), None)
+    if cost is None or cost.second_s <= 0:
+        return decision
+    lacking = _lacks(policy, sight, history, cost, decision.share)
+    told = "fits" if lacking is None else f"does not fit: {lacking}"
+    reason = f"{decision.reason}; a second, narrower pass a step {told}"
+    return replace(decision, reason=reason, passes=2 if lacking is None else 1)
+
+
+def _lacks(policy: Policy, sight: Sight, history: History, cost: Cost, share: float) -> str | None:
+    """Return what a second pass a step needs and the device lacks; None: it fits."""
+    available = sight.snapshot.memory.available_bytes
+    if available is None:
+        return "free memory is not known"
+    room = policy.limits.memory_share * available
+    if cost.peak_bytes + cost.second_bytes > room:
+        need, free = _apart(cost.second_bytes / MB, (room - cost.peak_bytes) / MB)
+        return f"needs {need} MB more, {free} MB are left"
+    if cost.seconds + cost.second_s > sight.deadline_s:
+        left = sight.deadline_s - cost.seconds
+        return f"needs {cost.second_s:.3g} s more, {left:.3g} s are left"
+    allowance = policy.allowance(sight.snapshot.battery)
+    if allowance is None or allowance.joules_per_day is None:
+        return None
+    if cost.joules is None or cost.second_j is None:
+        return "what it draws is not known"
+    if allowance.share(cost.joules + cost.second_j, history, sight.rounds_left) < share:
+        return f"needs {cost.second_j:.3g} J more"
+    return None
 
 
 def _choose(policy: Policy, affordable: list[Verdict]) -> Verdict:

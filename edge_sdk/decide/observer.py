@@ -26,6 +26,7 @@ from edge_sdk.decide.gates import Gate, closed_gate
 from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.train.backend import Job
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Costs(Protocol):
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         """Predict the round's cost at each of these levels."""
 
-    def metered(self, opened: RoundOpen, level: float) -> Metered:
-        """Measure the training inside its block."""
+    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Metered:
+        """Measure the training inside its block; `job`: what is trained, None: all at `level`."""
 
 
 class Metered(Protocol):
@@ -125,13 +126,13 @@ class Observer:
         return self._last[2]
 
     @contextmanager
-    def training(self, opened: RoundOpen, level: float) -> Iterator[None]:
+    def training(self, opened: RoundOpen, level: float, job: Job | None = None) -> Iterator[None]:
         """Measure the training in the block, and book its energy, whatever its result."""
         self._looked_s, self._closed = self._clock() - LOOK_S, None
         if self._costs is None:
             yield
             return
-        meter, drained = self._costs.metered(opened, level), self._is_on_battery()
+        meter, drained = self._costs.metered(opened, level, job), self._is_on_battery()
         try:
             with meter:
                 yield

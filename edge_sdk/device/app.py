@@ -43,7 +43,13 @@ from edge_sdk.device.stores.residuals import ArrayStore, MemoryStore, Residuals
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
 from edge_sdk.protocol.encoding.encoding import available_encodings
-from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError, TrainingStopped
+from edge_sdk.protocol.errors import (
+    GroupError,
+    ProtocolError,
+    TensorError,
+    TesseraError,
+    TrainingStopped,
+)
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
     Assignment,
@@ -232,7 +238,18 @@ class DeviceApp(Generic[K]):
             round = assignment.round
             log.info("round %d: was trained before", round, extra=fact("found", round=round))
             return Found()
+        self._check_widths(assignment)
         return Fetched(*self._source.fetch(assignment, opened))
+
+    def _check_widths(self, assignment: Assignment) -> None:
+        """Raise `GroupError` unless each width lies within the one before."""
+        outer = assignment.groups
+        for number, width in enumerate(assignment.widths, 1):
+            try:
+                self._backend.plan.places_within(outer, width)
+            except GroupError as error:
+                raise GroupError(f"narrower width {number} of the assignment: {error}") from error
+            outer = width
 
     def _was_made(self, assignment: Assignment) -> bool:
         """Tell if the movement of this round and these groups waits for its receipt."""
@@ -333,6 +350,9 @@ class DeviceApp(Generic[K]):
             buffers=work.buffers,
             rule=opened.local_rule,
             mask_stream=stream(self._seed, self.name, opened.round, "dropout"),
+            widths=work.assignment.widths,
+            width_stream=stream(self._seed, self.name, opened.round, "widths"),
+            passes=work.passes,
         )
         batches = self._data.batches(
             opened.steps,
@@ -340,7 +360,7 @@ class DeviceApp(Generic[K]):
             stream(self._seed, self.name, opened.round, "batches"),
         )
         started = self._clock()
-        with self._observer.training(opened, work.level):
+        with self._observer.training(opened, work.level, job):
             trained = self._backend.train(job, batches, should_stop=self._must_stop)
         took = self._clock() - started
         return Finished(

@@ -109,6 +109,7 @@ class Explanation:
             ],
             "level": self.decision.level,
             "code": self.decision.code,
+            "passes": self.decision.passes,
             "reason": self.decision.reason,
             "short_of": self.short_of(),
             "not_weighed": self.missing,

@@ -16,6 +16,10 @@
     TRAINING
     FETCHING,  RoundOpen             unchanged   –; taken up when the present work is done
     TRAINING
+    DECIDING,  RoundOpen by          IDLE        –; the earlier round is over
+    BIDDING    invitation, newer
+    other      RoundOpen by          unchanged   –; only the invitation, a RoundOpen without this
+               invitation                        flag, is answered
     any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
                another plan
     any        Receipt               unchanged   Forget
@@ -31,7 +35,8 @@ Rules:
   A local event that the table does not list is a bug and raises `StateError`.
 - This module alone decides which round is the newest. Rounds only go forward: a `RoundOpen` that is
   not newer is ignored. The first one after `Restarted` may go back, because a coordinator can be
-  restarted from an older checkpoint.
+  restarted from an older checkpoint. An invitation is newer than the announcement of its round,
+  whichever comes first.
 - A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
 - A `Decided` for an older round than the newest is ignored.
 - If the round wants replays, a device that skips sends its last movement again, provided that it
@@ -176,6 +181,8 @@ class Train:
     """The level that the device offered."""
     blocks: Blocks
     buffers: dict[str, Array]
+    passes: int = 2
+    """See `Decision.passes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +244,8 @@ class DeviceState:
     """Rounds whose movement waits for its receipt."""
     offered: float | None = None
     """The level of the last bid; None: a skip."""
+    passes: int = 2
+    """See `Decision.passes`, of the last bid."""
     copy: int | None = None
     """The round of the movement that is kept for replays."""
 
@@ -274,7 +283,8 @@ def handle(state: DeviceState, event: Event) -> Step:
             return _on_decided(state, event)
         case Fetched() if state.phase is DevicePhase.FETCHING:
             level = state.offered or 1.0
-            work = Train(_opened(state), _assignment(state), level, event.blocks, event.buffers)
+            opened, assignment = _opened(state), _assignment(state)
+            work = Train(opened, assignment, level, event.blocks, event.buffers, state.passes)
             return replace(state, phase=DevicePhase.TRAINING), [work]
         case Found() if state.phase is DevicePhase.FETCHING:
             round = _opened(state).round
@@ -298,15 +308,22 @@ def handle(state: DeviceState, event: Event) -> Step:
 
 def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
     if event.plan_hash != state.plan_hash:
-        return state, [SendMessage(_refusal(state, event))]
-    newest = state.newest
-    is_old = newest is not None and event.round <= newest.round
-    if is_old and (not state.may_go_back or event == newest):
+        return state, [] if event.by_invitation else [SendMessage(_refusal(state, event))]
+    if _is_old(state, event):
         return state, []
     state = replace(state, newest=event, may_go_back=False)
     if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
         return state, []
     return _next_round(state)
+
+
+def _is_old(state: DeviceState, event: RoundOpen) -> bool:
+    newest = state.newest
+    if newest is None or event.round > newest.round:
+        return False
+    if event.round == newest.round and event.by_invitation != newest.by_invitation:
+        return event.by_invitation  # the invitation is here already
+    return not state.may_go_back or event == newest
 
 
 def _refusal(state: DeviceState, event: RoundOpen) -> Bid:
@@ -349,7 +366,8 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
     if replays and state.copy is not None:
         effects.append(SendReplay(opened.round, state.copy))
     phase = DevicePhase.IDLE if skips else DevicePhase.BIDDING
-    return replace(state, phase=phase, offered=decision.level), effects
+    state = replace(state, phase=phase, offered=decision.level, passes=decision.passes)
+    return state, effects
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:
@@ -361,8 +379,8 @@ def _on_assignment(state: DeviceState, event: Assignment) -> Step:
 
 
 def _next_round(state: DeviceState) -> Step:
-    """Take up the newest round, or rest if it was just dealt with."""
-    if state.newest is None or state.newest == state.opened:
+    """Take up the newest round, or rest if it was just dealt with or is for invited devices."""
+    if state.newest is None or state.newest == state.opened or state.newest.by_invitation:
         return replace(state, phase=DevicePhase.IDLE, assignment=None), []
     opened = state.newest
     state = replace(state, phase=DevicePhase.DECIDING, opened=opened, assignment=None)

@@ -80,7 +80,8 @@ class ChildProcess:
 class Children:
     """Programs that have all ended when the context is left, in any way."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_s: float = STOP_S) -> None:
+        self._stop_s = stop_s
         self.started: list[ChildProcess] = []
 
     def __enter__(self) -> Self:
@@ -117,7 +118,7 @@ class Children:
         try:
             for child in children:
                 child.signal(signal.SIGTERM)
-            by = time.monotonic() + STOP_S
+            by = time.monotonic() + self._stop_s
             for child in children:
                 with suppress(subprocess.TimeoutExpired):
                     child.process.wait(max(0.0, by - time.monotonic()))

@@ -18,7 +18,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.broker.embedded import available
-from coordinator.simulate.demo.processes import _signals_noted
+from coordinator.simulate.demo.processes import signals_noted
 from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
 from coordinator.task.saved_model import read_model
 from tests.waiting import until
@@ -52,7 +52,7 @@ class Watched:
             self.look()
             return condition()
 
-        until(holds, lambda: self.text)
+        until(holds, lambda: self.text, every_s=0.1)  # looking takes a while itself
 
     def look(self) -> None:
         try:
@@ -184,7 +184,7 @@ def test_signals_are_obeyed_when_all_is_stopped(
     heard: list[signal.Signals] = []
 
     def stop_all() -> None:
-        with _signals_noted() as noted:
+        with signals_noted() as noted:
             signal.raise_signal(first)
             signal.raise_signal(signal.SIGINT)
             heard.extend(noted)
@@ -204,7 +204,7 @@ def test_signal_that_is_ignored_stays_so() -> None:
     """As under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _signals_noted() as noted:
+        with signals_noted() as noted:
             signal.raise_signal(signal.SIGHUP)
             assert not noted
     finally:
@@ -278,6 +278,27 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
     monkeypatch.chdir(tmp_path)
     assert main(["demo", *arguments]) == 2
     assert re.search(rf"{arguments[0]}.* is for --in-process: \w+", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--recipe", "fjor"), "there is no recipe 'fjor'; did you mean 'fjord'"),
+        (("--recipe", "fjord", "--mask", "core"), "--recipe fjord sets --mask itself"),
+        (("--widths", "sandwich", "--mask", "rolling"), "rolling masks have no order"),
+        (("--widths", "sandwich", "--rule", "fed-raa"), "leave widths at own"),
+    ],
+)
+def test_demo_refuses_choices_that_do_not_go_together(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", *arguments]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_demo_of_programs_without_a_broker_says_what_to_do(

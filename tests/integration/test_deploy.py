@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
 PAGE = (ROOT / "docs/deploy.md").read_text()
 PROGRAMS: dict[str, ArgumentParser] = {
-    "tessera-device": device_cli._parser(),
-    "tessera-coordinator": coordinator_cli._parser(),
+    "tessera-device": device_cli.make_parser(),
+    "tessera-coordinator": coordinator_cli.make_parser(),
 }
 
 KNOWN = {

@@ -18,13 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import RULES, FedRaa, make_rule
+from coordinator.aggregate.rules import ASYNC_RULES
 from coordinator.cli import main
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.masks import make_masks
-from coordinator.rounds.fragments import FragmentsConfig
-from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import RoundsState
 from coordinator.simulate.demo.emulated import full_round_s, observe
 from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
 from coordinator.simulate.federation import Federation, Member, RoundReport
@@ -42,6 +39,8 @@ from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
 from edge_sdk.train.torch import TorchBackend
+from tests.integration.federations import make_federation, random_data
+from tests.waiting import HANGS_S
 
 PROGRAM = Path(sys.executable).parent / "tessera-coordinator"
 
@@ -53,7 +52,7 @@ def run_demo(folder: Path, *arguments: str) -> dict[str, Any]:
         cwd=folder,
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=HANGS_S,
     )
     result: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return result
@@ -70,6 +69,11 @@ def task() -> Task:
     return make_task(model, torch.randn(4, 6), groups=4)
 
 
+def make_members(policies: Sequence[Policy], seed: int = 3) -> list[Member]:
+    random = np.random.default_rng(seed)
+    return [Member(f"device-{n}", p, random_data(random, 40)) for n, p in enumerate(policies)]
+
+
 def federation(
     task: Task,
     policies: list[Policy],
@@ -80,38 +84,25 @@ def federation(
     rule: str = "ra-fed",
     mask: str = "random",
     encoding: str = "fp32",
+    down: str = "fp32",
     **more: Any,
 ) -> Federation:
-    random = np.random.default_rng(seed)
-    made = [
-        Member(
-            f"device-{number}",
-            policy,
-            ArrayData(
-                (random.normal(size=(40, 6)).astype(np.float32),), random.integers(0, 3, size=40)
-            ),
-        )
-        for number, policy in enumerate(policies)
-    ]
-    common: dict[str, Any] = {
-        "plan": task.plan,
-        "masks": make_masks(mask),
-        "local_rule": LocalRule(learning_rate=0.1, momentum=0.5),
-        "steps": 3,
-        "batch_size": 8,
-        "min_devices": len(policies),
-        "seed": seed,
-        "up": Encoding.parse(encoding),
-    }
-    made_rule = make_rule(rule)
-    config = (
-        FragmentsConfig(rule=made_rule, updates=rounds * len(policies), **common)
-        if isinstance(made_rule, FedRaa)
-        else RoundsConfig(min_participants=0, rule=made_rule, rounds=rounds, **common)
+    return make_federation(
+        task,
+        make_members(policies, seed) if members is None else members,
+        lambda: TorchBackend(task, threads=1),
+        rule=rule,
+        length=rounds * len(policies) if rule in ASYNC_RULES else rounds,
+        mask=mask,
+        down=down,
+        run=more,
+        local_rule=LocalRule(learning_rate=0.1, momentum=0.5),
+        steps=3,
+        batch_size=8,
+        min_devices=len(policies),
+        seed=seed,
+        up=Encoding.parse(encoding),
     )
-    model = GlobalModel(task.plan, task.weights, task.buffers)
-    used = made if members is None else members
-    return Federation(config, model, lambda: TorchBackend(task, threads=1), used, **more)
 
 
 def deterministic(report: RoundReport) -> list[tuple[object, ...]]:
@@ -152,8 +143,9 @@ def test_federation_takes_statistics_from_whole_models_alone(
 
 def test_federation_of_one_full_device_is_local_training(task: Task) -> None:
     """RA-Fed over one full device moves θ by exactly that device's movement."""
+    (member,) = make_members([Policy()])
     run = federation(task, [Policy()], rounds=1)
-    before, (member,) = run.model.theta.copy(), run._members
+    before = run.model.theta.copy()
     groups = task.plan.all_groups()
     job = Job(
         groups=groups,
@@ -175,8 +167,9 @@ def test_federation_of_one_full_device_is_local_training(task: Task) -> None:
 
 
 def test_failing_device_becomes_a_skip_and_the_round_goes_on(task: Task) -> None:
-    run = federation(task, [Policy(), Policy()], rounds=2)
-    run._members[1].data.inputs[0][:] = np.nan
+    members = make_members([Policy(), Policy()])
+    members[1].data.inputs[0][:] = np.nan
+    run = federation(task, [Policy(), Policy()], rounds=2, members=members)
     for report in run.run():
         good, bad = report.devices
         assert good.level == 1
@@ -187,8 +180,7 @@ def test_failing_device_becomes_a_skip_and_the_round_goes_on(task: Task) -> None
 
 @pytest.mark.parametrize("spoil", ["label", "dtype", "width"])
 def test_device_with_bad_data_harms_nobody_else(task: Task, spoil: str) -> None:
-    run = federation(task, [Policy(), Policy()], rounds=2)
-    good, bad = run._members
+    good, bad = make_members([Policy(), Policy()])
     data = {
         "label": ArrayData(bad.data.inputs, np.full(40, 99)),
         "dtype": ArrayData((bad.data.inputs[0].astype(np.float64),), bad.data.targets),
@@ -404,25 +396,9 @@ def test_federation_that_never_ran_holds_nothing_open(task: Task, tmp_path: Path
 
 
 def test_downlink_encoding_shows_as_compression_noise(task: Task) -> None:
-    random = np.random.default_rng(0)
-    data = ArrayData((random.normal(size=(8, 6)).astype(np.float32),), random.integers(0, 3, 8))
-    config = RoundsConfig(
-        min_participants=0,
-        plan=task.plan,
-        rule=RULES["ra-fed"](),
-        masks=make_masks("random"),
-        local_rule=LocalRule(learning_rate=0.1),
-        rounds=1,
-        steps=1,
-        batch_size=4,
-        min_devices=1,
-        seed=0,
-    )
-    model = GlobalModel(task.plan, task.weights, task.buffers, encoding=Encoding.parse("int8"))
-    theta, sent = model.theta.copy(), model.serve().decoded.copy()
-    (report,) = Federation(
-        config, model, lambda: TorchBackend(task), [Member("a", Policy(), data)]
-    ).run()
+    run = federation(task, [Policy()], rounds=1, down="int8")
+    theta, sent = run.model.theta.copy(), run.model.serve().decoded.copy()
+    (report,) = run.run()
     expected = ((sent - theta) ** 2).sum() / (theta**2).sum()
     assert report.compression_noise == pytest.approx(expected, rel=1e-4)
     assert report.devices[0].bytes_down < report.devices[0].bytes_up / 2
@@ -501,7 +477,7 @@ def test_program_that_refuses_nonsense_says_no_more(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
     )
     assert result.returncode == 2
     assert re.fullmatch("tessera-coordinator: .*damping.*\n", result.stderr)
@@ -522,10 +498,10 @@ def test_demo_stops_cleanly_on_interrupt(tmp_path: Path) -> None:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         try:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=HANGS_S)
         except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
         process.wait()

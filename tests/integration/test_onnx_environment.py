@@ -27,6 +27,7 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Job
 from edge_sdk.train.torch import TorchBackend
+from tests.waiting import HANGS_S
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = """
@@ -164,7 +165,7 @@ def pip(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=HANGS_S,
     )
 
 
@@ -192,7 +193,7 @@ def test_environment_of_the_onnx_extra_trains_as_torch_does(
         cwd=sent,
         env=clean_environ(),
         check=True,
-        timeout=120,
+        timeout=HANGS_S,
     )
     assert_trained_as_torch(sent, task, data)
 
@@ -202,6 +203,6 @@ def test_device_that_cannot_import_torch_trains_as_torch_does(
 ) -> None:
     """The same without a new environment, so that it is shown where no package index is."""
     subprocess.run(
-        [sys.executable, "-c", BLOCKED + DEVICE, sent], cwd=ROOT, check=True, timeout=120
+        [sys.executable, "-c", BLOCKED + DEVICE, sent], cwd=ROOT, check=True, timeout=HANGS_S
     )
     assert_trained_as_torch(sent, task, data)

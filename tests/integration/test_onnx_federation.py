@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,19 +14,15 @@ pytest.importorskip("onnxruntime")
 import torch
 from torch import nn
 
-from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import RULES
-from coordinator.masks import make_masks
-from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.federation import Federation, Member
 from coordinator.task.graphs import CompiledGraphs, compile_graphs
 from coordinator.task.task import Task, make_task
-from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
+from tests.integration.federations import make_federation, random_data
 
 RULE = LocalRule(learning_rate=0.1, momentum=0.5, rescale=0.5)
 
@@ -50,30 +48,11 @@ def federation(task: Task, backend: Backend) -> Federation:
     """Three devices at three levels, one of them with less data than a batch."""
     random = np.random.default_rng(3)
     members = [
-        Member(
-            f"device-{number}",
-            Policy(level=level),
-            ArrayData(
-                (random.normal(size=(samples, 6)).astype(np.float32),),
-                random.integers(0, 3, size=samples),
-            ),
-        )
+        Member(f"device-{number}", Policy(level=level), random_data(random, samples))
         for number, (level, samples) in enumerate([(1, 40), (0.5, 40), (0.25, 5)])
     ]
-    config = RoundsConfig(
-        min_participants=0,
-        plan=task.plan,
-        rule=RULES["ra-fed"](),
-        masks=make_masks("random"),
-        local_rule=RULE,
-        rounds=4,
-        steps=3,
-        batch_size=8,
-        min_devices=3,
-        seed=3,
-    )
-    model = GlobalModel(task.plan, task.weights, task.buffers)
-    return Federation(config, model, lambda: backend, members)
+    size: dict[str, Any] = {"steps": 3, "batch_size": 8, "min_devices": 3, "seed": 3}
+    return make_federation(task, members, lambda: backend, length=4, local_rule=RULE, **size)
 
 
 def test_federation_on_graphs_equals_federation_on_torch(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.integration.test_identity import TASK_FILE
 from tests.waiting import HANGS_S, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,18 +27,6 @@ folder = "run"
 rounds = 1
 [broker]
 embedded = true
-"""
-
-TASK = """\
-import torch
-from torch import nn
-
-from coordinator.task.task import make_task as task_of
-
-
-def make_task():
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    return task_of(model, torch.zeros(2, 4), groups=2)
 """
 
 
@@ -102,7 +91,7 @@ def test_device_is_alive_while_it_waits_for_its_broker(tmp_path: Path) -> None:
 
 def test_coordinator_is_alive_while_it_waits_for_devices(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
-    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "task.py").write_text(TASK_FILE)
     with supervised(tmp_path, "coordinator.cli", "serve", "--config", "run.toml") as program:
         watch_and_stop(program)
         assert program.process.wait(HANGS_S) == 143

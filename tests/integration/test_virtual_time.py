@@ -11,16 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa, make_rule
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.masks import make_masks
-from coordinator.rounds.fragments import FragmentsConfig
-from coordinator.rounds.synchronous import RoundsConfig, RoundsState
+from coordinator.rounds.synchronous import RoundsState
 from coordinator.simulate.federation import Federation, Member, MemberTimes, RoundReport
 from coordinator.simulate.pace import times_of
 from coordinator.task.task import Task, make_task
-from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation import fleet
 from edge_sdk.decide.emulation.emulation import Emulation
@@ -30,6 +25,7 @@ from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Outcome
 from edge_sdk.train.torch import TorchBackend
+from tests.integration.federations import make_federation, random_data
 
 STEPS = 2
 
@@ -43,9 +39,7 @@ def task() -> Task:
 
 
 def member(name: str, times: MemberTimes | None = None, **more: Any) -> Member:
-    random = np.random.default_rng(len(name))
-    inputs = random.normal(size=(20, 6)).astype(np.float32)
-    data = ArrayData((inputs,), random.integers(0, 3, size=20))
+    data = random_data(np.random.default_rng(len(name)), 20)
     return Member(name, Policy(), data, times=times, **more)
 
 
@@ -64,30 +58,16 @@ def federation(
     made: list[TorchBackend] | None = None,
     **more: Any,
 ) -> Federation:
-    made_rule = make_rule(rule)
-    common: dict[str, Any] = {
-        "plan": task.plan,
-        "masks": make_masks("random"),
-        "local_rule": LocalRule(learning_rate=0.1),
-        "steps": STEPS,
-        "batch_size": 4,
-        "min_devices": len(members),
-        "seed": 1,
-        **more,
-    }
-    config = (
-        FragmentsConfig(rule=made_rule, updates=length, **common)
-        if isinstance(made_rule, FedRaa)
-        else RoundsConfig(min_participants=0, rule=made_rule, rounds=length, **common)
-    )
-    model = GlobalModel(task.plan, task.weights, task.buffers)
     backends = [] if made is None else made
 
     def make_backend() -> TorchBackend:
         backends.append(TorchBackend(task, threads=1))
         return backends[-1]
 
-    return Federation(config, model, make_backend, members, time=time, threads=threads)
+    usual = {"local_rule": LocalRule(learning_rate=0.1), "steps": STEPS, "batch_size": 4, "seed": 1}
+    config: dict[str, Any] = {"min_devices": len(members), **usual, **more}
+    run = {"time": time, "threads": threads}
+    return make_federation(task, members, make_backend, rule=rule, length=length, run=run, **config)
 
 
 def updates(reports: Sequence[RoundReport]) -> Counter[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,15 +9,6 @@ import pytest
 
 from coordinator.operate.broker.embedded import find_mosquitto
 from tests.interruptions.world import Worlds
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this test run, also where several workers share it."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "interruptions"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 @pytest.fixture

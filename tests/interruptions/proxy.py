@@ -129,7 +129,7 @@ class _Pipe:
         self.other: _Pipe = self
         self.writer: asyncio.StreamWriter | None = None
         self._proxy = proxy
-        self._direction = direction
+        self.direction = direction
         self._reader = reader
         self._queue: deque[tuple[float, bytes]] = deque()
         self._more = asyncio.Event()
@@ -145,7 +145,7 @@ class _Pipe:
     async def read(self) -> None:
         """Take in what comes until the connection ends."""
         while data := await self._taken():
-            self._proxy.count(self._direction, len(data))
+            self._proxy.count(self.direction, len(data))
             if self.dead:
                 continue
             self._buffer += data
@@ -155,7 +155,7 @@ class _Pipe:
                 self.send(data)
             for packet in self._packets():
                 self._proxy.handle(self, packet, seen_only=slow)
-        if self.dead and self._direction == "down":
+        if self.dead and self.direction == "down":
             await asyncio.Event().wait()  # nor does it hear that the broker gave it up
 
     async def _taken(self) -> bytes:
@@ -185,7 +185,7 @@ class _Pipe:
         while (end := _packet_end(self._buffer)) is not None:
             data = bytes(self._buffer[:end])
             del self._buffer[:end]
-            packet = _parse(self._direction, self.client, data)
+            packet = _parse(self.direction, self.client, data)
             if packet.kind == CONNECT:
                 self.client = self.other.client = packet.client
             yield packet
@@ -254,7 +254,7 @@ class Proxy:
         def send() -> None:
             for pair in self._pairs:
                 for pipe in pair:
-                    if pipe.client == client and pipe._direction == direction:
+                    if pipe.client == client and pipe.direction == direction:
                         pipe.send(data)
 
         self.do(send)

@@ -33,7 +33,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
+from tests.waiting import locked
 
 TASK = "digits"
 COORDINATOR = "coordinator"
@@ -287,7 +287,7 @@ class World:
     def expect_undisturbed(self) -> None:
         """Fail unless the model is that of the same run without any interruption, bit for bit."""
         path = self._shared / f"digest.{self.setup.key}"
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if not path.exists():
                 folder = self._shared / f"undisturbed.{self.setup.key}"
                 folder.mkdir()
@@ -432,19 +432,12 @@ def indices(packets: Iterable[Packet]) -> list[int]:
 def compiled(units: int, shared: Path) -> Path:
     """A folder with the task's model and graphs, compiled once."""
     path = shared / f"model.{units}"
-    with _locked(shared / f"model.{units}.lock"):
+    with locked(shared / f"model.{units}.lock"):
         if not path.exists():
             source = shared / f"task{units}.py"
             source.write_text(TASK_FILE.format(units=units))
             save_model(compile_task(f"{source}:digits", shared, batch_size=BATCH_SIZE), path)
     return path
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        flock(file, LOCK_EX)
-        yield
 
 
 def _toml(values: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from edge_sdk.decide.decision import Decision, Policy, Sight, decide, verdicts
 from edge_sdk.decide.gates import Limits
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Network, Snapshot
 from edge_sdk.protocol.messages.round import Bid
+from tests.unit.edge_sdk.decide.prices import share_of
 
 law = settings(max_examples=300)
 
@@ -29,17 +30,25 @@ def costs(draw: st.DrawFn) -> tuple[Cost, ...]:
     joules = draw(st.one_of(st.none(), st.floats(1, 2000)))
     peak, seconds = draw(st.floats(1e6, 1e9)), draw(st.floats(0.1, 600))
     power = draw(st.floats(0.5, 2))
-    return tuple(
-        Cost(
-            level=level,
-            seconds=seconds * level**power,
-            joules=None if joules is None else joules * level**power,
-            peak_bytes=peak * level**power,
-            bytes_down=1e6 * level,
-            bytes_up=1e6 * level,
-        )
-        for level in LEVELS
+    more = draw(st.sampled_from([0.0, 0.0, 0.2, 1.0]))
+    whole = Cost(
+        level=1,
+        seconds=seconds,
+        joules=joules,
+        peak_bytes=peak,
+        bytes_down=1e6,
+        bytes_up=1e6,
+        second_s=more * seconds,
+        second_j=None if joules is None else more * joules,
+        second_bytes=more * peak,
     )
+    return tuple(share_of(whole, level, power) for level in LEVELS)
+
+
+def cheap(joules: float | None) -> tuple[Cost, ...]:
+    """Levels of which nothing but the energy matters."""
+    whole = Cost(level=1, seconds=10, joules=joules, peak_bytes=1e8, bytes_down=1, bytes_up=1)
+    return tuple(share_of(whole, level) for level in LEVELS)
 
 
 snapshots = st.builds(
@@ -133,13 +142,7 @@ def less(sight: Sight, what: str, share: float) -> Sight:
 
 
 @law
-@given(
-    policies,
-    sights,
-    histories,
-    st.sampled_from(["battery", "memory", "time"]),
-    st.floats(0, 1),
-)
+@given(policies, sights, histories, st.sampled_from(["battery", "memory", "time"]), st.floats(0, 1))
 def test_less_of_anything_never_raises_the_level(
     policy: Policy, sight: Sight, history: History, what: str, share: float
 ) -> None:
@@ -183,6 +186,49 @@ def test_a_level_that_is_trained_fits_memory_time_and_energy(
         assert battery.percent >= 30
 
 
+@settings(max_examples=100)
+@given(policies, sights, histories)
+def test_second_pass_changes_no_level_and_fits_where_it_is_made(
+    policy: Policy, sight: Sight, history: History
+) -> None:
+    decision = answer(policy, sight, history)
+    none = tuple(
+        replace(each, second_s=0.0, second_j=0.0, second_bytes=0.0) for each in sight.costs
+    )
+    without = answer(policy, replace(sight, costs=none), history)
+    for name in ("level", "code", "share", "history"):
+        assert getattr(decision, name) == getattr(without, name)
+    assert decision.reason.startswith(without.reason)
+    cost = next((each for each in sight.costs if each.level == decision.level), None)
+    if cost is None or cost.second_s == 0:
+        assert (decision.passes, decision.reason) == (2, without.reason)
+        return
+    assert "second, narrower pass a step" in decision.reason
+    assert ("does not fit" in decision.reason) is (decision.passes == 1)
+    both = replace(
+        cost,
+        seconds=cost.seconds + cost.second_s,
+        peak_bytes=cost.peak_bytes + cost.second_bytes,
+        joules=None if cost.joules is None else cost.joules + (cost.second_j or 0.0),
+        second_s=0.0,
+    )
+    costs = tuple(both if each is cost else each for each in none)
+    known = sight.snapshot.memory.available_bytes is not None
+    weighed = verdicts(policy, replace(sight, costs=costs), history.heard(sight.now_s))
+    of_both = next(each for each in weighed if each.level == decision.level)
+    assert (decision.passes == 2) is (known and of_both.share >= decision.share)
+
+
+@settings(max_examples=100)
+@given(policies, sights, histories, st.sampled_from(["memory", "time"]), st.floats(0, 1))
+def test_less_of_anything_never_adds_a_pass(
+    policy: Policy, sight: Sight, history: History, what: str, share: float
+) -> None:
+    now, worse = (answer(policy, each, history) for each in (sight, less(sight, what, share)))
+    if now.level is not None and now.level == worse.level:
+        assert worse.passes <= now.passes
+
+
 ON_BATTERY = Snapshot(
     battery=Battery(present=True, percent=80, charging=False, capacity_wh=15),
     memory=MemoryState(available_bytes=2e9),
@@ -224,17 +270,7 @@ def test_budget_of_a_day_holds_over_two_weeks(
         now = (round - 1) * interval_s
         sight = Sight(
             snapshot=ON_BATTERY,
-            costs=tuple(
-                Cost(
-                    level=level,
-                    seconds=10,
-                    joules=joules * level,
-                    peak_bytes=1e8,
-                    bytes_down=1,
-                    bytes_up=1,
-                )
-                for level in LEVELS
-            ),
+            costs=cheap(joules),
             rounds_left=rounds - round + 1 if known else None,
             whole=whole,
             now_s=now,
@@ -257,22 +293,8 @@ def test_a_tight_budget_is_used_and_spread_over_the_day(prefer: Any, whole: bool
     policy = Policy(prefer=prefer, limits=Limits(energy_wh_per_day=1))
     history, levels = History(), []
     for hour in range(3 * 24):
-        sight = Sight(
-            snapshot=ON_BATTERY,
-            costs=tuple(
-                Cost(
-                    level=level,
-                    seconds=10,
-                    joules=300 * level / MARGIN,
-                    peak_bytes=1e8,
-                    bytes_down=1,
-                    bytes_up=1,
-                )
-                for level in LEVELS
-            ),
-            whole=whole,
-            now_s=hour * 3600.0,
-        )
+        costs, now = cheap(300 / MARGIN), hour * 3600.0
+        sight = Sight(snapshot=ON_BATTERY, costs=costs, whole=whole, now_s=now)
         decision = answer(policy, sight, history, hour + 1)
         history = decision.history
         if decision.level is not None:
@@ -332,27 +354,23 @@ def test_reasons_say_what_was_needed_and_what_there_was() -> None:
         History(turn=0.0, skipped=2),
     ) == ("level 25 %: the last 2 rounds were skipped")
 
+    cost[0] = replace(cost[0], second_s=12, second_j=40, second_bytes=50e6)
+    told = "full model: all of it fits; a second, narrower pass a step "
+    assert said() == f"{told}fits"
+    assert said(deadline_s=95) == f"{told}does not fit: needs 12 s more, 5 s are left"
+    assert said(snapshot=free(420)) == f"{told}does not fit: needs 50 MB more, 8 MB are left"
+    little = Policy(limits=Limits(energy_wh_per_day=0.07))
+    assert said(little, rounds_left=1) == f"{told}does not fit: needs 40 J more"
+
 
 def test_unknown_memory_is_neither_plenty_nor_nothing() -> None:
-    sight = Sight(
-        snapshot=Snapshot(battery=Battery(present=False)),
-        costs=tuple(
-            Cost(level=level, seconds=1, joules=None, peak_bytes=1, bytes_down=1, bytes_up=1)
-            for level in LEVELS
-        ),
-    )
+    sight = Sight(snapshot=Snapshot(battery=Battery(present=False)), costs=cheap(None))
     assert answer(Policy(), sight, History()).level == 0.25
 
 
 def test_mains_without_a_battery_is_not_budgeted() -> None:
-    sight = Sight(
-        snapshot=Snapshot(
-            battery=Battery(present=False), memory=MemoryState(available_bytes=math.inf)
-        ),
-        costs=tuple(
-            Cost(level=level, seconds=1, joules=None, peak_bytes=1, bytes_down=1, bytes_up=1)
-            for level in LEVELS
-        ),
-    )
+    memory = MemoryState(available_bytes=math.inf)
+    mains = Snapshot(battery=Battery(present=False), memory=memory)
+    sight = Sight(snapshot=mains, costs=cheap(None))
     policy = Policy(limits=Limits(energy_wh_per_day=0, battery_floor=100))
     assert answer(policy, sight, History()).level == 1.0

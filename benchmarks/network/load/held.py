@@ -27,7 +27,8 @@ METHOD = (
     "it, with two MQTT connections, four threads, its own onnxruntime session and folder; they "
     "train a small model for one step. So what they need of this machine, which they share with "
     "coordinator and broker, is not what devices need, and makes rounds longer. All bid in every "
-    "round; 20 % are picked, and all of these are waited for. Held: the fewest devices present, as "
+    'round; 20 % are picked (select = "after"), and all of these are waited for. Held: the fewest '
+    "devices present, as "
     "anybody sees it on the broker, in the time of the measured rounds, of which each counted the "
     "movements of all that were picked (else 0). The first round is not measured. Seconds of a "
     "round are from one entry of the coordinator's history to the next, median; CPU is user and "

@@ -55,8 +55,8 @@ def add_parser(commands: Any) -> None:
         type=Path,
         metavar="DIR",
         help=(
-            "a directory with UCI HAR (uci_har.npz), MNIST or Fashion-MNIST (idx) or CIFAR-10 "
-            "(binary) (default: the digits that ship with scikit-learn)"
+            "a directory with UCI HAR (uci_har.npz), MNIST or Fashion-MNIST (idx), CIFAR-10 "
+            "(binary) or AG News (CSV) (default: the digits that ship with scikit-learn)"
         ),
     )
     parser.add_argument(

@@ -15,6 +15,7 @@ from benchmarks.studies.learn.config import DEVICES
 from coordinator.simulate.demo.digits import deal, make_model
 from coordinator.simulate.demo.emulated import choose_members, emulate_all
 from coordinator.simulate.demo.run import BATCH_SIZE, GROUPS
+from coordinator.simulate.partitions import key_parts
 from coordinator.task.graphs import CompiledGraphs, compile_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
@@ -25,7 +26,7 @@ from edge_sdk.protocol.streams import stream
 FLEET = "phones"
 WORK_MACS = 872_832
 """MACs of `sensor-cnn` for one window, for which the fleet's `work` was chosen."""
-MODELS = {"uci-har": "sensor-cnn", "idx": "lenet-28", "cifar-10": "cnn"}
+MODELS = {"uci-har": "sensor-cnn", "idx": "lenet-28", "cifar-10": "cnn", "ag-news": "news"}
 """Family for each format; digits use the demo's model."""
 
 
@@ -60,12 +61,11 @@ class Setting:
         train, owners = self.data.train, self.data.owners
         if owners is None:
             return deal(train, names, seed)
-        people = stream(seed, "learn", "people").permutation(np.unique(owners))
+        people = key_parts(owners)
+        order = stream(seed, "learn", "people").permutation(len(people))
         return {
-            name: ArrayData(
-                tuple(x[owners == one] for x in train.inputs), train.targets[owners == one]
-            )
-            for name, one in zip(names, people, strict=True)
+            name: ArrayData(tuple(x[people[one]] for x in train.inputs), train.targets[people[one]])
+            for name, one in zip(names, order, strict=True)
         }
 
 
@@ -89,4 +89,5 @@ def make_setting(data: Dataset) -> Setting:
 
 
 def _task(model: nn.Module, data: Dataset) -> Task:
-    return make_task(model, torch.zeros(2, *data.shape), groups=GROUPS)
+    dtype = torch.int64 if data.vocabulary else torch.float32
+    return make_task(model, torch.zeros(2, *data.shape, dtype=dtype), groups=GROUPS)

@@ -22,14 +22,13 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 MemoryType = Literal["fp32", "fp16", "int8"]
-Weighting = Literal["uniform", "samples"]
 Float64 = NDArray[np.float64]
 Rounds = NDArray[np.int32]
 Reader = Callable[[int, Float64], None]
@@ -48,7 +47,7 @@ class MemoryConfig:
     max_staleness: int = 1_000_000
     """Rounds after which an entry leaves."""
     weighting: Weighting = "uniform"
-    """An entry's weight: 1, or the device's samples."""
+    """An entry's weight: 1, the device's samples, or the movement's level."""
     sums: bool = True
     """Keep `total` and `weight`."""
     threads: int = 1
@@ -76,7 +75,7 @@ class Made:
     """γ; above 0."""
     level: float
     weight: float
-    """1 under uniform weighting, else the device's samples."""
+    """As the memory's weighting says."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

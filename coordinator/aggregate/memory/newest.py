@@ -199,14 +199,13 @@ class NewestMemory:
         taken[ids[newer]] = True
         leaving, lost = self._leave(kept, taken)
         kept.rounds[taken] = made
-        samples = self.config.weighting == "samples"
         return _Taken(
             contribution.device,
             Made(
                 made,
                 float(contribution.learning_rate),
                 float(contribution.level),
-                float(contribution.samples) if samples else 1.0,
+                contribution.weight(self.config.weighting),
             ),
             ids[newer],
             np.ascontiguousarray(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.memory import Memory, Piece
 from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.aggregate.rules.sums import Term, block_sums, divide, sum_terms
 from coordinator.errors import ConfigError
-from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 
 
@@ -35,10 +33,10 @@ class Ccfl(Rule):
         if self.horizon < 1:
             raise ConfigError(f"horizon must be at least 1 round, not {self.horizon}")
 
-    def _move(self, closing: Closing, spoken_for: Sequence[tuple[Blocks, float, float]]) -> Float32:
-        """Average the fresh movements and the (blocks, weight, factor) of devices that skipped."""
-        plan = closing.plan
-        fresh = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
+    def move(self, closing: Closing) -> Float32:
+        """Average the fresh movements and those of devices that skipped."""
+        plan, spoken_for = closing.plan, self._old_terms(closing)
+        fresh = [(part.blocks, self.weight(part)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
         terms = [Term(blocks, weight) for blocks, weight in fresh]
         terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
@@ -49,18 +47,25 @@ class Ccfl(Rule):
         by *= np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
         return divide(plan, total, by / self.server_rate)
 
+    def spoken_for(self, closing: Closing) -> list[Blocks]:
+        """See `Rule`."""
+        return [blocks for blocks, _, _ in self._old_terms(closing)]
+
+    def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
+        """Return the (blocks, weight, factor) of devices that skipped."""
+        raise NotImplementedError
+
     def _replays(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return [
-            (part.blocks, self.weight(part.samples), closing.learning_rate / part.learning_rate)
+            (part.blocks, self.weight(part), closing.learning_rate / part.learning_rate)
             for part in closing.replayed
             if closing.round - part.made <= self.horizon
         ]
 
-    def _remembered(self, closing: Closing, memory: Memory) -> list[tuple[Blocks, float, float]]:
+    def _remembered(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return [
             (piece.blocks, piece.made.weight, closing.learning_rate / piece.made.learning_rate)
-            for device in closing.silent
-            for piece in memory.recall(device)
+            for piece in _recalled(closing)
             if closing.round - piece.made.round <= self.horizon
         ]
 
@@ -74,9 +79,8 @@ class Ccfl1(Ccfl):
         """See `Rule`."""
         return self.horizon
 
-    def move(self, closing: Closing) -> Float32:
-        """See `Ccfl`."""
-        return self._move(closing, self._replays(closing))
+    def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
+        return self._replays(closing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +92,12 @@ class Ccfl2(Ccfl):
     def move(self, closing: Closing) -> Float32:
         """See `Ccfl`."""
         memory = _memory(closing)
-        result = self._move(closing, self._remembered(closing, memory))
+        result = Ccfl.move(self, closing)
         memory.write(closing.fresh)
         return result
+
+    def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
+        return self._remembered(closing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +109,12 @@ class Ccfl3(Ccfl1):
     def move(self, closing: Closing) -> Float32:
         """See `Ccfl`."""
         memory = _memory(closing)
-        terms = [*self._replays(closing), *self._remembered(closing, memory)]
-        result = self._move(closing, terms)
+        result = Ccfl.move(self, closing)
         memory.write([part for part in closing.fresh if self.takes(part)])
         return result
+
+    def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
+        return [*self._replays(closing), *self._remembered(closing)]
 
     def takes(self, part: Contribution) -> bool:
         """See `Rule`; a device that keeps a copy sends it again itself."""
@@ -121,15 +130,18 @@ class Strategy2(Rule):
     def move(self, closing: Closing) -> Float32:
         """Average `D_n,i` of devices that trained and `w_n,i − θ_i` of those that did not."""
         plan, memory = closing.plan, _memory(closing)
-        weighed = [(part.blocks, self.weight(part.samples)) for part in closing.fresh]
-        for device in closing.silent:
-            for piece in memory.recall(device):
-                now = select_blocks(closing.theta, piece.blocks.ids, plan.block_offsets)
-                stale = Blocks(piece.blocks.ids, piece.blocks.values - now.values)
-                weighed.append((stale, piece.made.weight))
+        weighed = [(part.blocks, self.weight(part)) for part in closing.fresh]
+        for piece in _recalled(closing):
+            now = select_blocks(closing.theta, piece.blocks.ids, plan.block_offsets)
+            stale = Blocks(piece.blocks.ids, piece.blocks.values - now.values)
+            weighed.append((stale, piece.made.weight))
         total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)
         memory.write([_as_model(closing, part) for part in closing.fresh])
         return divide(plan, total, block_sums(plan, weighed) / self.server_rate)
+
+    def spoken_for(self, closing: Closing) -> list[Blocks]:
+        """See `Rule`."""
+        return [piece.blocks for piece in _recalled(closing)]
 
 
 def _as_model(closing: Closing, part: Contribution) -> Contribution:
@@ -137,8 +149,12 @@ def _as_model(closing: Closing, part: Contribution) -> Contribution:
     return replace(part, blocks=Blocks(part.blocks.ids, start.values + part.blocks.values))
 
 
+def _recalled(closing: Closing) -> list[Piece]:
+    """Return the entries of the devices that skipped."""
+    memory = closing.needed_memory
+    return [piece for device in closing.silent for piece in memory.recall(device)]
+
+
 def _memory(closing: Closing) -> Memory:
-    if closing.memory is None:
-        raise StateError("this rule needs a memory, and the round has none")
-    closing.memory.advance(closing.round)
-    return closing.memory
+    closing.needed_memory.advance(closing.round)
+    return closing.needed_memory

@@ -21,7 +21,7 @@ class RaFed(Rule):
         return self._mean(closing, closing.fresh)
 
     def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
-        weighed = [(part.blocks, self.weight(part.samples)) for part in contributions]
+        weighed = [(part.blocks, self.weight(part)) for part in contributions]
         terms = [Term(blocks, weight) for blocks, weight in weighed]
         total = sum_terms(closing.plan, terms, threads=closing.threads)
         coverage = block_sums(closing.plan, weighed) / self.server_rate

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.aggregate.rules.sums import Float64, add_scaled, block_sums, over_shards
 from coordinator.errors import ConfigError
-from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Float32, block_runs
 
 Correction = Literal["coverage", "population"]
@@ -57,11 +57,9 @@ class RamFed(Rule):
         used a stretch at a time as memory makes it, so each old movement is read once, where it
         is replaced, and the change of the whole model is never held.
         """
-        memory, plan = closing.memory, closing.plan
-        if memory is None:
-            raise StateError("ram-fed needs a memory, and the round has none")
+        memory, plan = closing.needed_memory, closing.plan
         memory.advance(closing.round)
-        weights = [self.weight(part.samples) for part in closing.fresh]
+        weights = [self.weight(part) for part in closing.fresh]
         pairs = [(part.blocks, w) for part, w in zip(closing.fresh, weights, strict=True)]
         fresh = block_sums(plan, pairs)
         absent = self._absent(closing, memory)
@@ -88,6 +86,11 @@ class RamFed(Rule):
         memory.write(closing.fresh, add_change)
         return result
 
+    def moved(self, closing: Closing) -> NDArray[np.bool_]:
+        """See `Rule`; memory has the fresh movements too by now."""
+        held: NDArray[np.bool_] = closing.needed_memory.entries > 0
+        return held
+
     def _absent(self, closing: Closing, memory: Memory) -> Float64:
         """Sum per block the weight of fresh movements whose device had no entry to replace."""
         absent = np.zeros(closing.plan.block_count)
@@ -96,7 +99,7 @@ class RamFed(Rule):
         for part in closing.fresh:
             ids = part.blocks.ids
             lacks = memory.rounds(part.device)[ids] == 0
-            absent[ids[lacks]] += self.weight(part.samples)
+            absent[ids[lacks]] += self.weight(part)
         return absent
 
     def _uneven(self, closing: Closing, memory: Memory) -> Float64 | None:
@@ -106,7 +109,7 @@ class RamFed(Rule):
         lack: Float64 | None = None
         for part in closing.fresh:
             for piece in memory.recall(part.device, part.blocks.ids):
-                more = self.weight(part.samples) - piece.made.weight
+                more = self.weight(part) - piece.made.weight
                 if not more:
                     continue
                 if lack is None:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from coordinator.aggregate.contribution import Contribution
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import Memory
 from coordinator.errors import ConfigError
-from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.errors import StateError
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
-
-Weighting = Literal["uniform", "samples"]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -33,7 +35,8 @@ class Closing:
     silent: Sequence[str] = ()
     """Selected devices that sent nothing, sorted."""
     registered: float = 0.0
-    """All devices ever known: their number, or with `weighting = "samples"` their samples."""
+    """All devices ever known: their number, or with `weighting = "samples"` their samples. (With
+    `"level"` each counts as a whole model would.)"""
     memory: Memory | None = None
     threads: int = 1
 
@@ -41,6 +44,13 @@ class Closing:
     def selected(self) -> int:
         """Number of devices that were asked."""
         return len(self.fresh) + len(self.replayed) + len(self.silent)
+
+    @property
+    def needed_memory(self) -> Memory:
+        """The memory. Raises `StateError` if the round has none."""
+        if self.memory is None:
+            raise StateError("this rule needs a memory, and the round has none")
+        return self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +100,21 @@ class Rule:
         """Compute the movement of the whole model, in block order; the caller owns the result."""
         raise NotImplementedError
 
-    def weight(self, samples: int) -> float:
-        """Weight of a device with this many samples."""
-        return 1.0 if self.weighting == "uniform" else float(samples)
+    def moved(self, closing: Closing) -> NDArray[np.bool_]:
+        """Mark the blocks that anybody had a say about; asked after `move`."""
+        marks = np.zeros(closing.plan.block_count, dtype=np.bool_)
+        for blocks in [*(part.blocks for part in closing.fresh), *self.spoken_for(closing)]:
+            marks[blocks.ids] = True
+        return marks
+
+    def spoken_for(self, closing: Closing) -> Sequence[Blocks]:  # noqa: ARG002
+        """Return the older movements that count for devices that skipped."""
+        return ()
+
+    def weight(self, part: Contribution) -> float:
+        """Weight of a movement."""
+        return part.weight(self.weighting)
 
     def total_weight(self, devices: int, samples: int) -> float:
         """Weight of this many devices that have this many samples together."""
-        return float(devices if self.weighting == "uniform" else samples)
+        return float(samples if self.weighting == "samples" else devices)

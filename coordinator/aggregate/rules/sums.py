@@ -67,7 +67,7 @@ def add_scaled(
     """Add `number_i · source` for every block `i`; `source` begins at parameter `start`."""
     for low in range(start, start + len(source), PIECE):
         high = min(low + PIECE, start + len(source))
-        part = _spread(plan, numbers, low, high)
+        part = spread(plan, numbers, low, high)
         part *= source[low - start : high - start]
         result[low:high] += part.astype(np.float32)
 
@@ -77,11 +77,11 @@ def divide(plan: ModelPlan, total: Float32, by: Float64) -> Float32:
     share = np.divide(1.0, by, out=np.zeros_like(by), where=by > 0).astype(np.float32)
     for low in range(0, len(total), PIECE):
         part = total[low : low + PIECE]
-        part *= _spread(plan, share, low, low + len(part))
+        part *= spread(plan, share, low, low + len(part))
     return total
 
 
-def _spread(plan: ModelPlan, numbers: NDArray[Any], low: int, high: int) -> NDArray[Any]:
+def spread(plan: ModelPlan, numbers: NDArray[Any], low: int, high: int) -> NDArray[Any]:
     """Repeat one number per block as one per parameter, for the parameters from low to high."""
     offsets = plan.block_offsets
     first = int(np.searchsorted(offsets, low, side="right")) - 1

@@ -21,7 +21,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 
 GroupOrder = Literal["leading", "random", "importance"]
-Orders = tuple[tuple[int, ...], ...]
+GroupOrders = tuple[tuple[int, ...], ...]
 """For every bundle, all its groups in the order in which levels take them."""
 
 
@@ -41,7 +41,7 @@ class NestedMasks:
     tied: bool = False
     order: GroupOrder = "leading"
     seed: Natural = 0
-    ranked: Orders | None = field(default=None, metadata=NOT_A_KEY)
+    ranked: GroupOrders | None = field(default=None, metadata=NOT_A_KEY)
     """The order of importance, once the model is known (`rank`)."""
 
     def __post_init__(self) -> None:
@@ -88,11 +88,11 @@ class NestedMasks:
         self._turned(plan, bundles, 1)  # raises what a call would
         return 0 if levels and holds_all(bundles, max(levels)) else None
 
-    def _turned(self, plan: ModelPlan, bundles: Sequence[Bundle], round: int) -> Orders:  # noqa: ARG002  `core` turns them
+    def _turned(self, plan: ModelPlan, bundles: Sequence[Bundle], round: int) -> GroupOrders:  # noqa: ARG002  `core` turns them
         """Return the orders of a round."""
         return self._orders(bundles)
 
-    def _orders(self, bundles: Sequence[Bundle]) -> Orders:
+    def _orders(self, bundles: Sequence[Bundle]) -> GroupOrders:
         orders: Sequence[Sequence[int]]
         if self.order == "leading":
             orders = [range(bundle.count) for bundle in bundles]
@@ -152,7 +152,7 @@ class CoreMasks(NestedMasks):
             ),
         )
 
-    def _turned(self, plan: ModelPlan, bundles: Sequence[Bundle], round: int) -> Orders:
+    def _turned(self, plan: ModelPlan, bundles: Sequence[Bundle], round: int) -> GroupOrders:
         orders = self._orders(bundles)
         paces = paces_of(cells_of(plan, bundles), len(bundles))
         kept = self._kept(bundles, orders)
@@ -162,7 +162,7 @@ class CoreMasks(NestedMasks):
             for order, core, pace in zip(orders, kept, paces, strict=True)
         )
 
-    def _kept(self, bundles: Sequence[Bundle], orders: Orders) -> list[int]:
+    def _kept(self, bundles: Sequence[Bundle], orders: GroupOrders) -> list[int]:
         """Number of groups of the core, for every bundle."""
         return [
             len(bundle.prefix(self.core, order))

@@ -51,8 +51,16 @@ class Letter:
 class Inbox:
     """A queue of link events. Any thread may call `put`; one thread calls the rest."""
 
-    def __init__(self, *, clock: Callable[[], float], max_devices: int, device_bytes: int) -> None:
-        """`device_bytes` limits the waiting chunks of one device."""
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        max_devices: int,
+        device_bytes: int,
+        controls_bytes: int = MAX_CONTROLS_BYTES,
+        chunks_bytes: int = MAX_CHUNKS_BYTES,
+    ) -> None:
+        """`device_bytes` limits the waiting chunks of one device, the last two those of all."""
         self.known: set[str] = set()
         """Names listened to. The reader of the queue sets this and `full`."""
         self.full = False
@@ -60,6 +68,7 @@ class Inbox:
         self._strangers = Buckets(Rate(STRANGERS.per_s, STRANGERS.burst + 2 * max_devices), 1)
         self._clock = clock
         self._device_bytes = device_bytes
+        self._controls_bytes, self._chunks_bytes = controls_bytes, chunks_bytes
         self._rates = {
             TopicKind.UP_CONTROL: Buckets(CONTROL, max_devices),
             TopicKind.PRESENCE: Buckets(PRESENCE, max_devices),
@@ -141,7 +150,7 @@ class Inbox:
             return f"a message has {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
         if self._waiting[device] >= MAX_WAITING:
             return f"more than {MAX_WAITING} messages waiting"
-        if self._total[0] + size > MAX_CONTROLS_BYTES:
+        if self._total[0] + size > self._controls_bytes:
             return "more messages than the coordinator can handle"
         rate = self._rates.get(kind)
         if rate is not None and not rate.take(device, self._clock(), 1 + size // 1024):
@@ -154,7 +163,7 @@ class Inbox:
         taken = self._bytes[device]
         if taken and taken + size + OVERHEAD_BYTES > self._device_bytes:
             return "more chunks at a time than its credits allow"
-        if self._total[1] + size > MAX_CHUNKS_BYTES:
+        if self._total[1] + size > self._chunks_bytes:
             return "more chunks than the coordinator can handle"
         if self._muted.get(device, 0.0) > self._clock():
             return "too many useless chunks"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
+from coordinator.simulate.partitions import dirichlet_parts
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 
 TEST_SAMPLES = 360
@@ -59,28 +58,9 @@ def make_model(seed: int) -> nn.Module:
 
 def deal(data: ArrayData, names: Sequence[str], seed: int) -> dict[str, ArrayData]:
     """Give each device an uneven share of the data."""
-    shares = dirichlet_shares(data.targets, len(names), stream(seed, "demo", "shares"))
+    random = stream(seed, "demo", "shares")
+    shares = dirichlet_parts(data.targets, len(names), random, alpha=CONCENTRATION)
     return {
         name: ArrayData(tuple(x[rows] for x in data.inputs), data.targets[rows])
         for name, rows in zip(names, shares, strict=True)
     }
-
-
-def dirichlet_shares(
-    labels: Array, devices: int, random: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Choose rows for each device: every class has its own Dirichlet draw.
-
-    Every row is given out once; a device that drew nothing takes one row of the largest share.
-    """
-    shares: list[list[int]] = [[] for _ in range(devices)]
-    for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        portions = random.dirichlet([CONCENTRATION] * devices)
-        cuts = (np.cumsum(portions)[:-1] * len(rows)).astype(np.int64)
-        for share, part in zip(shares, np.split(rows, cuts), strict=True):
-            share.extend(int(row) for row in part)
-    for share in shares:
-        if not share:
-            share.append(max(shares, key=len).pop())
-    return [np.asarray(sorted(share), dtype=np.int64) for share in shares]

@@ -100,7 +100,7 @@ class ProcessDemo:
             raise ConfigError(f"cannot read weights: {config.init} is not a file")
         rule, self.config = choose_masks(config)
         masks = make_masks(str(self.config.mask), **config.mask_options)
-        check_pairing(rule, masks, config.up, config.widths)
+        check_pairing(rule, masks, config.up, local_rule(config).widths)
         if not available():
             raise ConfigError(
                 "no broker is installed: install mosquitto (apt install mosquitto, brew "
@@ -147,10 +147,10 @@ class ProcessDemo:
         """Start everything, yield every round as it closes, stop everything. Main thread only.
 
         Raises `RunError` when the coordinator or the devices end early, `BrokerStartError` when no
-        broker can be started, and on signals like `_signals_noted`.
+        broker can be started, and on signals like `signals_noted`.
         """
         prefix = "tessera-demo-"
-        with _signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
+        with signals_noted() as noted, TemporaryDirectory(prefix=prefix) as temporary:
             folder = Path(temporary)
             try:
                 with embedded_broker(folder / "broker") as settings, Children() as children:
@@ -305,7 +305,7 @@ class ProcessDemo:
 
 
 @contextmanager
-def _signals_noted() -> Iterator[Sequence[signal.Signals]]:
+def signals_noted() -> Iterator[Sequence[signal.Signals]]:
     """Collect signals that ask to stop. They take effect when the context is left.
 
     Then SIGINT raises `KeyboardInterrupt`, the others `SystemExit` with a shell's exit code.

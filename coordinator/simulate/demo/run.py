@@ -36,7 +36,7 @@ from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
 from edge_sdk.decide.emulation.fleet import Fleet, load_fleet, shipped_fleet
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.torch import TorchBackend
@@ -76,8 +76,8 @@ class DemoConfig:
     mask: str | None = None
     """`mask` and `rule` are names for `make_masks` and `make_rule`. None: the best for the rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
-    widths: Widths = "own"
-    """Submodels that a step trains."""
+    local: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the devices' local rule that differ from the demo's."""
     up: Encoding = field(default_factory=Encoding)
     """Encoding of movements; `down` is that of the model."""
     down: Encoding = field(default_factory=Encoding)
@@ -246,7 +246,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "rule_options": dict(config.rule_options),
         "mask": config.mask,
         "mask_options": dict(config.mask_options),
-        "widths": config.widths,
+        "local": dict(config.local),
         "encoding_up": str(config.up),
         "encoding_down": str(config.down),
         "backend": config.backend,
@@ -305,7 +305,7 @@ class Ledger:
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
     """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
     rule = make_rule(config.rule, **config.rule_options)
-    return rule, replace(config, mask=config.mask or fitting_masks(rule, config.widths))
+    return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
 
 
 def demo_task(seed: int, init: Path | None) -> Task:
@@ -320,7 +320,7 @@ def demo_task(seed: int, init: Path | None) -> Task:
 def local_rule(config: DemoConfig) -> LocalRule:
     """Return the devices' local training rule."""
     radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    return replace(LOCAL_RULE, sam_radius=radius, widths=config.widths)
+    return replace(LOCAL_RULE, sam_radius=radius, **config.local)
 
 
 def make_demo(config: DemoConfig) -> Demo:

@@ -142,14 +142,18 @@ def _sort_placeholders(
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "torch"]
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
+    heard = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
+    parent = logging.getLogger("torch")
+    level = parent.level
+    parent.setLevel(logging.CRITICAL)  # for loggers that are made meanwhile
+    for logger in heard:
+        logger.disabled = True  # setting a level clears the caches of all loggers
     try:
         yield
     finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+        parent.setLevel(level)
+        for logger in heard:
+            logger.disabled = False
 
 
 def _hint(error: BaseException) -> str:

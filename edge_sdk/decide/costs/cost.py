@@ -11,7 +11,12 @@ EnergySource = Literal["measured", "profile", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """A prediction for one round at one level; None: unknown."""
+    """A prediction for one round at one level; None: unknown.
+
+    Where the local rule trains several widths, it is that of steps with one pass, each of a width
+    drawn from the level's own and the narrower ones; `second_…` is what two passes a step take on
+    top of it, the own width and a drawn narrower one. 0: the rule asks for one.
+    """
 
     level: float
     seconds: float
@@ -24,5 +29,8 @@ class Cost:
     bytes_up: float
     energy_from: EnergySource = "unknown"
     """Source of `joules`."""
+    second_s: float = 0.0
+    second_j: float | None = 0.0
+    second_bytes: float = 0.0
     transfers_counted: bool = True
     """False: the link's speed is unknown, and `seconds` covers training alone."""

@@ -25,7 +25,14 @@ from edge_sdk.decide.costs.calibration import (
     why_calibrate,
 )
 from edge_sdk.decide.costs.cost import Cost
-from edge_sdk.decide.costs.model import CostModel, Known, Learned, memory_bound
+from edge_sdk.decide.costs.model import (
+    MARGIN,
+    CostModel,
+    Known,
+    Learned,
+    memory_bound,
+    narrow_bytes,
+)
 from edge_sdk.decide.costs.work import batch_bytes, work_at
 from edge_sdk.machine.energy import EnergyMeter, probed_watts
 from edge_sdk.machine.resident import resident_bytes
@@ -34,7 +41,7 @@ from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.task.graphs import Manifest
-from edge_sdk.train.backend import Backend
+from edge_sdk.train.backend import Backend, Job
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +112,9 @@ class Costing:
             levels, opened, samples=self._samples, held_bytes=self._held_bytes
         )
 
-    def metered(self, opened: RoundOpen, level: float) -> Meter:
+    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Meter:
         """See `Costs`."""
-        return Meter(self, opened, level)
+        return Meter(self, opened, level, job)
 
     def _measure(self, why: str, learned: Learned, limit_s: float = LIMIT_S) -> None:
         if not self._may_measure():
@@ -148,11 +155,12 @@ class Costing:
     def _unmeasured(self, level: float, opened: RoundOpen) -> Cost:
         work = work_at(self._backend.plan, self._manifest, level, opened.batch_size)
         data = batch_bytes(self._manifest.data, opened.batch_size)
+        beside = MARGIN * narrow_bytes(self._backend.plan, self._manifest, level, opened)
         return Cost(
             level=level,
             seconds=math.inf,
             joules=None,
-            peak_bytes=memory_bound(work, data, opened.local_rule, opened.up),
+            peak_bytes=beside + memory_bound(work, data, opened.local_rule, opened.up),
             bytes_down=work.weight_bytes,
             bytes_up=work.weight_bytes,
         )
@@ -167,6 +175,7 @@ class Costing:
             meter.seconds,
             samples=self._samples,
             energy=meter.measured.energy,
+            job=meter.job,
         )
         self._keep()
 
@@ -187,10 +196,11 @@ class Costing:
 class Meter:
     """Measures one training. See `Metered`."""
 
-    def __init__(self, costing: Costing, opened: RoundOpen, level: float) -> None:
+    def __init__(self, costing: Costing, opened: RoundOpen, level: float, job: Job | None) -> None:
         self._costing = costing
         self.opened = opened
         self.level = level
+        self.job = job
         self.seconds = 0.0
         model = costing._model
         idle_w = None if model is None else model.calibration.idle_w

@@ -16,8 +16,13 @@ times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a
 calibrated ones there is only `memory_bound`, which knows nothing but the graph and is up to six
 times too high.
 
+Under a local rule that trains several widths, a step is the mean over them: of the level and those
+below it that the opening names. A second pass a step makes it the level's own and the mean of the
+narrower ones. A narrower pass takes memory for its cut of the weights and for its gradients; a
+second one also for the gradients of the first.
+
 Everything here is pure. Laws: predictions do not fall with the level or the steps, and a constant
-ratio of observed to predicted seconds is learned completely.
+ratio of observed to predicted seconds is learned completely, whatever widths were drawn.
 """
 
 from __future__ import annotations
@@ -26,10 +31,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
+from statistics import fmean
 
 from edge_sdk.decide.costs.cost import Cost, EnergySource
 from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features, time_features
-from edge_sdk.decide.costs.work import Work, batch_bytes, largest_groups, work_at
+from edge_sdk.decide.costs.work import (
+    Work,
+    batch_bytes,
+    largest_groups,
+    narrower_levels,
+    work_at,
+    work_of,
+)
 from edge_sdk.machine.board import Board, Quantity
 from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
@@ -40,6 +54,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.backend import Job
 
 SMOOTHING = 0.3
 """Weight of the newest round."""
@@ -73,6 +88,14 @@ def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encodin
     arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # plus the gradients
     grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
     return MARGIN * grown + MARGIN_BYTES
+
+
+def narrow_bytes(
+    plan: ModelPlan, manifest: Manifest | None, level: float, opened: RoundOpen
+) -> int:
+    """Bytes of the weights and gradients of the narrower submodels trained beside a level."""
+    below = narrower_levels(opened, level)[:1]
+    return sum(2 * work_at(plan, manifest, each, 1).weight_bytes for each in below)
 
 
 def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
@@ -252,12 +275,14 @@ class CostModel:
         # A correction known for some levels only must not make a larger one look cheaper.
         asked = sorted({*levels, *(float(each) for each in self.learned.ratios)})
         memory = self._memory(opened, batch)
-        seconds, peaks = {}, {}
-        longest = most = 0.0
+        seconds, twice, peaks = {}, {}, {}
+        longest = longest_twice = most = 0.0
         for level in asked:
-            longest = max(longest, self._train_s(level, opened, batch) * self._ratio(level))
+            once_s, twice_s = self._train_s(level, opened, batch)
+            longest = max(longest, once_s * self._ratio(level))
+            longest_twice = max(longest, longest_twice, twice_s * self._ratio(level))
             most = max(most, memory(level))
-            seconds[level], peaks[level] = longest, most
+            seconds[level], twice[level], peaks[level] = longest, longest_twice, most
         held = held_bytes if self._shares_memory else 0.0
         least = self._least_memory(opened, batch)
         encoding = opened.up.agreed(available_encodings())
@@ -266,6 +291,7 @@ class CostModel:
             self._cost(
                 level,
                 seconds[level],
+                twice[level] - seconds[level],
                 max(peaks[level] - held, min(peaks[level], least(level))),
                 bytes_down=index + bytes_down(self.plan, level, model_encoding or Encoding()),
                 bytes_up=bytes_up(self.plan, level, encoding),
@@ -281,9 +307,14 @@ class CostModel:
         *,
         samples: int | None = None,
         energy: Energy | None = None,
+        job: Job | None = None,
     ) -> CostModel:
-        """Return the model after a completed round; `energy`: a meter's reading of it."""
-        calibrated = self._train_s(level, opened, _batch(opened, samples))
+        """Return the model after a completed round.
+
+        `energy`: a meter's reading of it. `job`: what was trained, for the widths of its steps;
+        None: the level's own in every step.
+        """
+        calibrated = self._trained_s(level, opened, _batch(opened, samples), job)
         if not (train_s > 0 and math.isfinite(train_s)):
             return self
         learned, new = self.learned, train_s / calibrated
@@ -306,11 +337,34 @@ class CostModel:
 
     # -- seconds ------------------------------------------------------------------------------
 
-    def _train_s(self, level: float, opened: RoundOpen, batch: int) -> float:
-        """Seconds as calibrated, without the corrections by rounds."""
-        passes = 2 if opened.local_rule.sam_radius > 0 else 1
+    def _train_s(self, level: float, opened: RoundOpen, batch: int) -> tuple[float, float]:
+        """Seconds with one pass a step and with two, as calibrated, without the corrections.
+
+        Both are equal where the rule asks for one.
+        """
         work = work_at(self.plan, self.manifest, level, batch)
-        return opened.steps * passes * self._step(work) + self._fixed(work)
+        own_s, fixed_s = self._step(work), self._fixed(work)
+        narrower = [
+            self._step(work_at(self.plan, self.manifest, each, batch))
+            for each in narrower_levels(opened, level)
+        ]
+        once_s = twice_s = fmean([own_s, *narrower]) if narrower else own_s
+        if narrower and opened.local_rule.widths == "sandwich":
+            twice_s = own_s + fmean(narrower)
+        runs = opened.steps * _sam(opened.local_rule)
+        return runs * once_s + fixed_s, runs * twice_s + fixed_s
+
+    def _trained_s(self, level: float, opened: RoundOpen, batch: int, job: Job | None) -> float:
+        """Seconds of the widths that a training's steps really drew, without the corrections."""
+        own = work_at(self.plan, self.manifest, level, batch)
+        runs = opened.steps * _sam(opened.local_rule)
+        if job is None or not job.is_nested:
+            return runs * self._step(own) + self._fixed(own)
+        works = (work_of(self.plan, self.manifest, groups, batch) for groups in job.widths)
+        steps_s = [self._step(own), *map(self._step, works)]
+        drawn = islice(job.drawn(), opened.steps)
+        passes_s = sum(steps_s[width] for widths in drawn for width in widths)
+        return _sam(opened.local_rule) * passes_s + self._fixed(own)
 
     @cached_property
     def _step(self) -> Fit:
@@ -343,13 +397,25 @@ class CostModel:
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)
+            beside = MARGIN * self._beside(level, opened, batch, grown)
             if self.manifest is not None and work.weight_bytes > largest:
                 # A larger batch is more of the same; an untried level is not.
-                return memory_bound(work, batch_bytes(self.manifest.data, batch), rule, encoding)
+                data_bytes = batch_bytes(self.manifest.data, batch)
+                return beside + memory_bound(work, data_bytes, rule, encoding)
             training = max(FLOOR_BYTES, grown(work))
-            return MARGIN * (training + arrays * work.weight_bytes) + MARGIN_BYTES
+            return beside + MARGIN * (training + arrays * work.weight_bytes) + MARGIN_BYTES
 
         return predicted
+
+    def _beside(
+        self, level: float, opened: RoundOpen, batch: int, grown: Callable[[Work], float]
+    ) -> float:
+        """Bytes that passes of narrower widths take beside the level's own."""
+        taken: float = narrow_bytes(self.plan, self.manifest, level, opened)
+        if not self._shares_memory:  # each width keeps its own session, with its own activations
+            for each in narrower_levels(opened, level):
+                taken += max(0.0, grown(work_at(self.plan, self.manifest, each, batch)))
+        return taken
 
     def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         """Memory a round takes however much is held: its arrays may not find room in that."""
@@ -357,7 +423,8 @@ class CostModel:
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)
-            return MARGIN * arrays * work.weight_bytes + MARGIN_BYTES / 2
+            beside = narrow_bytes(self.plan, self.manifest, level, opened)
+            return MARGIN * (arrays * work.weight_bytes + beside) + MARGIN_BYTES / 2
 
         return predicted
 
@@ -371,7 +438,14 @@ class CostModel:
         return self.known.net_w, "unknown" if self.known.net_w is None else "profile"
 
     def _cost(
-        self, level: float, train_s: float, peak_bytes: float, *, bytes_down: int, bytes_up: int
+        self,
+        level: float,
+        train_s: float,
+        second_s: float,
+        peak_bytes: float,
+        *,
+        bytes_down: int,
+        bytes_up: int,
     ) -> Cost:
         down, up = self.known.down_bytes_per_s, self.known.up_bytes_per_s
         seconds = train_s
@@ -386,6 +460,9 @@ class CostModel:
             bytes_down=bytes_down,
             bytes_up=bytes_up,
             energy_from=source,
+            second_s=second_s,
+            second_j=None if watts is None else watts * second_s,
+            second_bytes=MARGIN * self.plan.cost_at(level).bytes_fp32 if second_s > 0 else 0.0,
             transfers_counted=up is not None and down is not None,
         )
 
@@ -399,6 +476,11 @@ def _is_level(text: str) -> bool:
 
 def _batch(opened: RoundOpen, samples: int | None) -> int:
     return opened.batch_size if samples is None else max(1, min(opened.batch_size, samples))
+
+
+def _sam(rule: LocalRule) -> int:
+    """Times a step computes its gradient."""
+    return 2 if rule.sam_radius > 0 else 1
 
 
 def _smoothed(before: float | None, new: float) -> float:

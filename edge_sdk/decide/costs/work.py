@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_sdk.protocol.errors import GroupError
-from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
@@ -50,6 +51,32 @@ def work_at(plan: ModelPlan, manifest: Manifest | None, level: float, batch: int
         weight_bytes=run.weight_bytes,
         activation_bytes=run.activation_bytes,
     )
+
+
+def work_of(plan: ModelPlan, manifest: Manifest | None, groups: Groups, batch: int) -> Work:
+    """Return the work of a step of these groups. Raises as `work_at`."""
+    if manifest is None:
+        return Work(
+            samples=batch,
+            macs=3 * batch * plan.submodel_macs(groups),
+            weight_bytes=4 * plan.submodel_parameters(groups),
+            activation_bytes=0,
+        )
+    kept = plan.kept_atoms(plan.choose(groups))
+    entry = manifest.pick("gradient", kept, batch)
+    return Work(
+        samples=batch if entry.batch is None else entry.batch,
+        macs=entry.macs(kept, batch),
+        weight_bytes=entry.weight_bytes(kept),
+        activation_bytes=entry.activation_bytes(kept, batch),
+    )
+
+
+def narrower_levels(opened: RoundOpen, level: float) -> tuple[float, ...]:
+    """Return the levels that a device at this one trains besides its own, largest first."""
+    if opened.local_rule.widths == "own":
+        return ()
+    return tuple(each for each in opened.levels if each < level)
 
 
 def batch_bytes(data: DataSpec, batch: int) -> int:

@@ -10,7 +10,8 @@ on a real device, with these in place of the machine's own. Rules:
 
 - Time is virtual, so the same rounds give the same story, on any machine and at any load.
 - A step takes three forward passes, with SAM six, counted in multiply-accumulates, times `work`;
-  it runs at the speed of all of the board's cores, less what others use.
+  of each width it trains, if there are several. It runs at the speed of all of the board's cores,
+  less what others use.
 - While training, the device draws `train_w`. While waiting, it draws `idle_w`, plus the share of
   the difference that equals the share of the processor others use. A charger gives `CHARGER_W`.
 - The battery stays between 0 and 100 %. A device that runs empty continues: gates are there to
@@ -198,8 +199,8 @@ class Emulation:
 
         def stepping(job: Job) -> Callable[[Batch], None]:
             sam = 2 if job.rule.sam_radius > 0 else 1
-            macs = sam * PASSES * backend.plan.submodel_macs(job.groups)
-            return lambda batch: self.trained(macs * len(batch.targets))
+            macs = job.step_macs(backend.plan)
+            return lambda batch: self.trained(sam * PASSES * next(macs) * len(batch.targets))
 
         return TimedBackend(backend, stepping, self.note)
 

@@ -278,7 +278,9 @@ class Training:
         part = self._part
         match order:
             case RoundOpen():
-                self._opened = order
+                known = self._opened and (self._opened.run, self._opened.round)
+                if not order.by_invitation or known != (order.run, order.round):
+                    self._opened = order  # else the invitation to this round may be here already
             case RoundClosed():
                 self._closed = order
         if part is None:

@@ -43,12 +43,14 @@ class Form(NamedTuple):
     """Writer and reader of a field's value.
 
     `read` raises `TypeError`, `ValueError` or a `ProtocolError` for an invalid value. `name` is the
-    field's name on the wire; None: as in its class.
+    field's name on the wire; None: as in its class. `omits` is the default that is not written:
+    fields that version 1 gained later leave all other messages as they were, to the byte.
     """
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
     name: str | None = None
+    omits: Any = MISSING
 
 
 Forms = Mapping[str, Form]
@@ -99,6 +101,7 @@ def write_fields(message: Any, forms: Forms) -> dict[str, Any]:
     return {
         form.name or name: _converted(form.write, getattr(message, name), form.name or name)
         for name, form in forms.items()
+        if form.omits is MISSING or getattr(message, name) != form.omits
     }
 
 

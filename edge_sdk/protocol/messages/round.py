@@ -6,6 +6,9 @@
 A device says how much it trains (a level, or a skip, and why); the coordinator says which groups. A
 second `Bid` in the same round that skips withdraws the first: the device stopped its training.
 
+Everybody hears the opening of a round. If it is by invitation, a device takes part only if it also
+gets an opening of its own.
+
 `run` names the run that a round belongs to (`TaskNotice`); "" where there is only one, as in one
 process.
 """
@@ -67,6 +70,9 @@ class RoundOpen:
     levels: tuple[float, ...] = ()
     """Levels that are to become models of their own, largest first; where the local rule trains
     several widths, those below a device's own are its narrower ones."""
+    by_invitation: bool = False
+    """Announces a round for some devices only, which get an opening of their own without this flag:
+    the invitation. All others wait for the next round."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:

@@ -114,6 +114,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "rounds_left": optional(COUNT),
         "warmup": FLAG,
         "levels": LEVELS,
+        "by_invitation": FLAG._replace(omits=False),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},

@@ -65,7 +65,8 @@ class Oracle:
         """Take movements one by one; returns the change of `total` by what was given."""
         change = np.zeros(self.plan.parameters)
         for one in sorted(contributions, key=lambda c: (c.device, c.made)):
-            weight = float(one.samples) if self.config.weighting == "samples" else 1.0
+            kinds = {"uniform": 1.0, "samples": float(one.samples), "level": one.level}
+            weight = kinds[self.config.weighting]
             made = Made(one.made, one.learning_rate, one.level, weight)
             start = 0
             for block in one.blocks.ids.tolist():
@@ -139,4 +140,5 @@ def movement(
     size = int(plan.block_sizes[chosen].sum())
     values = stream.standard_normal(size) * (stream.random(size) > 1 / 8) * magnitude
     blocks = Blocks(chosen, values.astype(np.float32))
-    return Contribution(device, made, blocks, learning_rate, 0.5, samples)
+    level = (0.25, 0.5, 1.0)[seed % 3]
+    return Contribution(device, made, blocks, learning_rate, level, samples)

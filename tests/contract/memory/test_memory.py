@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
-from coordinator.aggregate.memory.contract import Float64, Weighting
+from coordinator.aggregate.memory.contract import Float64
 from edge_sdk.protocol.errors import BlockError, StateError
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -65,7 +67,7 @@ class History(RuleBasedStateMachine):
         memory_type=st.sampled_from(DTYPES),
         damping=st.sampled_from([1.0, 0.8]),
         max_staleness=st.integers(0, 6),
-        weighting=st.sampled_from(["uniform", "samples"]),
+        weighting=st.sampled_from(["uniform", "samples", "level"]),
         threads=st.sampled_from([1, 1, 2]),
     )
     def begin(self, **options: object) -> None:
@@ -194,27 +196,34 @@ TestDiskHistory = DiskHistory.TestCase
 TestDiskHistory.settings = few
 
 
+Open = Callable[..., Memory]
+
+
 @pytest.fixture(params=["ram", "disk"])
-def store(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    """Opens memories with these settings; they are closed afterwards."""
+    with ExitStack() as stack:
+
+        def open_memory(folder: str = ".", plan: ModelPlan = PLAN, **settings: Any) -> Memory:
+            config, memory = MemoryConfig(**settings), None
+            if request.param == "disk":
+                memory = DiskMemory(tmp_path / folder, plan, config, reserve_bytes=0)
+            made: Memory = memory or RamMemory(plan, config)
+            stack.callback(made.close)
+            return made
+
+        yield open_memory
 
 
-def open_memory(store: str, folder: Path, config: MemoryConfig) -> Memory:
-    if store == "ram":
-        return RamMemory(PLAN, config)
-    return DiskMemory(folder, PLAN, config, reserve_bytes=0)
-
-
-def test_round_going_back_is_refused(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig())
+def test_round_going_back_is_refused(opened: Open) -> None:
+    memory = opened()
     memory.advance(3)
     with pytest.raises(StateError, match="round 3"):
         memory.advance(2)
-    memory.close()
 
 
-def test_movement_that_cannot_be_is_refused_and_changes_nothing(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig())
+def test_movement_that_cannot_be_is_refused_and_changes_nothing(opened: Open) -> None:
+    memory = opened()
     memory.advance(2)
     good = movement("ada", 2, [0, 3], seed=1)
     size = len(good.blocks.values)
@@ -232,15 +241,14 @@ def test_movement_that_cannot_be_is_refused_and_changes_nothing(store: str, tmp_
         assert memory.entries.sum() == 0
     memory.write([good])
     assert memory.entries.sum() == 2
-    memory.close()
 
 
 def _with(blocks: Blocks) -> Contribution:
     return Contribution("bob", 2, blocks, 0.1, 0.5, 1)
 
 
-def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
+def test_recall_of_some_blocks_gives_those(opened: Open) -> None:
+    memory = opened(memory_type="fp32")
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -251,11 +259,10 @@ def test_recall_of_some_blocks_gives_those(store: str, tmp_path: Path) -> None:
     assert piece.blocks.values.tolist() == np.concatenate(expected).tolist()
     assert not piece.blocks.values.flags.writeable
     assert memory.recall("bob") == []
-    memory.close()
 
 
-def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
+def test_recalled_piece_outlives_what_replaces_it(opened: Open) -> None:
+    memory = opened(memory_type="fp32")
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     memory.write([given])
@@ -268,32 +275,29 @@ def test_recalled_piece_outlives_what_replaces_it(store: str, tmp_path: Path) ->
     memory.write([movement("ada", 3, list(range(9)), seed=3)])
     memory.commit()
     assert piece.blocks.values.tolist() == given.blocks.values.tolist()
-    memory.close()
 
 
-def test_given_values_may_be_changed_after_writing(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp32"))
+def test_given_values_may_be_changed_after_writing(opened: Open) -> None:
+    memory = opened(memory_type="fp32")
     memory.advance(1)
     given = movement("ada", 1, list(range(9)), seed=1)
     expected = given.blocks.values.tolist()
     memory.write([given])
     given.blocks.values[...] = 7
     assert memory.recall("ada")[0].blocks.values.tolist() == expected
-    memory.close()
 
 
-def test_sum_is_zero_again_when_huge_values_have_left(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(memory_type="fp16", max_staleness=1))
+def test_sum_is_zero_again_when_huge_values_have_left(opened: Open) -> None:
+    memory = opened(memory_type="fp16", max_staleness=1)
     memory.advance(1)
     memory.write([movement("ada", 1, [0, 1], 1, magnitude=1e30), movement("bob", 1, [0], 2)])
     memory.advance(3)
     assert not memory.total.any()
     assert not memory.weight.any()
-    memory.close()
 
 
-def test_memory_without_sums_keeps_entries_only(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig(sums=False, max_staleness=1))
+def test_memory_without_sums_keeps_entries_only(opened: Open) -> None:
+    memory = opened(sums=False, max_staleness=1)
     memory.advance(1)
     memory.write([movement("ada", 1, [0, 4], 1)], lambda *_: pytest.fail("a change without sums"))
     memory.commit()
@@ -303,27 +307,25 @@ def test_memory_without_sums_keeps_entries_only(store: str, tmp_path: Path) -> N
     memory.advance(3)
     assert memory.recall("ada") == []
     assert memory.entries.sum() == 0
-    memory.close()
 
 
-def test_closed_memory_refuses(store: str, tmp_path: Path) -> None:
-    memory = open_memory(store, tmp_path, MemoryConfig())
-    memory.close()
-    with pytest.raises(StateError, match="open it again"):
-        memory.advance(1)
-    with pytest.raises(StateError, match="open it again"):
-        memory.recall("ada")
+def test_closed_memory_refuses(tmp_path: Path) -> None:
+    config = MemoryConfig()
+    for memory in (RamMemory(PLAN, config), DiskMemory(tmp_path, PLAN, config, reserve_bytes=0)):
+        memory.close()
+        with pytest.raises(StateError, match="open it again"):
+            memory.advance(1)
+        with pytest.raises(StateError, match="open it again"):
+            memory.recall("ada")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
-    store: str, tmp_path: Path, dtype: MemoryType
+    opened: Open, dtype: MemoryType
 ) -> None:
     """Batches of 64 devices change the sums one after the other, though in one pass."""
-    together = open_memory(
-        store, tmp_path / "together", MemoryConfig(memory_type=dtype, damping=0.8)
-    )
-    apart = open_memory(store, tmp_path / "apart", MemoryConfig(memory_type=dtype, damping=0.8))
+    together = opened("together", memory_type=dtype, damping=0.8)
+    apart = opened("apart", memory_type=dtype, damping=0.8)
     changes = np.full((2, PLAN.parameters), np.nan)
     for now in (1, 2):
         given = [
@@ -344,17 +346,15 @@ def test_write_of_many_devices_is_that_of_its_batches_to_the_bit(
         assert together.total.tobytes() == apart.total.tobytes()
         assert changes[0].tobytes() == changes[1].tobytes()
         assert together.weight.tolist() == apart.weight.tolist()
-    for memory in (together, apart):
-        memory.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [1, 2, 3])
 def test_values_at_any_address_are_held_and_summed_alike(
-    store: str, tmp_path: Path, dtype: MemoryType, shift: int
+    opened: Open, dtype: MemoryType, shift: int
 ) -> None:
-    straight = open_memory(store, tmp_path / "straight", MemoryConfig(memory_type=dtype))
-    odd = open_memory(store, tmp_path / "odd", MemoryConfig(memory_type=dtype))
+    straight = opened("straight", memory_type=dtype)
+    odd = opened("odd", memory_type=dtype)
     given = movement("ada", 1, list(range(9)), seed=1)
     data = memoryview(bytearray(shift) + given.blocks.values.tobytes())[shift:]
     values = np.frombuffer(data, np.float32)
@@ -365,8 +365,6 @@ def test_values_at_any_address_are_held_and_summed_alike(
     assert straight.total.tobytes() == odd.total.tobytes()
     held = [memory.recall("ada")[0].blocks.values.tobytes() for memory in (straight, odd)]
     assert held[0] == held[1]
-    for memory in (straight, odd):
-        memory.close()
 
 
 LARGE = ModelPlan(
@@ -407,22 +405,17 @@ def large_rounds(memory: Memory, *, rounds: int = 4) -> list[list[Contribution]]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_sums_over_many_tiles_are_the_oracles(
-    store: str, tmp_path: Path, dtype: MemoryType, weighting: Weighting
+    opened: Open, dtype: MemoryType, weighting: Weighting
 ) -> None:
-    config = MemoryConfig(memory_type=dtype, damping=0.8, max_staleness=2, weighting=weighting)
-    memory: Memory
-    if store == "ram":
-        memory = RamMemory(LARGE, config)
-    else:
-        memory = DiskMemory(tmp_path, LARGE, config, reserve_bytes=0)
-    oracle = Oracle(LARGE, config)
+    said: dict[str, Any] = {"memory_type": dtype, "weighting": weighting}
+    memory = opened(plan=LARGE, damping=0.8, max_staleness=2, **said)
+    oracle = Oracle(LARGE, MemoryConfig(damping=0.8, max_staleness=2, **said))
     for now, given in enumerate(large_rounds(memory), start=1):
         oracle.advance(now)
         oracle.write(given)
     total, slack = oracle.total()
     assert (abs(memory.total - total) <= slack + 1e-11).all()
     assert memory.weight.tolist() == oracle.weight()
-    memory.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

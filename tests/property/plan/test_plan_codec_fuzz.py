@@ -34,18 +34,24 @@ scalars = st.one_of(
     st.integers(-2, 3),
     st.floats(),
     st.text(max_size=6),
-    st.sampled_from(["tessera-plan", "width", "float32"]),
     st.binary(max_size=6),
     st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
     st.builds(msgpack.Timestamp, st.integers(0, 2**34 - 1), st.integers(0, 10**9 - 1)),
 )
-structures = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=7), st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=25,
-)
+
+
+def structures_of(words: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Anything that msgpack can say, with these words in it."""
+    return st.recursive(
+        scalars | words,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=8), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        ),
+        max_leaves=25,
+    )
+
+
+structures = structures_of(st.sampled_from(["tessera-plan", "width", "float32"]))
 
 
 def sealed(body: bytes) -> bytes:

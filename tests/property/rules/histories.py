@@ -18,23 +18,24 @@ from hypothesis import strategies as st
 
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
+from tests.messages import make_movement
 from tests.property.rules.oracle import Heard, Oracle, Values, Word
 from tests.property.strategies import Choice, choices, plans, seeds
 
 MAX_STALENESS = 3
+PLAIN = ServerOptimizer()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Turn:
     delay: int | None = 0
     """Rounds after which its movement is there: 0 in time, None never."""
     samples: int = 1
+    level: float = 1.0
     keeps_copy: bool = False
     replays: bool = False
     """If it skips and can, it sends its last movement again."""
@@ -86,6 +88,7 @@ def turns(draw: st.DrawFn, plan: ModelPlan) -> Turn:
         groups=groups,
         delay={"fresh": 0, "late": draw(st.integers(1, 3))}.get(fate),
         samples=draw(st.sampled_from([1, 3, 1, 20, 0])),
+        level=draw(st.sampled_from([1.0, 0.5, 0.3])),
         keeps_copy=draw(st.booleans()),
         replays=draw(st.booleans()),
         seed=draw(seeds),
@@ -142,6 +145,7 @@ def drive(
     folder: Path | None = None,
     from_zero: bool = False,
     say: Say = random_words,
+    optimizer: ServerOptimizer = PLAIN,
 ) -> Iterator[Step]:
     """Play a history. `from_zero`: every round begins at 0, so it ends at the rule's movement."""
     plan = history.plan
@@ -158,7 +162,9 @@ def drive(
         seed=0,
         rounds=len(history.rounds),
         max_staleness=max_staleness,
+        server_optimizer=optimizer,
     )
+    moments = RamMoments(optimizer, plan) if optimizer.starts else None
     memory = open_memory(config, folder, threads=threads)
     post = Post(plan, rule, say)
     for number, now in enumerate(history.rounds, 1):
@@ -177,6 +183,7 @@ def drive(
             model,
             memory,
             arrivals,
+            moments=moments,
             threads=threads,
         )
         if memory is not None:
@@ -265,23 +272,20 @@ def arrive(
 ) -> Arrival:
     """A device's movement, cut out of `words`, after it went over the wire and was checked."""
     assert turn.groups is not None
-    plain, blocks = Encoding(), plan.select(words, turn.groups)
-    movement = Movement(
+    movement = make_movement(
+        plan,
+        turn.groups,
+        plan.select(words, turn.groups).values,
         device=device,
         round=round,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, turn.groups, blocks, plain, np.random.default_rng(0)),
         statistics={} if statistics is None else statistics,
         learning_rate=rate,
-        level=1.0,
+        level=turn.level,
         samples=turn.samples,
-        loss=1.0,
-        train_s=0.0,
         keeps_copy=turn.keeps_copy,
     )
-    rate = movement.learning_rate
     expected = Expected(turn.groups, movement.level, movement.samples)
-    return check_arrival(plan, movement, expected, plain, rate, Usual(), None)
+    return check_arrival(plan, movement, expected, Encoding(), rate, Usual(), None)
 
 
 def by_block(plan: ModelPlan, flat: Float32) -> list[Values]:
@@ -301,7 +305,8 @@ def _word(plan: ModelPlan, arrival: Arrival) -> Word:
         end = start + int(plan.block_sizes[block])
         blocks[block] = part.blocks.values[start:end].astype(np.float64)
         start = end
-    return Word(part.device, part.made, part.learning_rate, part.samples, part.keeps_copy, blocks)
+    terms = part.learning_rate, part.level, part.samples, part.keeps_copy
+    return Word(part.device, part.made, *terms, blocks)
 
 
 # -- against the oracle ------------------------------------------------------------------------

@@ -28,6 +28,7 @@ class Word:
     device: str
     made: int
     rate: float
+    level: float
     samples: int
     keeps_copy: bool
     blocks: Mapping[int, Values]
@@ -85,8 +86,8 @@ class Oracle:
             case "strategy-2":
                 self.past += [_as_model(word, heard.theta) for word in heard.fresh]
 
-    def weight(self, samples: int) -> float:
-        return 1.0 if self.weighting == "uniform" else float(samples)
+    def weight(self, word: Word) -> float:
+        return {"uniform": 1.0, "samples": float(word.samples), "level": word.level}[self.weighting]
 
     def newest(self, device: str, block: int, now: int) -> Word | None:
         """The movement of a block that a device made in the latest round, unless it is stale."""
@@ -99,8 +100,9 @@ class Oracle:
         return found
 
     def everybody(self, heard: Heard) -> float:
-        """`N`, or the weight of all devices."""
-        return sum(self.weight(samples) for samples in heard.samples.values())
+        """`N`, or all samples."""
+        samples = heard.samples.values()
+        return float(sum(samples) if self.weighting == "samples" else len(samples))
 
 
 def _as_model(word: Word, theta: Sequence[Values]) -> Word:
@@ -127,11 +129,7 @@ def at_rate(word: Word, block: int, heard: Heard) -> Values:
 def ra_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     """`Γ = 0`: keep. Else the mean of `D_n` over `N_i`."""
     return mean(
-        [
-            (oracle.weight(word.samples), word.blocks[block])
-            for word in heard.fresh
-            if block in word.blocks
-        ]
+        [(oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks]
     )
 
 
@@ -142,7 +140,7 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         word = oracle.newest(device, block, heard.round)
         if word is not None:
             faded = oracle.damping ** (heard.round - word.made)
-            entries[device] = (oracle.weight(word.samples), faded * at_rate(word, block, heard))
+            entries[device] = (oracle.weight(word), faded * at_rate(word, block, heard))
     fallback: Values | float
     if oracle.population == "all":
         memory, fallback = share(list(entries.values()), oracle.everybody(heard)), 0.0
@@ -152,7 +150,7 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     for word in heard.fresh:
         if block in word.blocks:
             old = entries[word.device][1] if word.device in entries else fallback
-            corrections.append((oracle.weight(word.samples), word.blocks[block] - old))
+            corrections.append((oracle.weight(word), word.blocks[block] - old))
     if oracle.correction == "coverage":
         return memory + mean(corrections)
     return memory + share(corrections, oracle.everybody(heard))
@@ -161,9 +159,7 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
 def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     """`(Σ trained D_n + Σ skipped u_n) / c`, with what is heard of a skip named by the variant."""
     trained = [
-        (oracle.weight(word.samples), word.blocks[block])
-        for word in heard.fresh
-        if block in word.blocks
+        (oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks
     ]
     spoken_for: list[Word | None] = []
     if oracle.rule in ("ccfl-1", "ccfl-3"):
@@ -171,7 +167,7 @@ def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     if oracle.rule in ("ccfl-2", "ccfl-3"):
         spoken_for += [oracle.newest(device, block, heard.round) for device in heard.silent]
     skipped = [
-        (oracle.weight(word.samples), at_rate(word, block, heard))
+        (oracle.weight(word), at_rate(word, block, heard))
         for word in spoken_for
         if word is not None and heard.round - word.made <= oracle.horizon
     ]
@@ -185,15 +181,13 @@ def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
 def strategy_2(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     """Whoever skips is counted with its last model: `w_n − θ` now."""
     terms = [
-        (oracle.weight(word.samples), word.blocks[block])
-        for word in heard.fresh
-        if block in word.blocks
+        (oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks
     ]
     for device in heard.silent:
         word = oracle.newest(device, block, heard.round)
         if word is not None:
             away = word.blocks[block] - heard.theta[block]
-            terms.append((oracle.weight(word.samples), away))
+            terms.append((oracle.weight(word), away))
     return mean(terms)
 
 

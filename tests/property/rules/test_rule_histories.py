@@ -20,7 +20,7 @@ from tests.property.strategies import Choice, law
 often = settings(law, max_examples=80)
 
 shared = {
-    "weighting": st.sampled_from(["uniform", "samples"]),
+    "weighting": st.sampled_from(["uniform", "samples", "level"]),
     "server_rate": st.sampled_from([1.0, 1.0, 0.3, 2.5]),
 }
 memory = {
@@ -62,37 +62,20 @@ def test_ram_fed_follows_its_definition(
     follow("ram-fed", history, options, max_staleness)
 
 
+OPTIONS = {
+    "fedvarp": shared | memory,
+    **dict.fromkeys(("ccfl-1", "ccfl-2", "ccfl-3"), shared | past),
+    "strategy-2": shared,
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 @often
-@given(
-    history=histories(),
-    options=st.fixed_dictionaries(shared | memory),
-    max_staleness=st.integers(1, 4),
-)
-def test_fedvarp_follows_its_definition(
-    history: History, options: dict[str, Any], max_staleness: int
+@given(history=histories(), data=st.data(), max_staleness=st.integers(1, 4))
+def test_rule_with_a_past_follows_its_definition(
+    name: str, history: History, data: st.DataObject, max_staleness: int
 ) -> None:
-    follow("fedvarp", history, options, max_staleness)
-
-
-@pytest.mark.parametrize("name", ["ccfl-1", "ccfl-2", "ccfl-3"])
-@often
-@given(
-    history=histories(),
-    options=st.fixed_dictionaries(shared | past),
-    max_staleness=st.integers(1, 4),
-)
-def test_ccfl_follows_its_definition(
-    name: str, history: History, options: dict[str, Any], max_staleness: int
-) -> None:
-    follow(name, history, options, max_staleness)
-
-
-@often
-@given(history=histories(), options=st.fixed_dictionaries(shared), max_staleness=st.integers(1, 4))
-def test_strategy_2_follows_its_definition(
-    history: History, options: dict[str, Any], max_staleness: int
-) -> None:
-    follow("strategy-2", history, options, max_staleness)
+    follow(name, history, data.draw(st.fixed_dictionaries(OPTIONS[name])), max_staleness)
 
 
 def long_history() -> History:

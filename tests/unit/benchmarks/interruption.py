@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.waiting import HANGS_S
+
 
 def interrupted(
     arguments: Sequence[str],
@@ -36,9 +38,9 @@ def interrupted(
         begun(psutil.Process(process.pid))
         process.send_signal(signal.SIGINT)
         try:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=HANGS_S)
         except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130
     return errors.splitlines()

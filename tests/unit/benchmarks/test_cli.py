@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,6 @@ def test_step_writes_every_level_and_its_figures(
     [
         (["--families", "mlp,mpl"], "unknown family 'mpl'; choose from mlp, "),
         (["--reps", "0"], "reps must be at least 1"),
-        (["--json", "no/such/directory/step.json"], "directory that exists"),
     ],
 )
 def test_step_refuses_nonsense_before_it_measures(
@@ -77,6 +78,31 @@ def test_step_refuses_nonsense_before_it_measures(
     printed = capsys.readouterr()
     assert complaint in printed.err
     assert "step mlp" not in printed.err
+
+
+MEASURING = ("step", "footprint", "costs", "aggregate", "wire", "load", "fleet")
+
+
+@pytest.mark.parametrize("name", MEASURING)
+def test_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--json", f"no/such/directory/{name}.json"]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "directory that exists" in said
+
+
+def test_help_of_every_command_is_cheap() -> None:
+    code = (
+        "import sys; from benchmarks.cli import main\n"
+        f"for name in {(*MEASURING, 'device', 'kit', 'compare', 'profile', 'learn')}:\n"
+        "    try: main([name, '--help'])\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "print(sorted({'torch', 'onnxruntime', 'rich', 'paho'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--devices N" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_interrupted_step_ends_with_130_and_no_traceback(tmp_path: Path) -> None:

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.device.results import (
-    Amount,
-    Case,
-    Config,
     Machine,
     Results,
     ResultsError,
-    TimeSpread,
     read_results,
     write_results,
 )
 from edge_sdk.machine.board import shipped_boards
+from tests.unit.benchmarks.device.sample_results import make_case, make_config
 
 FOLDER = Path(__file__).resolve().parents[3] / "devices" / "results"
 
@@ -51,7 +48,6 @@ def test_contributed_results_are_sound() -> None:
 
 # -- what is found wrong -------------------------------------------------------------------------
 
-SECOND = TimeSpread(median=1.0, p90=1.5, samples=20, provenance="measured")
 SOUND = Results(
     title="Raspberry Pi 4",
     provenance="measured",
@@ -64,31 +60,8 @@ SOUND = Results(
         cooling="heat sink, no fan",
         versions={"tessera-fl": "0.1.0", "onnxruntime": "1.23.0"},
     ),
-    config=Config(
-        families=("mlp",),
-        levels=(1.0,),
-        backends=("onnx",),
-        threads=(4,),
-        batch=32,
-        steps=20,
-        rounds=10,
-        burst_s=2.0,
-        data="digits",
-    ),
-    cases=(
-        Case(
-            family="mlp",
-            level=1.0,
-            backend="onnx",
-            threads=4,
-            parameters=199_210,
-            macs=19e6,
-            step_s=SECOND,
-            round_s=SECOND,
-            peak_bytes=Amount(value=8e7, provenance="measured"),
-            grown_bytes=Amount(value=2e7, provenance="measured"),
-        ),
-    ),
+    config=make_config(families=("mlp",), levels=(1.0,), threads=(4,)),
+    cases=(make_case("mlp", threads=4),),
 )
 
 

@@ -43,7 +43,12 @@ def write_run(folder: Path, task: PreparedTask, devices: int, broker: BrokerSett
     tables: dict[str, dict[str, Any]] = {
         "task": {"name": TASK, "source": SOURCE},
         "run": {"folder": "run", "rounds": ENDLESS, "steps": 1, "batch_size": BATCH_SIZE},
-        "round": {"min_devices": devices, "participants": participants_of(devices)},
+        # All devices answer every round: that is the load.
+        "round": {
+            "min_devices": devices,
+            "participants": participants_of(devices),
+            "select": "after",
+        },
     }
     lines = [
         line

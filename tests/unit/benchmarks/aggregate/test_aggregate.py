@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ import numpy as np
 import psutil
 import pytest
 
-import benchmarks.aggregate.config
 from benchmarks.aggregate.closes import CASES as CLOSES
 from benchmarks.aggregate.closes import ClosesConfig, ClosesRow, closes_figures, measure_closes
+from benchmarks.aggregate.command import measure_aggregate
 from benchmarks.aggregate.config import FULL, QUICK, AggregateConfig, check_disk
 from benchmarks.aggregate.members import MembersConfig
 from benchmarks.aggregate.rounds import (
@@ -49,7 +50,7 @@ from benchmarks.aggregate.traffic import (
     random_weights,
     traffic_figures,
 )
-from benchmarks.cli import main
+from benchmarks.report.command import run_command
 from benchmarks.report.figures import FigureError
 from benchmarks.report.imports import child_environment
 from coordinator.aggregate.memory import MemoryConfig, RamMemory
@@ -89,14 +90,11 @@ def test_members_fewer_than_take_part_are_refused() -> None:
 
 
 def test_aggregate_writes_all_parts_and_leaves_no_files(
-    tmp_path: Path,
-    scratch: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benchmarks.aggregate.config, "QUICK", TINY)
     path = tmp_path / "aggregate.json"
-    assert main(["aggregate", "--quick", "--json", str(path)]) == 0
+    asked = Namespace(json=path, quick=True)
+    assert run_command("aggregate", lambda _: measure_aggregate(TINY), asked) == 0
     assert list(scratch.iterdir()) == []
     run = json.loads(path.read_text(encoding="utf-8"))
     assert (run["schema"], run["command"]) == (1, "aggregate")
@@ -130,19 +128,20 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         assert (figure["value"], figure["target"]) == (large[ratio], 1.2)
         assert f"aggregate.devices.4.{what}_over_4" not in figures
 
-    few, many = run["members"]
-    assert (few["members"], many["members"]) == (4, 40)
-    assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
-    for what in ("machine", "process"):
-        assert few[f"{what}_ms"] > 0
-        figure = figures[f"aggregate.members.40.{what}_over_4"]
-        assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
-        assert f"aggregate.members.4.{what}_over_4" not in figures
+    for which, (few, many) in (("", run["members"][:2]), ("_there", run["members"][2:])):
+        assert few["there"] is many["there"] is bool(which)
+        assert (few["members"], many["members"]) == (4, 40)
+        assert (few["machine_ratio"], few["process_ratio"]) == (1, 1)
+        for what in ("machine", "process"):
+            assert few[f"{what}_ms"] > 0
+            figure = figures[f"aggregate.members{which}.40.{what}_over_4"]
+            assert (figure["value"], figure["target"]) == (many[f"{what}_ratio"], 1.2)
+            assert f"aggregate.members{which}.4.{what}_over_4" not in figures
 
     assert len(run["bytes"]) == len(LEVELS) * len(encodings())
     assert figures["aggregate.bytes.50.top-k-01.up_over_full"]["target"] is None
     printed = capsys.readouterr()
-    assert "of 4 targets met" in printed.out
+    assert "of 6 targets met" in printed.out
     # Once something is done, lines also say how much time is left.
     assert [line.partition(" about ")[0] for line in printed.err.splitlines()] == [
         "aggregate ra-fed …",
@@ -157,6 +156,8 @@ def test_aggregate_writes_all_parts_and_leaves_no_files(
         "devices rounds …",
         "members state machine …",
         "members one process …",
+        "members state machine, all there …",
+        "members one process, all there …",
         "bytes by level and encoding …",
     ]
 
@@ -444,17 +445,12 @@ def test_disk_without_room_is_refused_with_what_to_do(tmp_path: Path) -> None:
         check_disk(tmp_path, free)
 
 
-@pytest.mark.parametrize("large", [True, False])
-def test_aggregate_refuses_nonsense_before_it_measures(
-    large: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_aggregate_refuses_a_full_disk_before_it_measures(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = [] if large else ["--json", "no/such/directory/aggregate.json"]
-    huge = replace(SCALE, fleets=(10, 10**12))
-    monkeypatch.setattr(benchmarks.aggregate.config, "FULL", replace(TINY, scale=huge))
-    assert main(["aggregate", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert ("set TMPDIR" if large else "directory that exists") in printed.err
-    assert "aggregate ra-fed" not in printed.err
+    with pytest.raises(FigureError, match="set TMPDIR"):
+        measure_aggregate(replace(TINY, scale=replace(SCALE, fleets=(10, 10**12))))
+    assert capsys.readouterr().err == ""
 
 
 def test_interrupted_aggregate_ends_with_130_and_leaves_no_files(tmp_path: Path) -> None:

@@ -29,6 +29,25 @@ WORK = {"mlp": 0.4, "cnn": 6.0, "sensor-cnn": 1.5}
 """Milliseconds of a step at full width on one thread of the made-up board."""
 
 
+def spread(median: float, factor: float, samples: int, provenance: Provenance) -> TimeSpread:
+    return TimeSpread(median=median, p90=median * factor, samples=samples, provenance=provenance)
+
+
+def make_config(**changes: Any) -> Config:
+    fields: dict[str, Any] = {
+        "families": ("mlp", "cnn"),
+        "levels": LEVELS,
+        "backends": ("onnx",),
+        "threads": (1, 2),
+        "batch": 32,
+        "steps": 20,
+        "rounds": 3,
+        "burst_s": 0.2,
+        "data": "digits",
+    }
+    return Config(**{**fields, **changes})
+
+
 def make_case(
     family: str = "cnn",
     level: float = 1.0,
@@ -44,7 +63,8 @@ def make_case(
     step_s *= 1.3 if backend == "torch" else 1.0
     grown = (8e6 + 30e6 * level) * (1.5 if backend == "torch" else 1.0)
     parameters = int(200_000 * level**2)
-    spread = 1.0 if provenance == "modelled" else 1.15
+    more = 1.0 if provenance == "modelled" else 1.15
+    sent = {"fp32": 4 * parameters, "fp16": 2 * parameters}
     fields: dict[str, Any] = {
         "family": family,
         "level": level,
@@ -52,29 +72,15 @@ def make_case(
         "threads": threads,
         "parameters": parameters,
         "macs": 1e6 * level**2,
-        "step_s": TimeSpread(
-            median=step_s, p90=step_s * spread, samples=200, provenance=provenance
-        ),
-        "round_s": TimeSpread(
-            median=20 * step_s + 0.01,
-            p90=(20 * step_s + 0.01) * spread,
-            samples=10,
-            provenance=provenance,
-        ),
-        "train_s": TimeSpread(
-            median=20 * step_s, p90=20 * step_s * spread, samples=10, provenance=provenance
-        ),
+        "step_s": spread(step_s, more, 200, provenance),
+        "round_s": spread(20 * step_s + 0.01, more, 10, provenance),
+        "train_s": spread(20 * step_s, more, 10, provenance),
         "peak_bytes": Amount(
             value=grown + (210e6 if backend == "torch" else 45e6), provenance=provenance
         ),
         "grown_bytes": Amount(value=grown, provenance=provenance),
         "bytes": (
-            RoundBytes(
-                encoding="fp32", up=4 * parameters, down=4 * parameters, provenance="counted"
-            ),
-            RoundBytes(
-                encoding="fp16", up=2 * parameters, down=2 * parameters, provenance="counted"
-            ),
+            *(RoundBytes(encoding=e, up=n, down=n, provenance="counted") for e, n in sent.items()),
             RoundBytes(encoding="int8", up=parameters, provenance="counted"),
             RoundBytes(encoding="top-k:0.01+zstd", up=parameters // 20, provenance="counted"),
         ),
@@ -153,17 +159,13 @@ def board_with_sensors(**changes: Any) -> Results:
             idle_w=Amount(value=3.02, provenance="measured"),
             versions={"onnxruntime": "1.23.2", "numpy": "2.2.6", "tessera-fl": "0.1.0"},
         ),
-        "config": Config(
+        "config": make_config(
             families=tuple(WORK),
-            levels=LEVELS,
             backends=("onnx", "torch"),
             threads=(1, 2, 4),
-            batch=32,
-            steps=20,
             rounds=10,
             burst_s=1.0,
             learn_rounds=12,
-            data="digits",
         ),
         "cases": tuple(cases),
         "left_out": (
@@ -185,19 +187,7 @@ def computer_without_sensors(**changes: Any) -> Results:
         "seconds": 95.0,
         "complete": True,
         "machine": Machine(system="Linux 6.1 x86_64", python="3.11.7", versions={"numpy": "2.4.0"}),
-        "config": Config(
-            families=("mlp", "cnn"),
-            levels=LEVELS,
-            backends=("onnx",),
-            threads=(1, 2),
-            batch=32,
-            steps=20,
-            rounds=3,
-            burst_s=0.2,
-            learn_rounds=2,
-            data="digits",
-            quick=True,
-        ),
+        "config": make_config(learn_rounds=2, quick=True),
         "cases": tuple(
             make_case(family, level, "onnx", threads)
             for family in ("mlp", "cnn")
@@ -223,6 +213,11 @@ def computer_without_sensors(**changes: Any) -> Results:
 
 def modelled_phone(**changes: Any) -> Results:
     """Modelled from a profile: nothing of it was run."""
+    modelled: dict[str, Any] = {"provenance": "modelled"}
+
+    def joules(level: float) -> Joules:
+        return Joules(gross=3.55 * level, source="profile pixel_6, 3.55 W", **modelled)
+
     fields: dict[str, Any] = {
         "title": "Google Pixel 6",
         "provenance": "modelled",
@@ -239,30 +234,9 @@ def modelled_phone(**changes: Any) -> Results:
             idle_w=Amount(value=0.149, provenance="modelled"),
             versions={"numpy": "2.4.0"},
         ),
-        "config": Config(
-            families=("cnn",),
-            levels=LEVELS,
-            backends=("onnx",),
-            threads=(8,),
-            batch=32,
-            steps=20,
-            rounds=3,
-            burst_s=0.2,
-            learn_rounds=0,
-            data="digits",
-        ),
+        "config": make_config(families=("cnn",), threads=(8,)),
         "cases": tuple(
-            make_case(
-                "cnn",
-                level,
-                "onnx",
-                8,
-                provenance="modelled",
-                slowness=3.0,
-                joules=Joules(
-                    gross=3.55 * level, provenance="modelled", source="profile pixel_6, 3.55 W"
-                ),
-            )
+            make_case("cnn", level, "onnx", 8, slowness=3.0, joules=joules(level), **modelled)
             for level in LEVELS
         ),
     }

@@ -25,6 +25,7 @@ from edge_sdk.decide.costs.work import largest_groups
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
 from tests.unit.edge_sdk.machine import machines
+from tests.waiting import HANGS_S
 
 SMALL = ["--families", "mlp", "--levels", "1,0.25", "--threads", "1", "--batch", "8"]
 TWO = [*SMALL, "--backends", "onnx", "--steps", "2", "--quick"]
@@ -65,7 +66,7 @@ def run(kit: Path, nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         [sys.executable, "-c", WITHOUT_TORCH, "device", *TWO, *where, *copy],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -194,7 +195,7 @@ def test_interrupted_run_keeps_what_is_done(kit: Path, nano: Path, tmp_path: Pat
             if "25% onnx" in line:  # the first case is kept, the second has begun
                 os.killpg(process.pid, signal.SIGINT)
                 break
-        said, errors = process.communicate(timeout=120)
+        said, errors = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
         process.wait()
@@ -205,6 +206,10 @@ def test_interrupted_run_keeps_what_is_done(kit: Path, nano: Path, tmp_path: Pat
     assert "--resume" in errors
     assert (folder / "report.md").is_file()
     assert "mlp" in said
+
+
+def place(kit: Path, out: Path, root: Path) -> list[str]:
+    return ["--kit", str(kit), "--out", str(out), "--root", str(root)]
 
 
 def test_resume_refuses_another_machine_and_other_options(
@@ -221,12 +226,10 @@ def test_resume_refuses_another_machine_and_other_options(
 def test_resume_refuses_other_data(
     run: Path, kit: Path, nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "run"
-    copy.mkdir()
+    copy = tmp_path
     text = (run / FILE).read_text(encoding="utf-8").replace('"data": "digits"', '"data": "mnist"')
     (copy / FILE).write_text(text, encoding="utf-8")
-    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
-    assert main(["device", "--resume", *where]) == 2
+    assert main(["device", "--resume", *place(kit, copy, nano)]) == 2
     assert "started with the data 'mnist': give its --data" in capsys.readouterr().err
 
 
@@ -256,12 +259,10 @@ def test_resume_refuses_other_data_of_the_same_name(
 ) -> None:
     whole = read_results(run / FILE)
     assert whole.config.samples == kit_digits(kit).samples
-    copy = tmp_path / "run"
-    copy.mkdir()
+    copy = tmp_path
     fewer = replace(whole.config, samples=100)
     write_results(copy / FILE, replace(whole, config=fewer, curves=whole.curves[:1]), [])
-    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
-    assert main(["device", "--resume", *where]) == 2
+    assert main(["device", "--resume", *place(kit, copy, nano)]) == 2
     assert "started with 100 samples of 'digits'" in capsys.readouterr().err
 
 
@@ -269,11 +270,14 @@ def test_resume_of_a_run_that_has_all_completes_it(
     run: Path, kit: Path, nano: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = read_results(run / FILE)
-    copy = tmp_path / "run"
-    copy.mkdir()
+    copy = tmp_path
     write_results(copy / FILE, replace(whole, complete=False), [])  # it was ended just then
-    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
-    assert main(["device", "--resume", *where, "--json", str(tmp_path / "again.json")]) == 0
+    assert (
+        main(
+            ["device", "--resume", *place(kit, copy, nano), "--json", str(tmp_path / "again.json")]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
     assert "is complete" in printed.err
     assert "Incomplete" not in printed.out
@@ -282,15 +286,13 @@ def test_resume_of_a_run_that_has_all_completes_it(
 
 
 def test_resume_tries_again_what_failed(kit: Path, nano: Path, run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    copy.mkdir()
+    copy = tmp_path
     whole = read_results(run / FILE)
     failed = replace(whole.curves[1], points=(), failed="no memory")
     left = LeftOut(family="mlp", level=0.25, backend="onnx", threads=1, why="no memory")
     some = replace(whole, cases=whole.cases[:1], left_out=(left,), curves=(whole.curves[0], failed))
     write_results(copy / FILE, some, [])
-    where = ["--kit", str(kit), "--out", str(copy), "--root", str(nano)]
-    assert main(["device", "--resume", *where]) == 0
+    assert main(["device", "--resume", *place(kit, copy, nano)]) == 0
     again = read_results(copy / FILE)
     assert [case.key for case in again.cases] == [case.key for case in whole.cases]
     assert (again.left_out, again.curves[1].failed) == ((), None)
@@ -299,8 +301,7 @@ def test_resume_tries_again_what_failed(kit: Path, nano: Path, run: Path, tmp_pa
 def test_resume_refuses_other_options(
     run: Path, kit: Path, nano: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = ["--kit", str(kit), "--out", str(run), "--root", str(nano)]
-    assert main(["device", "--resume", *TWO, "--steps", "3", *where]) == 2
+    assert main(["device", "--resume", *TWO, "--steps", "3", *place(kit, run, nano)]) == 2
     assert "--steps 2, not 3" in capsys.readouterr().err
 
 

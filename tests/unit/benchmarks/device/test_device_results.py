@@ -6,36 +6,31 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.device.results import (
-    Amount,
+    VERSION,
     Case,
-    Config,
-    CoreClock,
     Curve,
-    Joules,
     LearningPoint,
     LeftOut,
-    Machine,
-    Predicted,
+    Provenance,
     Results,
     ResultsError,
-    RoundBytes,
     TimeSpread,
-    TrialHeat,
     parse_results,
     read_results,
     write_results,
 )
 from benchmarks.report.figures import Figure
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
+from edge_sdk.program.settings.types import kind_of
 from tests.unit.benchmarks.device.sample_results import (
     board_with_sensors,
     computer_without_sensors,
@@ -43,113 +38,47 @@ from tests.unit.benchmarks.device.sample_results import (
     modelled_phone,
 )
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-shares = st.floats(0.01, 1)
-sizes = st.floats(0, 1e12)
-seconds = st.floats(1e-6, 1e6)
-provenances = st.sampled_from(["measured", "counted", "modelled"])
-spreads = st.builds(
-    lambda median, more, samples, provenance: TimeSpread(
-        median=median, p90=median * more, samples=samples, provenance=provenance
-    ),
-    *(seconds, st.floats(1, 10), st.integers(1, 999), st.just("measured")),
-)
-amounts = st.builds(Amount, value=sizes, provenance=st.just("measured"))
-cases = st.builds(
-    Case,
-    family=texts,
-    level=shares,
-    backend=st.sampled_from(["onnx", "torch"]),
-    threads=st.integers(1, 64),
-    parameters=st.integers(0, 10**9),
-    macs=sizes,
-    step_s=spreads,
-    round_s=spreads,
-    train_s=st.none() | spreads,
-    peak_bytes=amounts,
-    grown_bytes=amounts,
-    joules=st.none()
-    | st.builds(
-        Joules,
-        gross=st.none() | sizes,
-        net=st.none() | sizes,
-        provenance=provenances,
-        source=texts,
-    ),
-    bytes=st.lists(
-        st.builds(
-            RoundBytes,
-            encoding=texts,
-            up=st.integers(0, 10**9),
-            down=st.none() | st.integers(0, 10**9),
-            provenance=provenances,
-        ),
-        max_size=2,
-    ).map(tuple),
-    heat=st.builds(TrialHeat, highest_c=st.none() | st.floats(0, 120), throttled=st.booleans()),
-    predicted=st.none() | st.builds(Predicted, seconds=seconds, grown_bytes=sizes),
-)
-machines = st.builds(
-    Machine,
-    model=st.none() | texts,
-    system=texts,
-    python=texts,
-    cores=st.none() | st.floats(0.5, 64),
-    clocks=st.lists(
-        st.builds(CoreClock, cores=st.integers(1, 8), pinned=st.none() | st.booleans()), max_size=2
-    ).map(tuple),
-    fed_by=st.none() | st.sampled_from(["mains", "battery"]),
-    idle_w=st.none() | amounts,
-    versions=st.dictionaries(texts, texts, max_size=2),
-)
-curves = st.builds(
-    Curve,
-    family=texts,
-    level=shares,
-    data=texts,
-    provenance=provenances,
-    points=st.lists(
-        st.builds(
-            LearningPoint,
-            round=st.integers(0, 99),
-            accuracy=st.floats(0, 1),
-            seconds=sizes,
-            bytes=sizes,
-            joules=st.none() | sizes,
-        ),
-        max_size=2,
-    ).map(tuple),
-)
-configs = st.builds(
-    Config,
-    families=st.lists(texts, max_size=2).map(tuple),
-    levels=st.lists(shares, max_size=2).map(tuple),
-    backends=st.just(("onnx",)),
-    threads=st.lists(st.integers(1, 8), max_size=2).map(tuple),
-    batch=st.integers(1, 512),
-    steps=st.integers(1, 512),
-    rounds=st.integers(0, 9),
-    burst_s=st.floats(0, 9),
-    data=texts,
-    quick=st.booleans(),
-)
-any_results = st.builds(
-    Results,
-    title=texts,
-    provenance=st.just("measured"),
-    started=texts,
-    seconds=sizes,
-    complete=st.booleans(),
-    machine=machines,
-    config=configs,
-    cases=st.lists(cases, max_size=2, unique_by=lambda case: case.key).map(tuple),
-    left_out=st.just(()),
-    curves=st.lists(curves, max_size=1).map(tuple),
-)
+
+def any_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type; of numbers, those that every key takes."""
+    kind = kind_of(hint)
+    inner = get_args(kind.plain)
+    known: dict[Any, st.SearchStrategy[Any]] = {
+        str: st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
+        int: st.integers(1, 4096),
+        float: st.floats(1e-6, 1),
+        bool: st.booleans(),
+        Provenance: st.just("measured"),  # in results that are
+        TimeSpread: instances(TimeSpread, p90=st.floats(1, 1e9)),
+    }
+    if kind.plain in known:
+        found = known[kind.plain]
+    elif is_dataclass(kind.plain):
+        found = instances(kind.plain)
+    elif get_origin(kind.plain) is Literal:
+        found = st.sampled_from(inner)
+    elif get_origin(kind.plain) is tuple:
+        found = st.lists(any_of(inner[0]), max_size=2).map(tuple)
+    else:
+        found = st.dictionaries(any_of(inner[0]), any_of(inner[1]), max_size=2)
+    return st.none() | found if kind.optional else found
+
+
+def instances(cls: Any, **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return st.deferred(
+        lambda: st.builds(cls, **{name: any_of(hint) for name, hint in hints.items()} | given)
+    )
+
+
+def any_results() -> st.SearchStrategy[Results]:
+    cases = st.lists(any_of(Case), max_size=2, unique_by=lambda case: case.key).map(tuple)
+    given = {"version": st.just(VERSION), "provenance": st.just("measured"), "cases": cases}
+    return instances(Results, left_out=st.just(()), **given)
 
 
 @settings(max_examples=50)
-@given(any_results)
+@given(any_results())
 def test_results_survive_json(results: Results) -> None:
     content = json.loads(json.dumps({"command": "device", "results": to_plain(results)}))
     assert parse_results(content) == results

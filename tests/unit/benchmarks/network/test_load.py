@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -229,22 +227,9 @@ def test_few_devices_are_held_and_come_back(
 # -- the command ---------------------------------------------------------------------------------
 
 
-def test_help_of_load_is_cheap() -> None:
-    code = (
-        "import sys; from benchmarks.cli import main\n"
-        "try: main(['load', '--help'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "print(sorted({'torch', 'onnxruntime', 'rich', 'paho'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--devices N" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--json", "no/such/directory/load.json"], "directory that exists"),
         (["--devices", "0"], "--devices 0: from 1 to 10000"),
         (["--devices", "10001"], "--devices 10001: from 1 to 10000"),
     ],

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.cli import main
 from benchmarks.network.stage import processes
 from benchmarks.network.stage.in_threads import run_in_threads
 from benchmarks.network.stage.packets import Packet
@@ -339,25 +338,6 @@ def test_program_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> N
 
 
 # -- the command ---------------------------------------------------------------------------------
-
-
-def test_help_of_wire_is_cheap() -> None:
-    code = (
-        "import sys; from benchmarks.cli import main\n"
-        "try: main(['wire', '--help'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "print(sorted({'torch', 'onnxruntime', 'rich', 'paho'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--quick" in done.stdout
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_wire_refuses_nonsense_before_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["wire", "--json", "no/such/directory/wire.json"]) == 2
-    printed = capsys.readouterr()
-    assert "directory that exists" in printed.err
-    assert "wire tasks" not in printed.err
 
 
 def test_quick_measures_the_same_parts_as_the_full_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from benchmarks.network.stage.forwarder import Forwarder
 from benchmarks.network.stage.packets import Packet, PacketReader
 from benchmarks.report.figures import FigureError
 from edge_sdk.transport.settings import BrokerSettings
+from tests.waiting import HANGS_S
 
 
 def packet(first: int, rest: bytes) -> bytes:
@@ -87,7 +88,7 @@ def counting_server(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield listener.getsockname()[1], got
-        thread.join(60)
+        thread.join(HANGS_S)
         assert not thread.is_alive()
 
 
@@ -99,7 +100,7 @@ def test_forwarder_counts_what_the_other_side_gets() -> None:
         with Forwarder(BrokerSettings(port=port), ["one", "other"]) as forwarder:
             own = forwarder.settings("one")
             assert own.port not in (port, forwarder.settings("other").port)
-            with closing(socket.create_connection((own.host, own.port), timeout=60)) as program:
+            with socket.create_connection((own.host, own.port), HANGS_S) as program:
                 for each in sent:
                     program.sendall(each)
                 back = b""
@@ -125,7 +126,7 @@ def test_forwarder_without_a_broker_hangs_up() -> None:
         port = taken.getsockname()[1]
     with Forwarder(BrokerSettings(port=port), ["one"]) as forwarder:
         own = forwarder.settings("one")
-        with closing(socket.create_connection((own.host, own.port), timeout=60)) as program:
+        with socket.create_connection((own.host, own.port), HANGS_S) as program:
             assert program.recv(1) == b""
 
 
@@ -134,6 +135,6 @@ def test_forwarder_says_that_something_else_than_mqtt_passed() -> None:
         forwarder = Forwarder(BrokerSettings(port=port), ["one"])
         with pytest.raises(FigureError, match="does not speak MQTT"), forwarder:  # noqa: PT012
             own = forwarder.settings("one")
-            with closing(socket.create_connection((own.host, own.port), timeout=60)) as program:
+            with socket.create_connection((own.host, own.port), HANGS_S) as program:
                 program.sendall(b"\x30" + b"\xff" * 8)
                 assert program.recv(1) == b""

@@ -165,7 +165,6 @@ def test_environment_that_is_not_installed_is_refused() -> None:
     ("arguments", "complaint"),
     [
         (["--families", "mpl"], "unknown family 'mpl'; choose from mlp, "),
-        (["--json", "no/such/directory/footprint.json"], "directory that exists"),
     ],
 )
 def test_footprint_refuses_nonsense_before_it_measures(

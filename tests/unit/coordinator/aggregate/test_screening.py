@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregate import screening
 from coordinator.aggregate.screening import MIN_SEEN, Scale, Usual, block_squares, scale_of
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -111,12 +110,11 @@ def test_overflowing_values_are_out_of_the_ordinary_not_an_error() -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10**6])
-def test_squares_of_blocks_are_those_of_a_loop(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    monkeypatch.setattr(screening, "PIECE", piece)
+def test_squares_of_blocks_are_those_of_a_loop(piece: int) -> None:
     random = np.random.default_rng(3)
     sizes = random.integers(1, 20, size=50)
     values = random.normal(size=int(sizes.sum())).astype(np.float32)
-    found = block_squares(values, sizes)
+    found = block_squares(values, sizes, piece=piece)
     start = 0
     for number, size in enumerate(sizes):
         block = values[start : start + size].astype(np.float64)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from coordinator.aggregate.rules import ASYNC_RULES
@@ -18,14 +16,13 @@ from coordinator.rounds.fragments import (
     Effect,
     Event,
     FragmentsConfig,
+    FragmentsState,
     Release,
     Reserve,
     Stage,
     handle,
     start,
 )
-from edge_sdk.protocol.encoding.codec import encode_blocks
-from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
@@ -33,16 +30,13 @@ from edge_sdk.protocol.messages.round import (
     Bid,
     Movement,
     Outcome,
-    Receipt,
     Replay,
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.transfer import Offer
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
-from edge_sdk.transport.uploads import Outgoing
+from tests.unit.coordinator.rounds.driven import Driven, offer, outcome, said
 
 PLAN = ModelPlan(
     axes=(Axis("a", (1, 1, 1)),),
@@ -64,25 +58,9 @@ CONFIG = FragmentsConfig(
 )
 
 
-class Coordinator:
-    """The machine with a clock that the test turns."""
-
+class Coordinator(Driven[FragmentsConfig, FragmentsState, Event, Effect]):
     def __init__(self, *devices: str, config: FragmentsConfig = CONFIG) -> None:
-        self.config = config
-        self.state = start(config)
-        self.now = 0.0
-        self.groups: dict[str, Mapping[str, tuple[int, ...]]] = {}
-        for device in devices:
-            self.tell(Joined(device))
-
-    def tell(self, *events: Event) -> list[Effect]:
-        effects: list[Effect] = []
-        for event in events:
-            self.state, effects = handle(self.config, self.state, event, self.now)
-            for effect in effects:
-                if isinstance(effect, Reserve):
-                    self.groups[effect.device] = effect.groups
-        return effects
+        super().__init__(config, start(config), handle, devices)
 
     def round(self, device: str) -> int:
         return self.state.work[device].round
@@ -91,44 +69,16 @@ class Coordinator:
         return self.tell(Bid(device=device, round=self.round(device), level=level, reason="so"))
 
     def movement(self, device: str, **changes: Any) -> Movement:
-        groups = self.groups[device]
-        ids = PLAN.block_ids(PLAN.choose(groups))
-        blocks = Blocks(ids, np.ones(int(PLAN.block_sizes[ids].sum()), dtype=np.float32))
-        whole = Movement(
-            device=device,
-            round=self.round(device),
-            plan_hash=PLAN.hash,
-            payload=encode_blocks(PLAN, groups, blocks, Encoding(), np.random.default_rng(0)),
-            statistics={},
-            learning_rate=0.1,
-            level=1.0,
-            samples=1,
-            loss=1.0,
-            train_s=1.0,
-        )
-        return replace(whole, **changes)
+        return self.movement_of(device, 1.0, **{"round": self.round(device), **changes})
 
     def update(self, device: str) -> list[Effect]:
         """The device's movement comes and is stored."""
         return self.tell(self.movement(device), Kept(device, self.round(device)))
 
 
-def offer(device: str, round: int, *, answers: int | None = None) -> Offer:
-    run, size = "0" * 16, 1024
-    made = Outgoing(b"x", device=device, run=run, round=round, answers=answers, chunk_bytes=size)
-    return made.offer
-
-
-def outcome(effect: Effect) -> tuple[Outcome, str]:
-    assert isinstance(effect, Send)
-    assert isinstance(effect.message, Receipt)
-    return effect.message.outcome, effect.message.reason
-
-
 def opened(effect: Effect) -> tuple[str, int]:
     assert isinstance(effect, Send)
-    assert isinstance(effect.message, RoundOpen)
-    return effect.device, effect.message.round
+    return effect.device, said(RoundOpen, [effect]).round
 
 
 def test_run_begins_when_enough_devices_are_there_and_newcomers_join_in() -> None:
@@ -156,7 +106,7 @@ def test_every_update_is_a_version_receipted_and_followed_by_the_next_opening() 
         round = coordinator.round("b")
         apply, receipt, again = coordinator.update("b")
         assert apply == Apply("b", round)
-        assert outcome(receipt)[0] is Outcome.COUNTED
+        assert outcome([receipt]) is Outcome.COUNTED
         assert opened(again)[0] == "b"
         coordinator.bid("b")
     coordinator.update("a")
@@ -209,7 +159,7 @@ def test_withdrawn_and_overdue_work_is_released() -> None:
     coordinator.now = 100.0
     effects = coordinator.tell(Tick())
     assert Release("b", 2) in effects
-    assert outcome(coordinator.tell(late)[0])[0] is Outcome.LATE
+    assert outcome(coordinator.tell(late)) is Outcome.LATE
 
 
 def test_movement_that_does_not_fit_is_rejected_and_its_device_rests() -> None:
@@ -217,7 +167,7 @@ def test_movement_that_does_not_fit_is_rejected_and_its_device_rests() -> None:
     coordinator.bid("a")
     release, receipt = coordinator.tell(coordinator.movement("a", payload=b"garbage"))
     assert release == Release("a", 1)
-    assert outcome(receipt)[0] is Outcome.REJECTED
+    assert outcome([receipt]) is Outcome.REJECTED
     assert coordinator.state.work["a"].stage is Stage.RESTING
     assert coordinator.state.version == 0
 
@@ -235,10 +185,10 @@ def test_offer_is_accepted_while_it_is_awaited_and_else_answered() -> None:
     coordinator.bid("a")
     wanted, early = offer("a", 1), offer("b", 2)
     assert coordinator.tell(wanted) == [Accept(wanted)]
-    assert outcome(coordinator.tell(early)[0])[0] is Outcome.LATE
-    assert outcome(coordinator.tell(offer("a", 1, answers=2))[0])[0] is Outcome.REJECTED
+    assert outcome(coordinator.tell(early)) is Outcome.LATE
+    assert outcome(coordinator.tell(offer("a", 1, answers=2))) is Outcome.REJECTED
     coordinator.update("a")
-    assert outcome(coordinator.tell(wanted)[0])[0] is Outcome.COUNTED
+    assert outcome(coordinator.tell(wanted)) is Outcome.COUNTED
 
 
 def test_deadline_is_the_earliest_that_holds_however_often_devices_go_on() -> None:
@@ -268,7 +218,7 @@ def test_second_copy_counts_once() -> None:
     assert coordinator.tell(movement) == []
     coordinator.tell(Kept("a", 1))
     (receipt,) = coordinator.tell(movement)
-    assert outcome(receipt)[0] is Outcome.COUNTED
+    assert outcome([receipt]) is Outcome.COUNTED
     assert coordinator.state.version == 1
 
 
@@ -282,8 +232,8 @@ def test_run_ends_after_its_updates() -> None:
     assert closed == Send("b", RoundClosed(round=2))
     assert coordinator.state.finished
     assert coordinator.state.deadline is None
-    assert outcome(coordinator.tell(unfinished)[0])[0] is Outcome.LATE
-    assert outcome(coordinator.tell(Kept("b", 2))[0])[0] is Outcome.LATE
+    assert outcome(coordinator.tell(unfinished)) is Outcome.LATE
+    assert outcome(coordinator.tell(Kept("b", 2))) is Outcome.LATE
     assert coordinator.tell(Joined("c")) == []
 
 
@@ -298,9 +248,7 @@ def test_devices_are_told_whether_only_the_whole_model_is_of_use(rule: str, whol
     asked += coordinator.tell(Tick())
     assert len(asked) == 4
     for effect in asked:
-        assert isinstance(effect, Send)
-        assert isinstance(effect.message, RoundOpen)
-        assert effect.message.whole is whole
+        assert said(RoundOpen, [effect]).whole is whole
 
 
 def test_whole_model_rule_takes_lower_offers_as_skips() -> None:
@@ -317,7 +265,7 @@ def test_replay_is_rejected() -> None:
     coordinator = Coordinator("a", "b")
     coordinator.bid("a")
     replay = Replay(round=9, movement=coordinator.movement("a"))
-    assert outcome(coordinator.tell(replay)[0])[0] is Outcome.REJECTED
+    assert outcome(coordinator.tell(replay)) is Outcome.REJECTED
 
 
 @pytest.mark.parametrize("event", [Kept("a", 1), Kept("stranger", 1), Kept("a", 7)])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.aggregate.rules import RULES
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import MOVEMENTS, UPLOADS
 from coordinator.service.outgoing.outlet import MAX_EARLIER
 from edge_sdk.protocol.messages.round import RoundOpen
@@ -17,6 +18,7 @@ from edge_sdk.transport.uploads import Outgoing
 from tests.unit.coordinator.service.service_world import (
     ScriptedDevice,
     World,
+    Worlds,
     fragments_config,
     rounds_config,
 )
@@ -26,50 +28,39 @@ def offer_to_a_full_disk(world: World, device: ScriptedDevice, round: int, **opt
     """What is kept has nowhere to go, for a moment; then the same is offered once more."""
     movements, receipts = world.folder / MOVEMENTS, list(device.receipts)
     movements.rename(world.folder / "elsewhere")
-    device.offer(device.movements[round], **options)
-    world.settle()
+    device.send(round, **options)
     assert device.receipts == receipts
     (world.folder / "elsewhere").rename(movements)
-    device.offer(device.movements[round], **options)
-    world.settle()
+    device.send(round, **options)
 
 
-def test_movement_that_could_not_be_stored_counts_when_it_comes_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
-    world.add("one")
-    two = world.add("two", sends=False)
-    world.settle()
-    offer_to_a_full_disk(world, two, 1)
-    assert two.receipts == [(1, "counted")]
-    assert world.service.finished
-    world.stop()
-
-
-def test_late_movement_that_could_not_be_stored_is_remembered_when_it_comes_again(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("config", "others", "wait_s", "outcome"),
+    [
+        (rounds_config(rounds=1), 1.0, 0, "counted"),
+        (rounds_config(rule=RULES["ram-fed"](), rounds=3), 1.0, 101, "memory"),
+        (fragments_config(updates=1), None, 0, "counted"),
+    ],
+    ids=["in time", "late", "asynchronous"],
+)
+def test_movement_that_could_not_be_stored_counts_when_it_comes_again(
+    worlds: Worlds,
+    config: RoundsConfig | FragmentsConfig,
+    others: float | None,
+    wait_s: float,
+    outcome: str,
 ) -> None:
-    world = World(tmp_path / "run", rounds_config(rule=RULES["ram-fed"](), rounds=3))
-    world.add("fast")
-    slow = world.add("slow", sends=False)
-    world.settle()
-    world.wait(101)
-    offer_to_a_full_disk(world, slow, 1)
-    assert slow.receipts == [(1, "memory")]
-    assert world.state.keeping_late == frozenset()
-    world.stop()
-
-
-def test_asynchronous_movement_that_could_not_be_stored_counts_when_it_comes_again(
-    tmp_path: Path,
-) -> None:
-    world = World(tmp_path / "run", fragments_config(updates=1))
-    world.add("idle", level=lambda _: None)
+    world = worlds.make(config)
+    world.add("other", level=lambda _: others)
     one = world.add("one", sends=False)
     world.settle()
-    offer_to_a_full_disk(world, one, min(one.opened))
-    assert one.receipts == [(min(one.opened), "counted")]
-    assert world.service.finished
-    world.stop()
+    world.wait(wait_s)
+    round = min(one.opened)
+    offer_to_a_full_disk(world, one, round)
+    assert one.receipts == [(round, outcome)]
+    assert world.service.finished == (outcome == "counted")
+    if outcome == "memory":
+        assert world.state.keeping_late == frozenset()
 
 
 # -- offers of no use ----------------------------------------------------------------------------
@@ -82,10 +73,10 @@ def credits_of(device: ScriptedDevice, outgoing: Outgoing) -> list[Credit]:
 
 @pytest.mark.parametrize(("round", "answers"), [(3, None), (2**31, None), (1, 3), (2, 3)])
 def test_offer_for_a_round_that_has_not_begun_gets_no_room(
-    tmp_path: Path, round: int, answers: int | None
+    worlds: Worlds, round: int, answers: int | None
 ) -> None:
     config = rounds_config(rule=RULES["ram-fed"](), rounds=9)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     world.add("fast")
     slow = world.add("slow", sends=False)
     world.settle()
@@ -95,8 +86,7 @@ def test_offer_for_a_round_that_has_not_begun_gets_no_room(
     world.settle()
     assert slow.receipts == [(answers or round, "rejected")]
     assert credits_of(slow, sent) == []
-    assert os.listdir(tmp_path / "run" / UPLOADS) == []
-    world.stop()
+    assert os.listdir(world.folder / UPLOADS) == []
 
 
 @pytest.mark.parametrize(
@@ -104,9 +94,9 @@ def test_offer_for_a_round_that_has_not_begun_gets_no_room(
     [("ram-fed", "skips", "rejected"), ("ra-fed", "slow", "late"), ("ra-fed", "skips", "rejected")],
 )
 def test_offer_for_a_closed_round_that_has_no_use_for_it_gets_no_room(
-    tmp_path: Path, rule: str, device: str, outcome: str
+    worlds: Worlds, rule: str, device: str, outcome: str
 ) -> None:
-    world = World(tmp_path / "run", rounds_config(rule=RULES[rule](), rounds=9, min_devices=3))
+    world = worlds.make(rounds_config(rule=RULES[rule](), rounds=9, min_devices=3))
     devices = {
         "fast": world.add("fast"),
         "slow": world.add("slow", sends=False),
@@ -119,20 +109,18 @@ def test_offer_for_a_closed_round_that_has_no_use_for_it_gets_no_room(
     world.settle()
     assert devices[device].receipts == [(1, outcome)]
     assert credits_of(devices[device], sent) == []
-    world.stop()
 
 
 def test_offer_after_the_end_gets_no_room_even_where_movements_are_remembered(
-    tmp_path: Path,
+    worlds: Worlds,
 ) -> None:
-    world = World(tmp_path / "run", rounds_config(rule=RULES["ram-fed"](), rounds=1))
+    world = worlds.make(rounds_config(rule=RULES["ram-fed"](), rounds=1))
     world.add("fast")
     slow = world.add("slow", sends=False)
     world.settle()
     world.wait(101)
     assert world.service.finished
-    sent = slow.offer(slow.movements[1])
-    world.settle()
+    sent = slow.send(1)
     assert slow.receipts == [(1, "late")]
     assert credits_of(slow, sent) == []
     world.stop()
@@ -146,9 +134,9 @@ def model_chunks(opened: RoundOpen) -> set[bytes]:
     return set(opened.model.chunks)
 
 
-def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice, RoundOpen]:
+def asynchronous_world(worlds: Worlds) -> tuple[World, ScriptedDevice, RoundOpen]:
     """A device has trained from version 0, and then skips; another one goes on."""
-    world = World(folder, fragments_config(updates=99, train_deadline_s=1e6, rest_s=1e6, bid_s=1e6))
+    world = worlds.make(fragments_config(updates=99, train_deadline_s=1e6, rest_s=1e6, bid_s=1e6))
     first = world.add("first", level=lambda number: 1.0 if number <= 2 else None)
     other = world.add("other", sends=False)
     world.settle()
@@ -161,29 +149,25 @@ def advance(world: World, device: ScriptedDevice, times: int) -> None:
     """The device's movements come, one after the other, each from the newest version."""
     for _ in range(times):
         world.clock.now += 1e3  # time enough to publish
-        device.offer(device.movements[max(device.movements)])
-        world.settle()
+        device.send(max(device.movements))
 
 
-def test_asynchronous_version_is_held_for_a_device_that_may_evaluate_it(tmp_path: Path) -> None:
-    world, _, opened = asynchronous_world(tmp_path / "run")
+def test_asynchronous_version_is_held_for_a_device_that_may_evaluate_it(worlds: Worlds) -> None:
+    world, _, opened = asynchronous_world(worlds)
     advance(world, world.devices[1], 4)
     assert model_chunks(opened) <= world.chunks.keys()
-    world.stop()
 
 
-def test_asynchronous_version_is_not_held_for_a_device_that_left(tmp_path: Path) -> None:
-    world, first, opened = asynchronous_world(tmp_path / "run")
-    first.link.kill()
-    world.devices.remove(first)
+def test_asynchronous_version_is_not_held_for_a_device_that_left(worlds: Worlds) -> None:
+    world, first, opened = asynchronous_world(worlds)
+    world.leave(first)
     world.settle()
     advance(world, world.devices[0], 4)
     assert not model_chunks(opened) & world.chunks.keys()
-    world.stop()
 
 
-def test_asynchronous_versions_that_are_held_are_few(tmp_path: Path) -> None:
-    world, _, opened = asynchronous_world(tmp_path / "run")
+def test_asynchronous_versions_that_are_held_are_few(worlds: Worlds) -> None:
+    world, _, opened = asynchronous_world(worlds)
     for number in range(MAX_EARLIER):
         assert model_chunks(opened) <= world.chunks.keys()
         world.clock.now += 1e3  # time enough to publish
@@ -193,4 +177,3 @@ def test_asynchronous_versions_that_are_held_are_few(tmp_path: Path) -> None:
     assert world.service.model.version == 1 + MAX_EARLIER
     advance(world, world.devices[1], 2)
     assert not model_chunks(opened) & world.chunks.keys()
-    world.stop()

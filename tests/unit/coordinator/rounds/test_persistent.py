@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
@@ -47,6 +47,23 @@ def test_every_version_of_a_set_stays_as_it_was(steps: list[tuple[int, int, int 
         assert [key in each for key in range(6)] == [key in expected for key in range(6)]
     for each, expected in versions:
         assert each == expected
+
+
+@settings(max_examples=50)
+@given(STEPS, st.integers(0, 40))
+def test_ranks_are_those_of_each_version(
+    steps: list[tuple[int, int, int | None]], first: int
+) -> None:
+    """Ranks are in use from the step `first` on: some versions are made before, some after."""
+    versions: list[tuple[PersistentSet[int], frozenset[int]]] = [(PersistentSet(), frozenset())]
+    for number, (back, key, value) in enumerate(steps):
+        made, model = versions[-1 - back % len(versions)]
+        after = made.dropping(key) if value is None else made.adding(key)
+        versions.append((after, model - {key} if value is None else model | {key}))
+        if number >= first:
+            assert versions[-1][0].at(range(len(versions[-1][1]))) == sorted(versions[-1][1])
+    for each, expected in versions:
+        assert each.at(range(len(expected))) == sorted(expected)
 
 
 def test_change_that_changes_nothing_gives_the_same_version() -> None:

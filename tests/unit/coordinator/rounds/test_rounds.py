@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.events import Accept, Broadcast, Joined, Keep, Kept, Left, Send, Tick
+from coordinator.rounds.state import Selection
 from coordinator.rounds.synchronous import (
     Commit,
     Committed,
@@ -23,11 +23,11 @@ from coordinator.rounds.synchronous import (
     Event,
     RoundPhase,
     RoundsConfig,
+    RoundsState,
     handle,
     opening_of,
     start,
 )
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -41,11 +41,10 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.transfer import Offer
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
-from edge_sdk.transport.uploads import Outgoing
+from tests.messages import make_movement
+from tests.unit.coordinator.rounds.driven import Driven, offer, outcome, refusal, said
 
 PLAN = ModelPlan(
     axes=(Axis("a", (2, 2)), Axis("b", (1, 1, 1))),
@@ -71,42 +70,12 @@ CONFIG = RoundsConfig(
 )
 
 
-class Coordinator:
-    """The machine with a clock that the test turns."""
-
+class Coordinator(Driven[RoundsConfig, RoundsState, Event, Effect]):
     def __init__(self, *devices: str, config: RoundsConfig = CONFIG) -> None:
-        self.config = config
-        self.state = start(config)
-        self.now = 0.0
-        self.groups: dict[str, Mapping[str, tuple[int, ...]]] = {}
-        for device in devices:
-            self.tell(Joined(device))
-
-    def tell(self, *events: Event) -> list[Effect]:
-        effects: list[Effect] = []
-        for event in events:
-            self.state, effects = handle(self.config, self.state, event, self.now)
-            for effect in effects:
-                if isinstance(effect, Send) and isinstance(effect.message, Assignment):
-                    self.groups[effect.device] = effect.message.groups
-        return effects
+        super().__init__(config, start(config), handle, devices)
 
     def movement(self, name: str, value: float = 1.0, **changes: Any) -> Movement:
-        groups = self.groups[name]
-        width = sum(PLAN.axes[0].groups[g] for g in groups["a"])
-        whole = Movement(
-            device=name,
-            round=self.state.round,
-            plan_hash=PLAN.hash,
-            payload=payload(groups, value),
-            statistics={"mean": np.zeros(width, dtype=np.float32)},
-            learning_rate=0.1,
-            level=0.5,
-            samples=1,
-            loss=1.0,
-            train_s=1.0,
-        )
-        return replace(whole, **changes)
+        return self.movement_of(name, value, **{"round": self.state.round, "level": 0.5, **changes})
 
     def count(self, *names: str) -> list[Effect]:
         """Movements of these devices come and are stored."""
@@ -122,10 +91,7 @@ class Coordinator:
 
 
 def payload(groups: Groups, value: float = 1.0, kind: str = "fp32") -> bytes:
-    ids = PLAN.block_ids(PLAN.choose(groups))
-    values = np.full(int(PLAN.block_sizes[ids].sum()), value, dtype=np.float32)
-    blocks, encoding = Blocks(ids, values), Encoding.parse(kind)
-    return encode_blocks(PLAN, groups, blocks, encoding, np.random.default_rng(0))
+    return bytes(make_movement(PLAN, groups, value, encoding=Encoding.parse(kind)).payload)
 
 
 def commit(
@@ -149,27 +115,16 @@ def training(*devices: str, config: RoundsConfig = CONFIG) -> Coordinator:
     return coordinator
 
 
-def outcome(effects: list[Effect]) -> tuple[Outcome, str]:
-    (effect,) = effects
-    assert isinstance(effect, Send)
-    assert isinstance(effect.message, Receipt)
-    return effect.message.outcome, effect.message.reason
-
-
 def test_first_round_opens_when_enough_devices_are_there() -> None:
     coordinator = Coordinator("a")
     assert coordinator.state.phase is RoundPhase.WAITING
-    (effect,) = coordinator.tell(Joined("b"))
-    assert isinstance(effect, Broadcast)
-    assert isinstance(effect.message, RoundOpen)
-    assert (effect.message.round, effect.message.plan_hash) == (1, PLAN.hash)
+    opened = said(RoundOpen, coordinator.tell(Joined("b")))
+    assert (opened.round, opened.plan_hash) == (1, PLAN.hash)
 
 
 def test_newcomer_during_bidding_is_told_and_waited_for() -> None:
     coordinator = Coordinator("a", "b")
-    (effect,) = coordinator.tell(Joined("c"))
-    assert isinstance(effect, Send)
-    assert isinstance(effect.message, RoundOpen)
+    said(RoundOpen, coordinator.tell(Joined("c")))
     assert coordinator.tell(bid("a"), bid("b")) == []
     coordinator.tell(bid("c"))
     assert coordinator.state.phase is RoundPhase.TRAINING
@@ -242,7 +197,7 @@ def test_withdrawn_offer_is_not_waited_for() -> None:
 def test_second_copy_gets_the_same_receipt_and_counts_once() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"), Kept("a", 1))
-    assert outcome(coordinator.tell(coordinator.movement("a")))[0] is Outcome.COUNTED
+    assert outcome(coordinator.tell(coordinator.movement("a"))) is Outcome.COUNTED
     assert coordinator.state.counted == {"a"}
 
 
@@ -250,20 +205,18 @@ def test_movement_after_the_close_is_late() -> None:
     coordinator = training("a", "b")
     late = coordinator.movement("b")
     coordinator.tell(coordinator.movement("a"), Kept("a", 1))
-    coordinator.now = 1000.0
-    coordinator.tell(Tick())
-    got, reason = outcome(coordinator.tell(late))
-    assert (got, "round 1 is closed" in reason) == (Outcome.LATE, True)
+    coordinator.run_out()
+    receipt = said(Receipt, coordinator.tell(late))
+    assert (receipt.outcome, "round 1 is closed" in receipt.reason) == (Outcome.LATE, True)
     coordinator.tell(Committed(1))
-    assert outcome(coordinator.tell(late))[0] is Outcome.LATE
+    assert outcome(coordinator.tell(late)) is Outcome.LATE
 
 
 def test_movement_kept_after_the_deadline_is_late() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"))
-    coordinator.now = 1000.0
-    assert coordinator.tell(Tick()) == [commit(1, silent=("a", "b"))]
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+    assert coordinator.run_out() == [commit(1, silent=("a", "b"))]
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.LATE
 
 
 @pytest.mark.parametrize(
@@ -274,7 +227,11 @@ def test_movement_kept_after_the_deadline_is_late() -> None:
         ({"device": "stranger"}, "'stranger' has no assignment"),
         ({"statistics": {"mean": np.full(2, np.inf, dtype=np.float32)}}, "not finite"),
         ({"statistics": {"mean": np.full(2, -2e9, dtype=np.float32)}}, "beyond"),
+        *(({"value": value}, "not finite") for value in (np.nan, np.inf, -np.inf)),
+        *(({"value": value}, "beyond") for value in (2e9, -2e9)),
         ({"payload": payload(PLAN.all_groups())}, "other groups"),
+        # Groups are looked at before anything is unpacked.
+        ({"payload": payload(PLAN.all_groups())[: -4 * PLAN.parameters]}, "other groups"),
         ({"payload": b"garbage"}, "blocks"),
         ({"payload": payload(PLAN.all_groups(), kind="int8")}, "asks for fp32"),
         ({"statistics": {}}, "missing"),
@@ -285,10 +242,14 @@ def test_movement_that_does_not_fit_is_rejected_with_the_reason(
     changes: dict[str, Any], says: str
 ) -> None:
     coordinator = training("a", "b")
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", **changes)))
-    assert got is Outcome.REJECTED
-    assert says in reason
+    assert says in refusal(coordinator.tell(coordinator.movement("a", **changes)))
     assert not coordinator.state.counted | coordinator.state.keeping
+
+
+def test_payload_cut_short_is_rejected() -> None:
+    coordinator = training("a", "b")
+    cut = coordinator.movement("a").payload[:-1]
+    assert "bytes" in refusal(coordinator.tell(coordinator.movement("a", payload=cut)))
 
 
 def test_rejected_movement_is_not_waited_for_and_shows_as_a_skip() -> None:
@@ -305,13 +266,13 @@ def test_copy_that_comes_while_the_first_is_stored_is_ignored() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"))
     assert coordinator.tell(coordinator.movement("a")) == []
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.COUNTED
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.COUNTED
 
 
 def test_movement_stored_after_its_device_withdrew_is_late() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"), bid("a", None))
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.LATE
     assert coordinator.state.counted == frozenset()
 
 
@@ -321,39 +282,13 @@ def test_movement_stored_when_the_next_round_is_open_is_late() -> None:
     coordinator.now = 1000.0
     coordinator.tell(Tick(), Committed(1))
     assert coordinator.state.round == 2
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.LATE
 
 
 @pytest.mark.parametrize("phase", [RoundPhase.WAITING, RoundPhase.CLOSING, RoundPhase.FINISHED])
 def test_tick_without_a_deadline_does_nothing(phase: RoundPhase) -> None:
     state = replace(start(CONFIG), phase=phase, round=1)
     assert handle(CONFIG, state, Tick(), 1e9) == (state, [])
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "rounds",
-        "steps",
-        "batch_size",
-        "min_devices",
-        "max_staleness",
-        "bid_s",
-        "train_deadline_s",
-        "rms_limit",
-    ],
-)
-def test_run_of_nothing_is_refused(name: str) -> None:
-    nothing: dict[str, Any] = {name: 0}
-    with pytest.raises(ConfigError, match=name):
-        replace(CONFIG, **nothing)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_movement_that_is_not_finite_is_rejected(value: float) -> None:
-    coordinator = training("a", "b")
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", value)))
-    assert (got, "not finite" in reason) == (Outcome.REJECTED, True)
 
 
 @pytest.mark.parametrize("event", [bid("a", round=2), bid("stranger"), Tick()])
@@ -385,12 +320,6 @@ def test_local_event_at_the_wrong_time_raises_and_changes_nothing(
     assert coordinator.state == before
 
 
-def offer(device: str, round: int, *, answers: int | None = None) -> Offer:
-    run, size = "0" * 16, 1024
-    made = Outgoing(b"x", device=device, run=run, round=round, answers=answers, chunk_bytes=size)
-    return made.offer
-
-
 def test_offer_is_accepted_where_the_bytes_matter_and_changes_nothing() -> None:
     coordinator = training("a", "b")
     before, wanted = coordinator.state, offer("a", 1)
@@ -415,7 +344,7 @@ def test_offer_whose_outcome_is_known_is_answered_as_its_movement_would_be(
     movement = coordinator.movement("a", device=device, round=round)
     sent = movement if answers is None else Replay(round=answers, movement=movement)
     (answer,) = coordinator.tell(offer(device, round, answers=answers))
-    assert outcome([answer])[0] is expected
+    assert outcome([answer]) is expected
     assert coordinator.tell(sent) == [answer]
 
 
@@ -455,8 +384,8 @@ def test_late_movement_enters_memory_where_the_rule_has_one() -> None:
     (keep,) = coordinator.tell(late)
     assert isinstance(keep, Keep)
     assert (keep.round, keep.arrival.contribution.made) == (1, 1)
-    assert outcome(coordinator.tell(Kept("b", 1)))[0] is Outcome.MEMORY
-    assert outcome(coordinator.tell(late))[0] is Outcome.MEMORY
+    assert outcome(coordinator.tell(Kept("b", 1))) is Outcome.MEMORY
+    assert outcome(coordinator.tell(late)) is Outcome.MEMORY
     assert coordinator.count("a", "b")[-1] == commit(2, ("a", "b"), late=(("b", 1),))
     next_round(coordinator)
     assert coordinator.count("a", "b")[-1] == commit(3, ("a", "b"))
@@ -466,14 +395,14 @@ def test_movement_stored_after_the_deadline_enters_memory() -> None:
     coordinator = training("a", "b", config=REMEMBERING)
     coordinator.tell(coordinator.movement("a"))
     coordinator.run_out()
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.MEMORY
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.MEMORY
 
 
 def test_movement_stored_as_the_run_ends_is_late() -> None:
     coordinator = training("a", "b", config=replace(REMEMBERING, rounds=1))
     coordinator.tell(coordinator.movement("a"))
     coordinator.run_out()
-    assert outcome(coordinator.tell(Kept("a", 1)))[0] is Outcome.LATE
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.LATE
 
 
 def test_receipt_that_was_lost_is_given_again_in_later_rounds() -> None:
@@ -481,7 +410,7 @@ def test_receipt_that_was_lost_is_given_again_in_later_rounds() -> None:
     sent = coordinator.movement("a")
     coordinator.count("a", "b")
     next_round(coordinator)
-    assert outcome(coordinator.tell(sent))[0] is Outcome.COUNTED
+    assert outcome(coordinator.tell(sent)) is Outcome.COUNTED
     assert coordinator.state.counted == frozenset()
 
 
@@ -490,10 +419,8 @@ def test_late_movement_is_checked_against_the_round_it_names() -> None:
     coordinator.count("a")
     coordinator.run_out()
     wrong = coordinator.movement("b", payload=payload(PLAN.all_groups()))
-    got, reason = outcome(coordinator.tell(wrong))
-    assert (got, "other groups" in reason) == (Outcome.REJECTED, True)
-    got, reason = outcome(coordinator.tell(coordinator.movement("b", device="c")))
-    assert (got, "no assignment" in reason) == (Outcome.REJECTED, True)
+    assert "other groups" in refusal(coordinator.tell(wrong))
+    assert "no assignment" in refusal(coordinator.tell(coordinator.movement("b", device="c")))
 
 
 def test_assignments_are_forgotten_after_max_staleness() -> None:
@@ -504,8 +431,8 @@ def test_assignments_are_forgotten_after_max_staleness() -> None:
     for _ in range(2):
         next_round(coordinator)
         coordinator.count("a", "b")
-    got, reason = outcome(coordinator.tell(late))
-    assert (got, "more than 2 rounds old" in reason) == (Outcome.LATE, True)
+    receipt = said(Receipt, coordinator.tell(late))
+    assert (receipt.outcome, "more than 2 rounds old" in receipt.reason) == (Outcome.LATE, True)
 
 
 def replay_round() -> tuple[Coordinator, Movement]:
@@ -527,7 +454,7 @@ def test_replay_is_waited_for_and_counts_for_the_round_it_answers() -> None:
     assert (keep.round, keep.arrival.contribution.made) == (2, 1)
     assert coordinator.tell(Replay(round=2, movement=made)) == []
     receipt, closed = coordinator.tell(Kept("b", 2))
-    assert outcome([receipt])[0] is Outcome.COUNTED
+    assert outcome([receipt]) is Outcome.COUNTED
     assert closed == commit(2, ("a",), replayed=("b",))
 
 
@@ -547,7 +474,7 @@ def test_replay_may_come_before_all_have_bid() -> None:
     coordinator.count("a", "b")
     coordinator.tell(Committed(1), replace(bid("b", None, 2), replays=True))
     coordinator.tell(Replay(round=2, movement=made), Kept("b", 2))
-    assert outcome(coordinator.tell(Replay(round=2, movement=made)))[0] is Outcome.COUNTED
+    assert outcome(coordinator.tell(Replay(round=2, movement=made))) is Outcome.COUNTED
     coordinator.tell(bid("a", round=2))
     assert coordinator.count("a")[-1] == commit(2, ("a",), replayed=("b",))
 
@@ -558,7 +485,7 @@ def test_replay_that_does_not_fit_is_rejected_and_not_waited_for() -> None:
     receipt, closed = coordinator.tell(
         Replay(round=2, movement=replace(made, payload=payload(PLAN.all_groups())))
     )
-    assert outcome([receipt])[0] is Outcome.REJECTED
+    assert outcome([receipt]) is Outcome.REJECTED
     assert closed == commit(2, ("a",), silent=("b",))
 
 
@@ -570,16 +497,15 @@ def test_replay_that_is_too_old_is_rejected() -> None:
         next_round(coordinator, "b")
         coordinator.count("a")
     coordinator.tell(Committed(3), bid("a", round=4), replace(bid("b", None, 4), replays=True))
-    got, reason = outcome(coordinator.tell(Replay(round=4, movement=made)))
-    assert (got, "3 rounds old" in reason) == (Outcome.REJECTED, True)
+    assert "3 rounds old" in refusal(coordinator.tell(Replay(round=4, movement=made)))
 
 
 def test_replay_nobody_announced_is_rejected_and_one_after_the_close_late() -> None:
     coordinator, made = replay_round()
-    got, reason = outcome(coordinator.tell(Replay(round=2, movement=replace(made, device="a"))))
-    assert (got, "announced" in reason) == (Outcome.REJECTED, True)
+    other = Replay(round=2, movement=replace(made, device="a"))
+    assert "announced" in refusal(coordinator.tell(other))
     coordinator.run_out()
-    assert outcome(coordinator.tell(Replay(round=2, movement=made)))[0] is Outcome.LATE
+    assert outcome(coordinator.tell(Replay(round=2, movement=made))) is Outcome.LATE
 
 
 def test_rule_for_whole_models_takes_lower_offers_as_skips() -> None:
@@ -618,14 +544,10 @@ def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> Non
     coordinator.tell(bid("a", None), bid("b", None))
     _, second = coordinator.tell(Committed(1))
     for effect, whole in ((first, True), (second, False)):
-        assert isinstance(effect, Broadcast)
-        assert isinstance(effect.message, RoundOpen)
-        assert (effect.message.whole, effect.message.warmup) == (whole, whole)
-        assert effect.message.replay_within == 0
-    (opened,) = Coordinator("a", config=REPLAYING).tell(Joined("b"))
-    assert isinstance(opened, Broadcast)
-    assert isinstance(opened.message, RoundOpen)
-    assert opened.message.replay_within == 2
+        opened = said(RoundOpen, [effect])
+        assert (opened.whole, opened.warmup, opened.replay_within) == (whole, whole, 0)
+    opened = said(RoundOpen, Coordinator("a", config=REPLAYING).tell(Joined("b")))
+    assert opened.replay_within == 2
 
 
 def test_coverage_is_remembered_from_round_to_round() -> None:
@@ -645,8 +567,7 @@ def test_movement_far_larger_than_usual_is_rejected_and_nothing_else_affected() 
         coordinator.count("a", "b")
         next_round(coordinator)
     before = coordinator.state.fleet.usual
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", 11.0)))
-    assert (got, "times the RMS" in reason) == (Outcome.REJECTED, True)
+    assert "times the RMS" in refusal(coordinator.tell(coordinator.movement("a", 11.0)))
     assert coordinator.state.fleet.usual is before
     assert coordinator.count("b")[-1] == commit(21, ("b",), silent=("a",))
 
@@ -675,8 +596,7 @@ def test_replay_under_a_rule_that_takes_none_is_not_waited_for() -> None:
 
 def test_replay_for_a_round_to_come_is_rejected() -> None:
     coordinator, made = replay_round()
-    got, reason = outcome(coordinator.tell(Replay(round=7, movement=made)))
-    assert (got, "has not begun" in reason) == (Outcome.REJECTED, True)
+    assert "has not begun" in refusal(coordinator.tell(Replay(round=7, movement=made)))
 
 
 def test_second_copy_of_a_late_movement_is_stored_once_and_enters_memory_once() -> None:
@@ -690,7 +610,7 @@ def test_second_copy_of_a_late_movement_is_stored_once_and_enters_memory_once() 
     coordinator.tell(Kept("b", 1))
     coordinator.count("a", "b")
     coordinator.tell(Committed(2))
-    assert outcome(coordinator.tell(Kept("b", 1)))[0] is Outcome.MEMORY
+    assert outcome(coordinator.tell(Kept("b", 1))) is Outcome.MEMORY
     assert coordinator.state.late == frozenset()
 
 
@@ -711,32 +631,7 @@ def test_warm_up_takes_whole_models_only() -> None:
 
 def test_replays_are_asked_for_only_as_far_back_as_assignments_are_known() -> None:
     config = replace(CONFIG, rule=Ccfl1(horizon=9), max_staleness=4)
-    (opened,) = Coordinator("a", config=config).tell(Joined("b"))
-    assert isinstance(opened, Broadcast)
-    assert isinstance(opened.message, RoundOpen)
-    assert opened.message.replay_within == 4
-
-
-def test_payload_of_other_groups_is_refused_before_it_is_unpacked() -> None:
-    coordinator = training("a", "b")
-    whole = payload(PLAN.all_groups(), kind="fp32")
-    header_only = whole[: len(whole) - 4 * PLAN.parameters]
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", payload=header_only)))
-    assert (got, "other groups" in reason) == (Outcome.REJECTED, True)
-
-
-def test_payload_cut_short_is_rejected() -> None:
-    coordinator = training("a", "b")
-    cut = coordinator.movement("a").payload[:-1]
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", payload=cut)))
-    assert (got, "bytes" in reason) == (Outcome.REJECTED, True)
-
-
-@pytest.mark.parametrize("value", [2e9, -2e9])
-def test_movement_beyond_all_measure_is_rejected(value: float) -> None:
-    coordinator = training("a", "b")
-    got, reason = outcome(coordinator.tell(coordinator.movement("a", value)))
-    assert (got, "beyond" in reason) == (Outcome.REJECTED, True)
+    assert said(RoundOpen, Coordinator("a", config=config).tell(Joined("b"))).replay_within == 4
 
 
 # -- who takes part, and when it is over ----------------------------------------------------------
@@ -750,9 +645,7 @@ def test_device_that_left_is_not_waited_for_and_is_asked_when_it_is_back() -> No
     assert coordinator.count("a", "b")[-1] == commit(1, ("a", "b"))
     coordinator.tell(Committed(1))
     assert coordinator.state.selected == {"a", "b"}
-    (again,) = coordinator.tell(Joined("c"))
-    assert isinstance(again, Send)
-    assert isinstance(again.message, RoundOpen)
+    said(RoundOpen, coordinator.tell(Joined("c")))
     assert coordinator.state.selected == {"a", "b", "c"}
 
 
@@ -870,7 +763,7 @@ def test_static_masks_whose_levels_do_not_nest_are_refused_with_several_widths()
 
 
 def test_participants_are_picked_and_the_others_are_not_selected() -> None:
-    config = replace(CONFIG, participants=2, over_selection=1.5)
+    config = replace(CONFIG, select="after", participants=2, over_selection=1.5)
     coordinator = Coordinator("a", "b", config=config)
     for name in "cdef":
         coordinator.tell(Joined(name))
@@ -884,9 +777,11 @@ def test_participants_are_picked_and_the_others_are_not_selected() -> None:
     assert closed == commit(1, (first, second), silent=tuple(sorted((third, "f"))))
 
 
-def test_picks_differ_from_round_to_round_but_not_from_run_to_run() -> None:
+@pytest.mark.parametrize("select", ["before", "after"])
+def test_picks_differ_from_round_to_round_but_not_from_run_to_run(select: Selection) -> None:
     def picks() -> list[tuple[str, ...]]:
-        coordinator = Coordinator("a", "b", config=replace(CONFIG, participants=1, rounds=12))
+        config = replace(CONFIG, select=select, participants=1, rounds=12)
+        coordinator = Coordinator("a", "b", config=config)
         found = []
         for round in range(1, 12):
             coordinator.tell(bid("a", round=round), bid("b", round=round))
@@ -908,10 +803,7 @@ def test_quorum_closes_the_round_early() -> None:
 def test_round_with_too_few_offers_is_void_and_does_not_count() -> None:
     coordinator = Coordinator("a", "b", config=replace(CONFIG, min_participants=2, rounds=1))
     assert coordinator.tell(bid("a"), bid("b", None)) == []
-    (opened,) = coordinator.run_out()
-    assert isinstance(opened, Broadcast)
-    assert isinstance(opened.message, RoundOpen)
-    assert opened.message.round == 2
+    assert said(RoundOpen, coordinator.run_out()).round == 2
     coordinator.tell(bid("a", round=2), bid("b", round=2))
     coordinator.count("a", "b")
     coordinator.tell(Committed(2))
@@ -982,6 +874,14 @@ def test_void_rounds_try_nobodys_patience() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        {"rounds": 0},
+        {"steps": 0},
+        {"batch_size": 0},
+        {"min_devices": 0},
+        {"max_staleness": 0},
+        {"bid_s": 0},
+        {"train_deadline_s": 0},
+        {"rms_limit": 0},
         {"participants": 0},
         {"patience": 0},
         {"quorum": 0},
@@ -992,7 +892,7 @@ def test_void_rounds_try_nobodys_patience() -> None:
         {"target_accuracy": 1.5},
     ],
 )
-def test_taking_part_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         replace(CONFIG, **options)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,13 +18,12 @@ from coordinator.aggregate.rules import ASYNC_RULES, RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
-from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run
+from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run, read_history
 from coordinator.service.courses import Evaluate
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.protocol.chunks import Blob, join_blob
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
@@ -43,16 +42,17 @@ from edge_sdk.protocol.packs.index import decode_index, needed_chunks, unpack_mo
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.link import Connected, LinkEvent, Received, Will
 from edge_sdk.transport.uploads import Outgoing
 from tests.memory_broker import MemoryBroker
+from tests.messages import make_movement, make_outgoing
 from tests.unit.edge_sdk.train.handmade import Handmade, bundle
 
 TASK = "tiny"
 TOPICS = Topics(TASK)
 CHUNK_BYTES = 1024
 LEARNING_RATE = 0.1
+Kind = TypeVar("Kind")
 
 
 @cache
@@ -73,41 +73,26 @@ def task_files() -> TaskFiles:
 
 
 PLAN = saved_model().plan
+COMMON: dict[str, Any] = {
+    "plan": PLAN,
+    "local_rule": LocalRule(learning_rate=LEARNING_RATE),
+    "steps": 1,
+    "batch_size": 4,
+    "min_devices": 2,
+    "seed": 7,
+    "bid_s": 10.0,
+    "train_deadline_s": 100.0,
+}
 
 
 def rounds_config(**changes: Any) -> RoundsConfig:
-    values: dict[str, Any] = {
-        "plan": PLAN,
-        "rule": RULES["ra-fed"](),
-        "masks": make_masks("coverage"),
-        "local_rule": LocalRule(learning_rate=LEARNING_RATE),
-        "steps": 1,
-        "batch_size": 4,
-        "min_devices": 2,
-        "seed": 7,
-        "rounds": 2,
-        "min_participants": 1,
-        "bid_s": 10.0,
-        "train_deadline_s": 100.0,
-    }
-    return RoundsConfig(**{**values, **changes})
+    usual: dict[str, Any] = {"rule": RULES["ra-fed"](), "masks": make_masks("coverage")}
+    return RoundsConfig(**{**COMMON, **usual, "rounds": 2, "min_participants": 1, **changes})
 
 
 def fragments_config(**changes: Any) -> FragmentsConfig:
-    values: dict[str, Any] = {
-        "plan": PLAN,
-        "rule": ASYNC_RULES["fed-raa"](),
-        "masks": make_masks("gre-raa"),
-        "local_rule": LocalRule(learning_rate=LEARNING_RATE),
-        "steps": 1,
-        "batch_size": 4,
-        "min_devices": 2,
-        "seed": 7,
-        "updates": 6,
-        "bid_s": 10.0,
-        "train_deadline_s": 100.0,
-    }
-    return FragmentsConfig(**{**values, **changes})
+    usual: dict[str, Any] = {"rule": ASYNC_RULES["fed-raa"](), "masks": make_masks("gre-raa")}
+    return FragmentsConfig(**{**COMMON, **usual, "updates": 6, **changes})
 
 
 @dataclass
@@ -146,6 +131,7 @@ class World:
 
     def start(self) -> None:
         """A coordinator, new or again."""
+        self.running = True
         config = ServiceConfig(
             machine=self.machine,
             down=Encoding(),
@@ -164,14 +150,24 @@ class World:
 
     def crash(self) -> None:
         """The coordinator is gone, without a goodbye."""
-        self.service.kill()
-        self.run.close()
-        self.settle_broker()
+        self._end(self.service.kill)
 
     def stop(self) -> None:
-        self.service.close()
+        """The coordinator ends as it should; it may have ended before."""
+        if self.running:
+            self._end(self.service.close)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        self.running = False
+        end()
         self.run.close()
-        self.settle_broker()
+        self.broker.run()
+
+    def restart(self) -> None:
+        """A crash, and another coordinator."""
+        self.crash()
+        self.start()
+        self.settle()
 
     def add(self, name: str, **options: Any) -> ScriptedDevice:
         device = ScriptedDevice(self, name, **options)
@@ -189,9 +185,6 @@ class World:
                 return
         raise AssertionError("they talk for ever")
 
-    def settle_broker(self) -> None:
-        self.broker.run()
-
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
         self.settle()
@@ -202,6 +195,16 @@ class World:
         link.publish(topic, payload, retain=True)
         self.settle()
         link.close()
+
+    def leave(self, device: ScriptedDevice) -> None:
+        """A device is gone, without a goodbye; its will speaks for it."""
+        device.link.kill()
+        self.devices.remove(device)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The run's lines."""
+        return list(read_history(self.folder))
 
     @property
     def state(self) -> RoundsState:
@@ -228,6 +231,24 @@ class World:
     def retained(self, topic: str) -> ControlMessage | None:
         data = self.broker.retained.get(topic)
         return None if data is None else decode_message(data)
+
+
+class Worlds:
+    """Makes worlds for a test, and stops them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: list[World] = []
+
+    def make(
+        self, machine: RoundsConfig | FragmentsConfig, folder: str = "run", **options: Any
+    ) -> World:
+        self._made.append(World(self._folder / folder, machine, **options))
+        return self._made[-1]
+
+    def stop(self) -> None:
+        for world in self._made:
+            world.stop()
 
 
 class ScriptedDevice:
@@ -285,7 +306,7 @@ class ScriptedDevice:
         match message:
             case TaskNotice():
                 self.notice = message
-            case RoundOpen() if message.round not in self.opened:
+            case RoundOpen() if message.round not in self.opened and not message.by_invitation:
                 self.opened[message.round] = message
                 self._bid(message)
             case Assignment() if message.round not in self.movements:
@@ -341,47 +362,45 @@ class ScriptedDevice:
             self.offer(movement)
 
     def make_movement(self, round: int, groups: Mapping[str, tuple[int, ...]]) -> Movement:
-        ids = PLAN.block_ids(PLAN.choose(groups))
-        values = np.full(int(PLAN.block_sizes[ids].sum()), self.value, dtype=np.float32)
-        width = sum(PLAN.axes[0].groups[group] for group in groups["hidden"])
-        up = self.world.machine.up
-        return Movement(
+        return make_movement(
+            PLAN,
+            groups,
+            self.value,
+            statistic=self.value,
+            encoding=self.world.machine.up,
             device=self.name,
             round=round,
-            plan_hash=PLAN.hash,
-            payload=encode_blocks(PLAN, groups, Blocks(ids, values), up, stream(0)),
-            statistics={"mean": np.full(width, self.value, dtype=np.float32)},
-            learning_rate=LEARNING_RATE,
             level=self.level(round) or 1.0,
             samples=10,
-            loss=1.0,
-            train_s=0.5,
             keeps_copy=self.keeps_copy,
         )
 
     def offer(self, movement: Movement, *, answers: int | None = None, run: str = "") -> Outgoing:
         return self.offer_bytes(encode_movement(movement), movement.round, answers=answers, run=run)
 
+    def send(self, round: int, *, answers: int | None = None, run: str = "") -> Outgoing:
+        """Offer the movement of a round, and wait for what becomes of it."""
+        outgoing = self.offer(self.movements[round], answers=answers, run=run)
+        self.world.settle()
+        return outgoing
+
     def offer_bytes(
         self, data: bytes, round: int, *, answers: int | None = None, run: str = ""
     ) -> Outgoing:
-        outgoing = Outgoing(
-            data,
-            device=self.name,
-            run=run or self.world.run.about.run,
-            round=round,
-            answers=answers,
-            chunk_bytes=CHUNK_BYTES,
-        )
+        run = run or self.world.run.about.run
+        outgoing = make_outgoing(data, device=self.name, run=run, round=round, answers=answers)
         self.outgoing[outgoing.offer.upload] = outgoing
         self.tell(outgoing.make_offer(0.0))
         return outgoing
 
+    def all(self, kind: type[Kind]) -> list[Kind]:
+        """What it was told of this kind, in the order it came."""
+        return [message for message in self.heard if isinstance(message, kind)]
+
     @property
     def receipts(self) -> list[tuple[int, str]]:
         """(round, outcome) in the order they came."""
-        found = [message for message in self.heard if isinstance(message, Receipt)]
-        return [(receipt.round, receipt.outcome.value) for receipt in found]
+        return [(receipt.round, receipt.outcome.value) for receipt in self.all(Receipt)]
 
     @property
     def last_round(self) -> RoundOpen | RoundClosed:

@@ -17,12 +17,11 @@ from coordinator.aggregate.screening import Usual
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
-from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.streams import stream
+from tests.messages import make_movement
 from tests.unit.coordinator.service.service_world import (
     LEARNING_RATE,
     PLAN,
@@ -46,23 +45,7 @@ def values_of(device: str) -> Float32:
 
 def upload_of(device: str, values: Float32, encoding: Encoding, *, shift: int = 0) -> memoryview:
     """A movement as bytes at an address that is odd, or not, by `shift`."""
-    blocks = Blocks(np.arange(PLAN.block_count), values)
-    movement = Movement(
-        device=device,
-        round=1,
-        plan_hash=PLAN.hash,
-        payload=encode_blocks(PLAN, PLAN.all_groups(), blocks, encoding, stream(1, device)),
-        statistics={
-            buffer.name: np.ones(buffer.shape, dtype=buffer.dtype)
-            for buffer in PLAN.buffers
-            if buffer.statistic
-        },
-        learning_rate=LEARNING_RATE,
-        level=1.0,
-        samples=1,
-        loss=1.0,
-        train_s=1.0,
-    )
+    movement = make_movement(PLAN, None, values, statistic=1.0, encoding=encoding, device=device)
     return memoryview(bytearray(shift) + encode_movement(movement))[shift:]
 
 

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -14,25 +13,24 @@ import pytest
 
 from coordinator.run.folder import UPLOADS
 from coordinator.service.admission.limits import CONTROL, MUTED_S, OFFER, USELESS
-from coordinator.service.outgoing.publishing import MAX_ASKED
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.messages.transfer import (
     Complaint,
     Credit,
     Evaluation,
-    Offer,
     Presence,
-    TaskNotice,
     Want,
 )
 from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.transport.uploads import pack_chunk
+from tests.messages import make_outgoing
 from tests.unit.coordinator.service.service_world import (
     CHUNK_BYTES,
     TOPICS,
     ScriptedDevice,
     World,
+    Worlds,
     rounds_config,
 )
 
@@ -82,17 +80,8 @@ def send_evaluations(world: World, evil: ScriptedDevice, number: int) -> None:
 
 
 def send_offers(world: World, evil: ScriptedDevice, number: int) -> None:
-    offer = Offer(
-        device="evil",
-        run=world.run.about.run,
-        upload=number.to_bytes(16, "little"),
-        round=1,
-        answers=None,
-        size=1500,
-        chunk_bytes=CHUNK_BYTES,
-        sha256=bytes(32),
-    )
-    evil.tell(offer)
+    offer = make_outgoing(device="evil", run=world.run.about.run).offer
+    evil.tell(replace(offer, upload=number.to_bytes(16, "little"), size=1500))
 
 
 def send_chunks(world: World, evil: ScriptedDevice, number: int) -> None:
@@ -115,10 +104,10 @@ FLOODS = [
 
 @pytest.mark.parametrize("send", FLOODS, ids=lambda send: send.__name__)
 def test_flood_costs_nobody_else_anything(
-    tmp_path: Path, send: Send, caplog: pytest.LogCaptureFixture
+    worlds: Worlds, send: Send, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    world = World(tmp_path / "run", rounds_config(rounds=2, min_devices=3, away_s=100.0))
+    world = worlds.make(rounds_config(rounds=2, min_devices=3, away_s=100.0))
     one, two = world.add("one"), world.add("two", sends=False)
     evil = world.add("evil", sends=False)
     world.settle()
@@ -126,23 +115,20 @@ def test_flood_costs_nobody_else_anything(
         send(world, evil, number)
         if number % 100 == 99:
             world.settle()
-    two.offer(two.movements[1])
-    world.settle()
+    two.send(1)
     assert one.receipts == two.receipts == [(1, "counted")]
-    assert len([each for each in evil.heard if isinstance(each, Complaint)]) == 1
+    assert len(evil.all(Complaint)) == 1
     world.wait(60)  # its limits are back
-    evil.offer(evil.movements[1])
-    world.settle()
+    evil.send(1)
     assert evil.receipts[-1] == (1, "counted")
     assert world.state.round == 2
     about_evil = [record for record in caplog.records if "evil" in record.getMessage()]
     assert len(about_evil) <= 5
-    assert len(os.listdir(tmp_path / "run" / UPLOADS)) <= 2
-    world.stop()
+    assert len(os.listdir(world.folder / UPLOADS)) <= 2
 
 
-def test_flood_is_answered_only_as_often_as_is_allowed(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=2))
+def test_flood_is_answered_only_as_often_as_is_allowed(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
     evil = world.add("evil", sends=False)
     world.add("one")
     world.settle()
@@ -158,54 +144,28 @@ def test_flood_is_answered_only_as_often_as_is_allowed(tmp_path: Path) -> None:
         send_bids(world, evil, 0)
         world.settle()
     assert len(evil.heard) - before <= CONTROL.burst + OFFER.burst + 2
-    world.stop()
 
 
-def test_sender_of_useless_chunks_is_muted_and_comes_back(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_sender_of_useless_chunks_is_muted_and_comes_back(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     evil = world.add("evil", sends=False)
     world.add("one")
     world.settle()
     for number in range(int(USELESS.burst) + 50):
         send_chunks(world, evil, number)
         world.settle()
-    (complaint,) = [each for each in evil.heard if isinstance(each, Complaint)]
+    (complaint,) = evil.all(Complaint)
     assert "too many useless chunks" in complaint.reason
     world.wait(MUTED_S + 1)
-    evil.offer(evil.movements[1])
-    world.settle()
+    evil.send(1)
     assert evil.receipts == [(1, "counted")]
     assert world.service.finished
-    world.stop()
-
-
-def test_wants_of_one_device_wait_only_so_many_at_a_time(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(), retained_chunks=False)
-    world.settle()
-    notice = world.retained(TOPICS.task)
-    assert isinstance(notice, TaskNotice)
-    link = world.broker.open_link(name="evil", deliver=lambda _: None)
-    world.settle()
-    sending = world.service._sending
-    room = sending._link.publish
-    sending._link.publish = lambda *a, **k: not k.get("bulk") and room(*a, **k)  # type: ignore[method-assign]
-    hashes = tuple(world.service._store)
-    for start in range(len(hashes)):
-        want = Want(device="evil", chunks=hashes[start : start + 64])
-        link.publish(TOPICS.up_control("evil"), encode_message(want))
-    world.settle()
-    assert sending.waiting_for("evil") == min(MAX_ASKED, len(hashes))
-    sending._link.publish = room  # type: ignore[method-assign]
-    sending.pump()
-    assert sending.waiting_for("evil") == 0
-    world.settle()
-    world.stop()
 
 
 def test_made_up_names_fill_the_register_and_nothing_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1), max_devices=20)
+    world = worlds.make(rounds_config(rounds=1), max_devices=20)
     one, two = world.add("one"), world.add("two", sends=False)
     world.settle()
     evil = world.broker.open_link(name="evil", deliver=lambda _: None)
@@ -222,18 +182,19 @@ def test_made_up_names_fill_the_register_and_nothing_more(
     assert {"one", "two"} <= world.state.devices
     full = [record for record in caplog.records if "max_devices" in record.getMessage()]
     assert len(full) == 1
-    two.offer(two.movements[1])
-    world.settle()
+    two.send(1)
     assert one.receipts == two.receipts == [(1, "counted")]
     world.stop()
     # They are remembered, so that a restart does not make room for others.
     world.start()
-    assert len(world.service._inbox.known) == 20
-    world.stop()
+    world.publish(
+        TOPICS.presence("late"), encode_message(Presence(name="late", session=1, online=True))
+    )
+    assert len(world.state.devices) == 20
 
 
-def test_device_without_an_assignment_gets_no_room(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_device_without_an_assignment_gets_no_room(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     one = world.add("one", sends=False)
     world.add("two", sends=False)
     world.settle()
@@ -244,5 +205,4 @@ def test_device_without_an_assignment_gets_no_room(tmp_path: Path) -> None:
     world.settle()
     assert late.receipts == [(1, "rejected")]
     assert not any(isinstance(each, Credit) for each in late.heard)
-    assert os.listdir(tmp_path / "run" / UPLOADS) == []
-    world.stop()
+    assert os.listdir(world.folder / UPLOADS) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.courses import make_model
 from coordinator.service.outgoing.outlet import BrokerOutlet
-from coordinator.service.outgoing.publishing import Published, Publisher
+from coordinator.service.outgoing.publishing import MAX_ASKED, Published, Publisher
 from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.protocol.chunks import chunk_hash
 from edge_sdk.protocol.encoding.codec import decode_blocks
@@ -69,11 +71,23 @@ class FullLink:
         return {topic: payload for topic, payload in held.items() if payload}
 
 
-def publisher(folder: Path, link: FullLink) -> tuple[Publisher, ChunkSending, ChunkStore]:
-    store = ChunkStore(folder / "chunks")
-    sending = ChunkSending(link, store.get)
-    made = Publisher(sending, TOPICS, store, folder / "published", chunk_bytes=1024)
-    return made, sending, store
+Make = Callable[..., tuple[Publisher, ChunkSending, ChunkStore]]
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Make]:
+    """Makes publishers on a link; the stores are closed afterwards."""
+    with ExitStack() as stack:
+
+        def make(link: FullLink, name: str = ".") -> tuple[Publisher, ChunkSending, ChunkStore]:
+            folder = tmp_path / name
+            store = ChunkStore(folder / "chunks")
+            stack.callback(store.close)
+            sending = ChunkSending(link, store.get)
+            made = Publisher(sending, TOPICS, store, folder / "published", chunk_bytes=1024)
+            return made, sending, store
+
+        yield make
 
 
 def publish(made: Publisher, version: int, shift: float) -> Published:
@@ -83,9 +97,9 @@ def publish(made: Publisher, version: int, shift: float) -> Published:
     return made.publish_model(PLAN, version, moved.serve(), moved.buffers)
 
 
-def test_full_link_is_waited_for_in_order(tmp_path: Path) -> None:
+def test_full_link_is_waited_for_in_order(publisher: Make) -> None:
     link = FullLink(room=3)
-    made, sending, _ = publisher(tmp_path, link)
+    made, sending, _ = publisher(link)
     publish(made, 0, 0.0)
     made.say_round(RoundClosed(round=1))
     assert (made.drained, len(link.sent)) == (False, 3)
@@ -102,9 +116,9 @@ def test_full_link_is_waited_for_in_order(tmp_path: Path) -> None:
     )
 
 
-def test_equal_chunks_go_out_once_and_old_ones_are_cleared(tmp_path: Path) -> None:
+def test_equal_chunks_go_out_once_and_old_ones_are_cleared(publisher: Make) -> None:
     link = FullLink(room=10_000)
-    made, _, store = publisher(tmp_path, link)
+    made, _, store = publisher(link)
     publish(made, 0, 0.0)
     first = len(link.sent)
     again = publish(made, 1, 0.0)
@@ -118,25 +132,23 @@ def test_equal_chunks_go_out_once_and_old_ones_are_cleared(tmp_path: Path) -> No
     assert set(link.retained) == {TOPICS.chunk(hash) for hash in store}
     with pytest.raises(MessageError, match="missing"):
         unpack_model(PLAN, again.index, PLAN.all_groups(), store)
-    store.close()
 
 
-def test_what_an_earlier_process_left_on_the_broker_is_cleared(tmp_path: Path) -> None:
+def test_what_an_earlier_process_left_on_the_broker_is_cleared(publisher: Make) -> None:
     link = FullLink(room=10_000)
-    made, _, store = publisher(tmp_path, link)
+    made, _, store = publisher(link)
     publish(made, 0, 0.0)
     publish(made, 1, 0.5)
     store.close()  # a crash: nothing was cleared
-    again, _, store = publisher(tmp_path, link)
+    again, _, store = publisher(link)
     publish(again, 1, 0.5)
     again.keep_models([1])
     assert set(link.retained) == {TOPICS.chunk(hash) for hash in store}
-    store.close()
 
 
-def test_all_is_said_again(tmp_path: Path) -> None:
+def test_all_is_said_again(publisher: Make) -> None:
     link = FullLink(room=10_000)
-    made, _, store = publisher(tmp_path, link)
+    made, _, _ = publisher(link)
     made.publish_task(task_files(), "tiny", "0" * 16)
     publish(made, 0, 0.0)
     made.say_round(RoundClosed(round=1))
@@ -144,29 +156,41 @@ def test_all_is_said_again(tmp_path: Path) -> None:
     link.sent.clear()
     made.say_again()
     assert link.retained == before
-    store.close()
 
 
-def test_device_that_wants_chunks_does_not_hold_up_a_round(tmp_path: Path) -> None:
+def test_device_that_wants_chunks_does_not_hold_up_a_round(publisher: Make) -> None:
     link = FullLink(room=10_000)
-    made, sending, store = publisher(tmp_path, link)
+    made, sending, store = publisher(link)
     publish(made, 0, 0.0)
     link.room = 0
     made.answer(Want(device="a", chunks=tuple(store)[:3]))
     assert sending.waiting == 3
     assert made.drained
-    store.close()
 
 
-def test_want_of_what_is_gone_is_not_answered(tmp_path: Path) -> None:
+def test_wants_of_one_device_wait_only_so_many_at_a_time(publisher: Make) -> None:
     link = FullLink(room=10_000)
-    made, _, store = publisher(tmp_path, link)
+    made, sending, store = publisher(link)
+    for version in range(MAX_ASKED):
+        publish(made, version, float(version))
+    link.room, hashes = 0, tuple(store)
+    assert len(hashes) > MAX_ASKED
+    for start in range(len(hashes)):
+        made.answer(Want(device="evil", chunks=hashes[start : start + 64]))
+    assert sending.waiting_for("evil") == MAX_ASKED
+    link.room = 10_000
+    sending.pump()
+    assert sending.waiting_for("evil") == 0
+
+
+def test_want_of_what_is_gone_is_not_answered(publisher: Make) -> None:
+    link = FullLink(room=10_000)
+    made, _, store = publisher(link)
     publish(made, 0, 0.0)
     some = next(iter(store))
     link.sent.clear()
     made.answer(Want(device="a", chunks=(some, b"0" * 16)))
     assert link.sent == [(TOPICS.down_chunk("a", some), store[some], False)]
-    store.close()
 
 
 def test_chunk_store_deletes_files_that_nothing_needs(tmp_path: Path) -> None:
@@ -186,11 +210,11 @@ def test_chunk_store_deletes_files_that_nothing_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["fp32", "fp16", "top-k:0.5", "fp32+zstd"])
-def test_version_made_of_what_changed_is_the_version_made_anew(tmp_path: Path, text: str) -> None:
+def test_version_made_of_what_changed_is_the_version_made_anew(publisher: Make, text: str) -> None:
     random = np.random.default_rng(4)
     model = saved_model()
-    made, _, store = publisher(tmp_path / "one", FullLink(room=10_000))
-    anew, _, other = publisher(tmp_path / "two", FullLink(room=10_000))
+    made, _, store = publisher(FullLink(room=10_000), "one")
+    anew, _, other = publisher(FullLink(room=10_000), "two")
     now = GlobalModel(PLAN, model.weights, model.buffers, encoding=Encoding.parse(text))
     last = made.publish_model(PLAN, 0, now.serve(), now.buffers)
     for version in range(1, 6):
@@ -211,14 +235,14 @@ def test_version_made_of_what_changed_is_the_version_made_anew(tmp_path: Path, t
         anew.keep_models([version])
         assert last == whole
         assert {name: store[name] for name in store} == {name: other[name] for name in other}
-    store.close()
-    other.close()
 
 
-def test_reserved_fragment_is_of_the_version_that_was_published(tmp_path: Path) -> None:
+def test_reserved_fragment_is_of_the_version_that_was_published(
+    publisher: Make, tmp_path: Path
+) -> None:
     about = About(task="tiny", run="0" * 16, source="t.py:f", batch_size=4)
     create_run(tmp_path / "run", about, saved_model())
-    made, _, store = publisher(tmp_path, FullLink(room=10_000))
+    made, _, store = publisher(FullLink(room=10_000))
     with Run(tmp_path / "run") as run:
         model = make_model(PLAN, run.latest(), Encoding(), 0)
         outlet = BrokerOutlet(model, made, store, run=about.run, clock=lambda: 0.0)
@@ -234,4 +258,3 @@ def test_reserved_fragment_is_of_the_version_that_was_published(tmp_path: Path) 
     _, blocks = decode_blocks(PLAN, message)
     assert np.array_equal(blocks.values, PLAN.select(start, groups).values)
     assert buffers["mean"].shape == (3,)
-    store.close()

@@ -10,34 +10,19 @@ import numpy as np
 import pytest
 
 from coordinator.service.receiving import Receiving, UploadFile, largest_movement, read_upload
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Credit
-from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
+from tests.messages import make_movement, make_outgoing
 from tests.unit.coordinator.service.service_world import PLAN
 
 
 def movement(device: str = "a", round: int = 3, encoding: Encoding | None = None) -> Movement:
-    groups = PLAN.all_groups()
     values = np.arange(PLAN.parameters, dtype=np.float32)
-    blocks = Blocks(np.arange(PLAN.block_count), values)
-    return Movement(
-        device=device,
-        round=round,
-        plan_hash=PLAN.hash,
-        payload=encode_blocks(PLAN, groups, blocks, encoding or Encoding(), stream(1)),
-        statistics={"mean": np.zeros(6, dtype=np.float32)},
-        learning_rate=0.1,
-        level=1.0,
-        samples=1,
-        loss=1.0,
-        train_s=1.0,
-    )
+    return make_movement(PLAN, None, values, encoding=encoding, device=device, round=round)
 
 
 ROUNDS = range(1, 81)
@@ -49,15 +34,7 @@ class Bench:
         self.receiving = Receiving(self.uploads, self.movements, limits or UploadLimits())
 
     def offer(self, data: bytes, **changes: int | None) -> tuple[Outgoing, Credit | Receipt]:
-        values: dict[str, int | None] = {"round": 3, "answers": None, **changes}
-        outgoing = Outgoing(
-            data,
-            device="a",
-            run="0" * 16,
-            round=values["round"] or 0,
-            answers=values["answers"],
-            chunk_bytes=1024,
-        )
+        outgoing = make_outgoing(data, **{"device": "a", "round": 3, **changes})
         return outgoing, self.receiving.offered("a", outgoing.make_offer(0.0), 0.0)
 
     def send(self, data: bytes, **changes: int | None) -> Upload:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Assignment, Bid, Outcome, RoundClosed, RoundOpen
+from tests.messages import make_opening
 from tests.unit.coordinator.service.service_world import (
     TOPICS,
     ScriptedDevice,
     World,
+    Worlds,
     rounds_config,
 )
 
@@ -50,28 +53,44 @@ def finish(world: World, slow: ScriptedDevice) -> None:
     """Let every round have the movement of the slow one, and the deadline close it."""
     while not world.service.finished:
         round = world.state.round
-        slow.offer(slow.movements[round])
-        world.settle()
+        slow.send(round)
         world.wait(101)
 
 
-def undisturbed(folder: Path, config: RoundsConfig) -> str:
-    world = World(folder, config)
+def undisturbed(worlds: Worlds, config: RoundsConfig) -> str:
+    world = worlds.make(config, "calm")
     _, _, slow, _ = add_devices(world)
     world.settle()
     finish(world, slow)
-    world.stop()
     return world.service.model.digest
+
+
+Play = Callable[[World, bool], None]
+
+
+def expect_the_same(worlds: Worlds, config: RoundsConfig, play: Play) -> None:
+    """A run that is played without and with crashes ends, and with the same model and reports of
+    its levels."""
+    digests = []
+    for crashes in (False, True):
+        world = worlds.make(config, str(crashes))
+        play(world, crashes)
+        assert world.service.finished
+        taught = [line["levels"] for line in world.history]
+        digests.append((world.service.model.digest, taught))
+        world.stop()
+        assert os.listdir(world.folder / MOVEMENTS) == []
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("graceful", [True, False])
 @pytest.mark.parametrize("rule", RULE_NAMES)
 def test_movements_with_a_receipt_are_counted_by_the_next_process(
-    tmp_path: Path, rule: str, graceful: bool
+    worlds: Worlds, rule: str, graceful: bool
 ) -> None:
     config = config_of(rule, min_devices=4)
-    expected = undisturbed(tmp_path / "calm", config)
-    world = World(tmp_path / "run", config)
+    expected = undisturbed(worlds, config)
+    world = worlds.make(config)
     a, b, slow, _ = add_devices(world)
     for round in (1, 2, 3):
         world.settle()
@@ -85,73 +104,56 @@ def test_movements_with_a_receipt_are_counted_by_the_next_process(
         assert world.state.counted == {"a", "b"}
         assert world.service.course.resumed
         world.settle()
-        slow.offer(slow.movements[round])
-        world.settle()
+        slow.send(round)
         assert slow.receipts[-1] == (round, "counted")
         world.wait(101)
     assert world.service.finished
     assert world.service.model.digest == expected
     assert a.receipts == b.receipts == [(round, "counted") for round in (1, 2, 3)]
-    lines, calm = (list(read_history(tmp_path / name)) for name in ("run", "calm"))
-    assert [line["round"] for line in lines] == [1, 2, 3]
-    assert [line["levels"] for line in lines] == [line["levels"] for line in calm]
-    assert lines[-1]["levels"][-1]["devices"] == 3
-    assert lines[-1]["levels"][-1]["data_share"] == 0.75
+    assert [line["round"] for line in world.history] == [1, 2, 3]
+    taught = [line["levels"] for line in world.history]
+    calm = read_history(world.folder.with_name("calm"))
+    assert taught == [line["levels"] for line in calm]
+    assert taught[-1][-1]["devices"] == 3
+    assert taught[-1][-1]["data_share"] == 0.75
     world.stop()
-    assert not (tmp_path / "run" / ROUND).exists()
-    assert os.listdir(tmp_path / "run" / MOVEMENTS) == []
+    assert not (world.folder / ROUND).exists()
+    assert os.listdir(world.folder / MOVEMENTS) == []
 
 
 @pytest.mark.parametrize(("rule", "taught"), [("ram-fed", [2, 3]), ("ra-fed", [2, 2])])
 def test_movement_that_came_too_late_teaches_where_there_is_memory(
-    tmp_path: Path, rule: str, taught: list[int]
+    worlds: Worlds, rule: str, taught: list[int]
 ) -> None:
-    world = World(tmp_path / "run", rounds_config(rule=RULES[rule](), min_devices=3, rounds=2))
+    world = worlds.make(rounds_config(rule=RULES[rule](), min_devices=3, rounds=2))
     a, _, late = world.add("a"), world.add("b"), world.add("late", sends=False)
     world.settle()
     late.level = lambda _: None
     a.sends = False
     world.wait(101)
-    world.crash()
-    world.start()
-    late.offer(late.movements[1])
-    world.settle()
-    a.offer(a.movements[2])
-    world.settle()
+    world.restart()
+    late.send(1)
+    a.send(2)
     assert world.service.finished
-    lines = list(read_history(tmp_path / "run"))
-    assert [line["levels"][0]["devices"] for line in lines] == taught
-    world.stop()
+    assert [line["levels"][0]["devices"] for line in world.history] == taught
 
 
-def test_receipt_that_was_lost_with_the_process_is_given_without_an_upload(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", config_of("ra-fed", min_devices=4))
+def test_receipt_that_was_lost_with_the_process_is_given_without_an_upload(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=4))
     a, *_ = add_devices(world)
     world.settle()
-    world.crash()
-    world.start()
-    world.settle()
+    world.restart()
     before = len(a.heard)
-    a.offer(a.movements[1])
-    world.settle()
+    a.send(1)
     (receipt,) = a.heard[before:]
     assert a.receipts[-1] == (1, "counted")
     assert receipt == a.heard[-1]
-    world.stop()
 
 
-def test_round_without_assignments_is_void_and_the_next_is_opened(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", config_of("ra-fed", min_devices=2))
+def test_round_without_assignments_is_void_and_the_next_is_opened(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=2))
     a = world.add("a")
-    world.add("b").opened[1] = RoundOpen(  # it never bids in round 1
-        round=1,
-        plan_hash="",
-        local_rule=world.machine.local_rule,
-        steps=1,
-        batch_size=1,
-        bid_s=1,
-        train_deadline_s=1,
-    )
+    world.add("b").opened[1] = make_opening()  # it never bids in round 1
     world.settle()
     assert world.state.phase is RoundPhase.BIDDING
     world.crash()
@@ -161,11 +163,10 @@ def test_round_without_assignments_is_void_and_the_next_is_opened(tmp_path: Path
     world.wait(11)
     assert world.service.finished
     assert a.receipts == [(2, "counted"), (3, "counted"), (4, "counted")]
-    world.stop()
 
 
-def test_resumed_round_is_retained_again_and_its_devices_hear_their_groups(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", config_of("ra-fed", min_devices=4))
+def test_resumed_round_is_retained_again_and_its_devices_hear_their_groups(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=4))
     *_, slow, _ = add_devices(world)
     world.settle()
     opened = world.retained(TOPICS.round)
@@ -181,28 +182,26 @@ def test_resumed_round_is_retained_again_and_its_devices_hear_their_groups(tmp_p
     again = world.add("slow", session=2)
     world.settle()
     assert again.receipts == [(1, "counted")]
-    world.stop()
 
 
-def test_device_that_left_while_nobody_listened_is_waited_for_a_little_only(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1, train_deadline_s=1e6, away_s=10.0))
+def test_device_that_left_while_nobody_listened_is_waited_for_a_little_only(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1, train_deadline_s=1e6, away_s=10.0))
     a, b = world.add("a"), world.add("b", sends=False)
     world.settle()
     world.crash()
     b.link.kill()  # its will is retained
     world.devices.remove(b)
-    world.settle_broker()
+    world.broker.run()
     world.start()
     world.settle()
     assert world.state.phase is RoundPhase.TRAINING
     world.wait(11)
     assert a.receipts == [(1, "counted")]
     assert world.service.finished
-    world.stop()
 
 
-def test_withdrawal_is_remembered(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1, train_deadline_s=1e6))
+def test_withdrawal_is_remembered(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1, train_deadline_s=1e6))
     world.add("a")
     b = world.add("b", sends=False)
     c = world.add("c", sends=False)
@@ -213,24 +212,18 @@ def test_withdrawal_is_remembered(tmp_path: Path) -> None:
     world.crash()
     world.start()
     assert set(world.state.assigned) == {"a", "c"}
-    c.offer(c.movements[1])
-    world.settle()
+    c.send(1)
     assert world.service.finished
     assert isinstance(world.retained(TOPICS.round), RoundClosed)
-    world.stop()
 
 
-def test_late_movement_for_memory_outlives_the_process(tmp_path: Path) -> None:
-    digests = []
-    for crashes in (False, True):
-        folder = tmp_path / str(crashes)
-        world = World(folder, config_of("ram-fed"))
+def test_late_movement_for_memory_outlives_the_process(worlds: Worlds) -> None:
+    def play(world: World, crashes: bool) -> None:
         world.add("fast")
         slow = world.add("slow", value=0.4, sends=False)
         world.settle()
         world.wait(101)
-        slow.offer(slow.movements[1])
-        world.settle()
+        slow.send(1)
         assert slow.receipts == [(1, "memory")]
         if crashes:
             world.crash()
@@ -239,26 +232,21 @@ def test_late_movement_for_memory_outlives_the_process(tmp_path: Path) -> None:
             world.settle()
         for _ in range(2):
             world.wait(101)
-        assert world.service.finished
-        digests.append(world.service.model.digest)
-        world.stop()
-    assert digests[0] == digests[1]
+
+    expect_the_same(worlds, config_of("ram-fed"), play)
 
 
 def test_late_movement_for_memory_outlives_a_round_without_assignments(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    digests = []
-    for crashes in (False, True):
-        world = World(tmp_path / str(crashes), config_of("ram-fed", min_participants=2))
+    def play(world: World, crashes: bool) -> None:
         world.add("fast")
         slow = world.add(
             "slow", value=0.4, sends=False, level=lambda number: None if number == 2 else 1.0
         )
         world.settle()
         world.wait(101)
-        slow.offer(slow.movements[1])
-        world.settle()
+        slow.send(1)
         assert slow.receipts == [(1, "memory")]
         assert (world.state.round, world.state.phase) == (2, RoundPhase.BIDDING)
         for _ in range(2 if crashes else 0):
@@ -272,28 +260,21 @@ def test_late_movement_for_memory_outlives_a_round_without_assignments(
         assert world.state.past[1].outcomes["slow"] is Outcome.MEMORY
         assert world.state.late == frozenset()
         world.wait(101)
-        assert world.service.finished
-        digests.append(world.service.model.digest)
-        world.stop()
-        assert os.listdir(tmp_path / str(crashes) / MOVEMENTS) == []
-    assert digests[0] == digests[1]
+
+    expect_the_same(worlds, config_of("ram-fed", min_participants=2), play)
     assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
-def test_movement_with_a_receipt_is_not_screened_again(tmp_path: Path) -> None:
+def test_movement_with_a_receipt_is_not_screened_again(worlds: Worlds) -> None:
     """The large one came when nothing was usual yet; by name, it would come last."""
-    digests = []
-    for crashes in (False, True):
-        world = World(
-            tmp_path / str(crashes), rounds_config(rounds=1, min_devices=7, rms_limit=5.0)
-        )
+
+    def play(world: World, crashes: bool) -> None:
         large = world.add("z", value=10.0)
         small = [world.add(name, value=0.1, sends=False) for name in "abcde"]
         world.add("mute", sends=False)
         world.settle()
         for device in small:
-            device.offer(device.movements[1])
-        world.settle()
+            device.send(1)
         assert large.receipts == [(1, "counted")]
         assert world.state.counted == set("abcdez")
         if crashes:
@@ -302,64 +283,54 @@ def test_movement_with_a_receipt_is_not_screened_again(tmp_path: Path) -> None:
             assert world.state.counted == set("abcdez")
             world.settle()
         world.wait(101)
-        assert world.service.finished
-        digests.append(world.service.model.digest)
-        world.stop()
-    assert digests[0] == digests[1]
+
+    expect_the_same(worlds, rounds_config(rounds=1, min_devices=7, rms_limit=5.0), play)
 
 
 def test_kept_movement_that_is_of_no_use_any_more_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World(tmp_path / "run", config_of("ra-fed", min_devices=4))
+    world = worlds.make(config_of("ra-fed", min_devices=4))
     a, *_ = add_devices(world)
     world.settle()
     world.crash()
     other = encode_movement(replace(a.movements[1], learning_rate=0.2))
-    (tmp_path / "run" / MOVEMENTS / "00000001-a").write_bytes(other)
+    (world.folder / MOVEMENTS / "00000001-a").write_bytes(other)
     world.start()
     assert world.state.counted == {"b"}
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert "movement of 'a' for round 1" in record.getMessage()
-    world.stop()
 
 
 @pytest.mark.parametrize("mask", ["nested", "core"])
-def test_next_process_names_the_same_groups_and_widths(tmp_path: Path, mask: str) -> None:
+def test_next_process_names_the_same_groups_and_widths(worlds: Worlds, mask: str) -> None:
     config = rounds_config(
         masks=make_masks(mask, order="importance"),
         local_rule=LocalRule(learning_rate=0.1, widths="sandwich"),
         min_devices=4,
         rounds=3,
     )
-    expected = undisturbed(tmp_path / "calm", config)
-    world = World(tmp_path / "run", config)
+    expected = undisturbed(worlds, config)
+    world = worlds.make(config)
     a, b, slow, _ = add_devices(world)
     first: dict[int, dict[str, Assignment]] = {}
     for round in (1, 2, 3):
         world.settle()
-        said = {
-            name: [each for each in device.heard if isinstance(each, Assignment)]
-            for name, device in (("a", a), ("b", b), ("slow", slow))
-        }
+        said = {each.name: each.all(Assignment) for each in (a, b, slow)}
         first[round] = {name: each[-1] for name, each in said.items()}
         assert len(first[round]["a"].widths) == 3
         assert first[round]["b"].groups == first[round]["a"].widths[1]
         assert first[round]["b"].widths == first[round]["a"].widths[2:]
         if mask == "nested":
             assert first[round]["a"].widths == first[1]["a"].widths
-        world.crash()
-        world.start()
-        world.settle()
-        again = [each for each in slow.heard if isinstance(each, Assignment)]
+        world.restart()
+        again = slow.all(Assignment)
         assert len(again) > len(said["slow"])
         assert again[-1] == first[round]["slow"]
-        slow.offer(slow.movements[round])
-        world.settle()
+        slow.send(round)
         world.wait(101)
     assert world.service.finished
     assert world.service.model.digest == expected
-    world.stop()
 
 
 @pytest.mark.parametrize(
@@ -375,10 +346,10 @@ def test_next_process_names_the_same_groups_and_widths(tmp_path: Path, mask: str
     ],
 )
 def test_settings_that_changed_while_a_round_is_open_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    worlds: Worlds, changes: dict[str, Any], message: str
 ) -> None:
     config = config_of("ram-fed", min_devices=4)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     add_devices(world)
     world.settle()
     world.crash()
@@ -392,29 +363,22 @@ def test_settings_that_changed_while_a_round_is_open_are_refused(
     world.start()
     assert world.state.counted == {"a", "b"}
     world.crash()
-    with Run(tmp_path / "run") as run:
+    with Run(world.folder) as run:
         run.rollback(0)
     world.machine = replace(config, **changes)
     world.start()
     assert not world.service.course.resumed
-    world.stop()
 
 
-def test_replay_that_was_counted_outlives_the_process(tmp_path: Path) -> None:
-    digests = []
-    for crashes in (False, True):
-        config = rounds_config(
-            rule=RULES["ccfl-1"](), masks=make_masks("random"), rounds=2, min_devices=3
-        )
-        world = World(tmp_path / str(crashes), config)
+def test_replay_that_was_counted_outlives_the_process(worlds: Worlds) -> None:
+    def play(world: World, crashes: bool) -> None:
         fresh = world.add("fresh", value=0.1, sends=False)
         world.add("other", value=0.7)
         copies = world.add(
             "copies", value=0.3, keeps_copy=True, level=lambda number: 1.0 if number == 1 else None
         )
         world.settle()
-        fresh.offer(fresh.movements[1])
-        world.settle()
+        fresh.send(1)
         assert copies.receipts == [(1, "counted"), (2, "counted")]
         assert world.state.round == 2
         if crashes:
@@ -422,12 +386,11 @@ def test_replay_that_was_counted_outlives_the_process(tmp_path: Path) -> None:
             world.start()
             assert world.state.replayed == {"copies"}
             world.settle()
-        fresh.offer(fresh.movements[2])
-        world.settle()
-        assert world.service.finished
-        digests.append(world.service.model.digest)
-        world.stop()
-    assert digests[0] == digests[1]
+        fresh.send(2)
+
+    masks = make_masks("random")
+    config = rounds_config(rule=RULES["ccfl-1"](), masks=masks, rounds=2, min_devices=3)
+    expect_the_same(worlds, config, play)
 
 
 class Crash(Exception):
@@ -440,19 +403,18 @@ class Crash(Exception):
     + [(rule, "memory") for rule in RULE_NAMES[1:]],
 )
 def test_crash_inside_a_commit_ends_with_the_same_model(
-    tmp_path: Path,
+    worlds: Worlds,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     rule: str,
     where: str,
 ) -> None:
     config = config_of(rule, min_devices=4)
-    expected = undisturbed(tmp_path / "calm", config)
-    world = World(tmp_path / "run", config)
+    expected = undisturbed(worlds, config)
+    world = worlds.make(config)
     _, _, slow, _ = add_devices(world)
     world.settle()
-    slow.offer(slow.movements[1])
-    world.settle()
+    slow.send(1)
 
     def crashes(*_: Any, **__: Any) -> None:
         raise Crash
@@ -463,13 +425,10 @@ def test_crash_inside_a_commit_ends_with_the_same_model(
         world.clock.now += 101
         with pytest.raises(RunError, match="round 1 could not be committed"):
             world.settle()
-    world.crash()
-    world.start()
-    world.settle()
+    world.restart()
     finish(world, slow)
     assert world.service.model.digest == expected
     assert not [each for each in caplog.records if "no longer be used" in each.getMessage()]
-    world.stop()
 
 
 def test_journal_that_is_damaged_is_named(tmp_path: Path) -> None:
@@ -495,20 +454,76 @@ def test_journal_that_is_damaged_is_named(tmp_path: Path) -> None:
     assert journal.read() is None
 
 
-def test_open_round_is_forgotten_when_the_run_goes_back(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", config_of("ra-fed", min_devices=4))
+def test_open_round_is_forgotten_when_the_run_goes_back(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=4))
     _, _, slow, _ = add_devices(world)
     world.settle()
-    slow.offer(slow.movements[1])
-    world.settle()
+    slow.send(1)
     world.wait(101)
     assert world.state.round == 2
     assert world.state.counted == {"a", "b"}
     world.crash()
-    with Run(tmp_path / "run") as run:
+    with Run(world.folder) as run:
         run.rollback(0)
     world.start()
     assert not world.service.course.resumed
     world.settle()
     assert world.state.round == 3
     world.stop()
+
+
+# -- rounds by invitation ------------------------------------------------------------------------
+
+
+def by_invitation(folder: Path, *, crashes: bool) -> World:
+    """Six devices, two in a round, and a coordinator that ends in every round, or never."""
+    world = World(folder, config_of("ccfl-2", min_devices=6, participants=2))
+    skips = {"a": 1, "c": 2, "e": 3}
+    devices = [
+        world.add(name, value=0.1 * number, sends=False, level=_except(skips.get(name)))
+        for number, name in enumerate("abcdef", 1)
+    ]
+    world.settle()
+    while not world.service.finished:
+        round, selected = world.state.round, set(world.state.selected)
+        assert len(selected) == 2
+        if crashes:
+            world.crash()
+            world.start()
+            assert world.state.selected == selected
+            world.settle()
+        for device in devices:
+            invited = [m for m in device.heard if isinstance(m, RoundOpen) and m.round == round]
+            assert any(not each.by_invitation for each in invited) is (device.name in selected)
+            if round in device.movements:
+                device.offer(device.movements[round])
+        world.settle()
+        world.wait(101)
+    world.stop()
+    return world
+
+
+def _except(skipped: int | None) -> Callable[[int], float | None]:
+    return lambda number: None if number == skipped else 1.0
+
+
+def test_run_by_invitation_ends_with_the_same_model_after_crashes(tmp_path: Path) -> None:
+    calm = by_invitation(tmp_path / "calm", crashes=False)
+    disturbed = by_invitation(tmp_path / "run", crashes=True)
+    assert disturbed.service.model.digest == calm.service.model.digest
+
+
+def test_invited_device_that_was_started_again_gets_invitation_and_assignment(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, config_of("ra-fed", min_devices=3, participants=1))
+    devices = {name: world.add(name, sends=False) for name in "abc"}
+    world.settle()
+    (name,) = world.state.assigned
+    (other, _) = sorted(devices.keys() - {name})
+    for each, session in ((other, 2), (name, 3)):
+        devices[each].link.kill()
+        again = world.add(each, session=session)
+        world.settle()
+    assert again.receipts == [(1, "counted")]
+    assert not [m for m in world.devices[-2].heard if m == again.opened[1]]

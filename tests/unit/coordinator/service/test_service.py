@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +15,9 @@ import pytest
 from coordinator.aggregate.rules import RULES
 from coordinator.cli import main
 from coordinator.masks import make_masks
-from coordinator.run.folder import (
-    HISTORY,
-    MOVEMENTS,
-    UPLOADS,
-    RunError,
-    read_history,
-    read_result,
-)
+from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.folder import MOVEMENTS, UPLOADS, RunError, read_result
 from coordinator.service.receiving import UploadFile
 from coordinator.service.store import SAVE_S
 from coordinator.task.levels import LevelScores
@@ -34,7 +27,6 @@ from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
 from edge_sdk.protocol.messages.transfer import (
     Credit,
     Evaluation,
-    Offer,
     Presence,
     TaskNotice,
     Want,
@@ -44,24 +36,26 @@ from edge_sdk.protocol.packs.index import decode_index
 from edge_sdk.protocol.plan.blocks import select_blocks
 from edge_sdk.transport.link import LinkEvent, Received
 from edge_sdk.transport.uploads import pack_chunk
+from tests.messages import make_outgoing
 from tests.unit.coordinator.service.service_world import (
-    CHUNK_BYTES,
     PLAN,
     TASK,
     TOPICS,
     ScriptedDevice,
     World,
+    Worlds,
     blob_hashes,
     fragments_config,
     rounds_config,
     saved_model,
 )
+from tests.waiting import HANGS_S, until
 
 START = PLAN.flatten(saved_model().weights)
 
 
-def test_synchronous_run_adds_up_and_ends(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config())
+def test_synchronous_run_adds_up_and_ends(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
     one, two = world.add("one", value=0.25), world.add("two", value=0.75)
     world.settle()
     assert world.service.finished
@@ -72,14 +66,15 @@ def test_synchronous_run_adds_up_and_ends(tmp_path: Path) -> None:
     # Only the last round is closed in so many words: to devices that is the end of the run.
     assert sum(isinstance(message, RoundClosed) for message in one.heard) == 1
     assert one.last_round == RoundClosed(round=2, run=world.run.about.run)
-    assert [line["round"] for line in read_history(tmp_path / "run")] == [1, 2]
+    assert [line["round"] for line in world.history] == [1, 2]
+    assert world.history[-1]["digest"] == world.service.model.digest
     # What the devices were given is the model, bit for bit.
     blocks, buffers = one.fetched[2]
     now = world.service.model.theta - np.float32(0.5)
     whole = select_blocks(now, np.arange(PLAN.block_count), PLAN.block_offsets)
     assert blocks.values == pytest.approx(whole.values, abs=1e-6)
     assert buffers["mean"] == pytest.approx(np.full(6, 0.5))
-    assert not list((tmp_path / "run" / MOVEMENTS).iterdir())
+    assert not list((world.folder / MOVEMENTS).iterdir())
     world.stop()
     assert world.retained(TOPICS.coordinator) == Presence(
         name="coordinator", session=1000, online=False
@@ -87,20 +82,19 @@ def test_synchronous_run_adds_up_and_ends(tmp_path: Path) -> None:
 
 
 def test_compressed_movements_are_decoded_into_the_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))  # it may be RAM
-    world = World(tmp_path / "run", rounds_config(up=Encoding.parse("fp16")))
+    world = worlds.make(rounds_config(up=Encoding.parse("fp16")))
     world.add("one", value=0.25)
     world.add("two", value=0.75)
     world.settle()
     assert world.service.finished
     assert world.service.model.theta == pytest.approx(START + 2 * 0.5, abs=1e-6)
-    world.stop()
 
 
-def test_broker_holds_the_present_and_the_previous_model_and_no_more(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=4))
+def test_broker_holds_the_present_and_the_previous_model_and_no_more(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=4))
     one = world.add("one")
     world.add("two")
     world.settle()
@@ -118,18 +112,17 @@ def test_broker_holds_the_present_and_the_previous_model_and_no_more(tmp_path: P
     first = one.opened[1].model
     assert first is not None
     assert not set(first.chunks) & held.keys()
-    world.stop()
 
 
-def test_level_and_skip_are_heard(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_level_and_skip_are_heard(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     half = world.add("half", level=lambda _: 0.5)
     skips = world.add("skips", level=lambda _: None)
     world.settle()
     assert world.service.finished
     assert half.receipts == [(1, "counted")]
     assert skips.receipts == []
-    line = next(read_history(tmp_path / "run"))
+    line = world.history[0]
     assert [(each["device"], each["level"]) for each in line["devices"]] == [
         ("half", 0.5),
         ("skips", None),
@@ -137,12 +130,11 @@ def test_level_and_skip_are_heard(tmp_path: Path) -> None:
     assert line["devices"][0]["bytes_down"] > 0
     moved = world.service.model.theta != START
     assert 0 < moved.mean() < 1
-    world.stop()
 
 
-def test_replay_is_counted_and_checked(tmp_path: Path) -> None:
+def test_replay_is_counted_and_checked(worlds: Worlds) -> None:
     config = rounds_config(rule=RULES["ccfl-1"](), masks=make_masks("random"), rounds=3)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     world.add("fresh", value=0.1)
     copies = world.add(
         "copies", value=0.3, keeps_copy=True, level=lambda number: 1.0 if number == 1 else None
@@ -150,67 +142,50 @@ def test_replay_is_counted_and_checked(tmp_path: Path) -> None:
     world.settle()
     assert world.service.finished
     assert copies.receipts == [(1, "counted"), (2, "counted"), (3, "counted")]
-    lines = list(read_history(tmp_path / "run"))
+    lines = world.history
     assert [device["replayed"] for line in lines for device in line["devices"]] == [
         *(False, False),
         *(True, False),
         *(True, False),
     ]
-    world.stop()
 
 
-def test_late_movement_enters_memory(tmp_path: Path) -> None:
+def test_late_movement_enters_memory(worlds: Worlds) -> None:
     config = rounds_config(rule=RULES["ram-fed"](), rounds=3)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     world.add("fast")
     slow = world.add("slow", sends=False)
     world.settle()
     assert world.state.round == 1
     world.wait(101)  # the deadline: round 1 closes without it
     assert slow.opened.keys() == {1, 2}
-    slow.offer(slow.movements[1])
-    world.settle()
+    slow.send(1)
     assert slow.receipts == [(1, "memory")]
     world.wait(101)
     world.stop()
-    lines = list(read_history(tmp_path / "run"))
+    lines = world.history
     assert [line["oldest_memory"] for line in lines] == [0, 1]
 
 
-def test_late_movement_without_memory_is_late(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=3))
-    world.add("fast")
-    slow = world.add("slow", sends=False)
-    world.settle()
-    world.wait(101)
-    slow.offer(slow.movements[1])
-    world.settle()
-    assert slow.receipts == [(1, "late")]
-    world.stop()
-
-
-def test_lost_receipt_is_said_again_without_a_second_upload(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=3))
+def test_lost_receipt_is_said_again_without_a_second_upload(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=3))
     one = world.add("one")
     waits = world.add("waits", sends=False)
     world.settle()
     assert one.receipts == [(1, "counted")]
-    one.offer(one.movements[1])
-    world.settle()
+    one.send(1)
     assert one.receipts == [(1, "counted"), (1, "counted")]
-    waits.offer(waits.movements[1])
-    world.settle()
+    waits.send(1)
     one.offer(one.movements[1])  # its round is closed now
     world.settle()
     assert one.receipts[-1] == (1, "counted")
-    credits = [each for each in one.heard if isinstance(each, Credit)]
+    credits = one.all(Credit)
     uploads = {each.upload for each in credits}
     assert len(uploads) == len([each for each in credits if each.complete])
-    world.stop()
 
 
-def test_asynchronous_run_mixes_every_arrival(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config())
+def test_asynchronous_run_mixes_every_arrival(worlds: Worlds) -> None:
+    world = worlds.make(fragments_config())
     one, two = world.add("one", level=lambda _: 0.5), world.add("two")
     world.settle()
     assert world.service.finished
@@ -219,14 +194,13 @@ def test_asynchronous_run_mixes_every_arrival(tmp_path: Path) -> None:
     assert world.service.model.version == 6
     assert (world.service.model.theta != START).any()
     assert isinstance(world.retained(TOPICS.round), RoundClosed)
-    lines = list(read_history(tmp_path / "run"))
+    lines = world.history
     assert [line["round"] for line in lines] == [2, 4, 6]
     assert world.run.rounds() == [0, 2, 4, 6]
-    world.stop()
 
 
-def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(updates=20, train_deadline_s=1e6))
+def test_asynchronous_device_trains_from_the_version_its_opening_named(worlds: Worlds) -> None:
+    world = worlds.make(fragments_config(updates=20, train_deadline_s=1e6))
     slow = world.add("slow", sends=False)
     world.add("quick", level=lambda number: 1.0 if number < 8 else None)
     world.settle()
@@ -239,78 +213,67 @@ def test_asynchronous_device_trains_from_the_version_its_opening_named(tmp_path:
     assert opened.model is not None
     assert set(opened.model.chunks) <= world.chunks.keys()
     version = world.service.model.version
-    slow.offer(slow.movements[min(slow.opened)])
-    world.settle()
+    slow.send(min(slow.opened))
     assert world.service.model.version > version
     world.wait(SAVE_S)
     assert slow.receipts[0] == (min(slow.opened), "counted")
-    world.stop()
 
 
-def asynchronous_world(folder: Path) -> tuple[World, ScriptedDevice]:
+def asynchronous_world(worlds: Worlds) -> tuple[World, ScriptedDevice]:
     """One movement is in the model, and in no checkpoint."""
-    world = World(folder, fragments_config(updates=20, train_deadline_s=1e6))
+    world = worlds.make(fragments_config(updates=20, train_deadline_s=1e6))
     world.add("idle", level=lambda _: None)
     one = world.add("one", sends=False, level=lambda number: 1.0 if number < 3 else None)
     world.settle()
-    one.offer(one.movements[min(one.opened)])
-    world.settle()
+    one.send(min(one.opened))
     assert world.service.model.version == 1
     return world, one
 
 
-def test_asynchronous_receipt_waits_for_the_checkpoint(tmp_path: Path) -> None:
-    world, one = asynchronous_world(tmp_path / "run")
+def test_asynchronous_receipt_waits_for_the_checkpoint(worlds: Worlds) -> None:
+    world, one = asynchronous_world(worlds)
     round = min(one.opened)
     assert (one.receipts, world.run.rounds()) == ([], [0])
     chunks = len([each for each in one.heard if isinstance(each, Credit) and not each.complete])
     one.offer(one.movements[round])  # it has heard nothing, and asks again
     world.settle()
-    credits = [each for each in one.heard if isinstance(each, Credit)]
+    credits = one.all(Credit)
     assert credits[-1].complete
     assert len([each for each in credits if not each.complete]) == chunks
     assert one.receipts == []
     world.wait(SAVE_S)
     assert (one.receipts, world.run.rounds()) == ([(round, "counted")], [0, 1])
-    one.offer(one.movements[round])
-    world.settle()
+    one.send(round)
     assert one.receipts == [(round, "counted")] * 2
-    world.stop()
 
 
-def test_asynchronous_movement_is_let_go_when_a_checkpoint_has_it(tmp_path: Path) -> None:
-    world, _ = asynchronous_world(tmp_path / "run")
+def test_asynchronous_movement_is_let_go_when_a_checkpoint_has_it(worlds: Worlds) -> None:
+    world, _ = asynchronous_world(worlds)
     world.wait(SAVE_S)
-    assert not list(read_history(tmp_path / "run"))  # its report is still to come
+    assert not world.history  # its report is still to come
     gc.collect()
     assert not [each for each in gc.get_objects() if type(each) is UploadFile]
-    world.stop()
 
 
-def test_asynchronous_movement_without_a_receipt_is_late_after_a_crash(tmp_path: Path) -> None:
-    world, one = asynchronous_world(tmp_path / "run")
-    world.crash()
-    world.start()
-    world.settle()
+def test_asynchronous_movement_without_a_receipt_is_late_after_a_crash(worlds: Worlds) -> None:
+    world, one = asynchronous_world(worlds)
+    world.restart()
     assert world.service.model.version == 0
-    one.offer(one.movements[min(one.opened)])
-    world.settle()
+    one.send(min(one.opened))
     assert one.receipts == [(min(one.opened), "late")]
-    world.stop()
 
 
-def test_asynchronous_receipt_is_given_at_a_stop(tmp_path: Path) -> None:
-    world, one = asynchronous_world(tmp_path / "run")
+def test_asynchronous_receipt_is_given_at_a_stop(worlds: Worlds) -> None:
+    world, one = asynchronous_world(worlds)
     world.stop()
     one.pump()
     assert one.receipts == [(min(one.opened), "counted")]
     world.start()
     assert world.service.model.version == 1
-    world.stop()
 
 
-def test_asynchronous_versions_are_published_as_time_allows(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(updates=12, train_deadline_s=1e6))
+def test_asynchronous_versions_are_published_as_time_allows(worlds: Worlds) -> None:
+    world = worlds.make(fragments_config(updates=12, train_deadline_s=1e6))
     world.crash()
     world.clock.slow_s = 1.0
     world.start()  # publishing the first version takes long
@@ -326,12 +289,11 @@ def test_asynchronous_versions_are_published_as_time_allows(tmp_path: Path) -> N
     assert np.array_equal(
         blocks.values, select_blocks(START, blocks.ids, PLAN.block_offsets).values
     )
-    world.stop()
 
 
-def test_report_counts_what_became_of_movements_and_says_why(tmp_path: Path) -> None:
+def test_report_counts_what_became_of_movements_and_says_why(worlds: Worlds) -> None:
     config = rounds_config(rule=RULES["ram-fed"](), rounds=2, min_devices=3)
-    world = World(tmp_path / "run", config)
+    world = worlds.make(config)
     world.add("one")
     late, evil = world.add("late", sends=False), world.add("evil", sends=False)
     world.settle()
@@ -339,74 +301,61 @@ def test_report_counts_what_became_of_movements_and_says_why(tmp_path: Path) -> 
     world.settle()
     world.wait(101)
     late.offer(late.movements[1])
-    late.offer(late.movements[1], run="f" * 16)
-    world.settle()
-    evil.offer(evil.movements[2], answers=5)
-    world.settle()
+    late.send(1, run="f" * 16)
+    evil.send(2, answers=5)
     world.wait(101)
-    first, second = read_history(tmp_path / "run")
+    first, second = world.history
     assert first["movements"] == {"counted": 1, "memory": 0, "late": 0, "rejected": 1}
     (refusal,) = first["refusals"]
     assert (refusal["device"], refusal["round"], refusal["outcome"]) == ("evil", 1, "rejected")
     assert "not a movement" in refusal["reason"]
     assert second["movements"] == {"counted": 1, "memory": 1, "late": 0, "rejected": 1}
     assert [each["device"] for each in second["refusals"]] == ["late", "evil"]
-    world.stop()
 
 
-def test_asynchronous_device_that_starts_anew_gets_its_groups_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", fragments_config(train_deadline_s=1e6))
+@pytest.mark.parametrize(
+    "config",
+    [rounds_config(rounds=1), fragments_config(train_deadline_s=1e6)],
+    ids=["rounds", "async"],
+)
+def test_device_that_starts_anew_gets_its_groups_again(
+    worlds: Worlds, config: RoundsConfig | FragmentsConfig
+) -> None:
+    world = worlds.make(config)
     first = world.add("one", sends=False)
     world.add("two", sends=False)
     world.settle()
-    first.link.kill()
-    world.devices.remove(first)
+    world.leave(first)
     again = world.add("one", session=2)
     world.settle()
     assert min(again.movements) == min(first.movements)
     assert again.receipts[0] == (min(first.movements), "counted")
-    world.stop()
-
-
-def test_synchronous_device_that_starts_anew_gets_its_groups_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
-    first = world.add("one", sends=False)
-    world.add("two")
-    world.settle()
-    first.link.kill()
-    world.devices.remove(first)
-    again = world.add("one", session=2)
-    world.settle()
-    assert again.receipts == [(1, "counted")]
-    assert world.service.finished
-    world.stop()
 
 
 @pytest.mark.parametrize("copies", [(0, 0), (0, 7), (3, 40)])
 def test_messages_that_come_twice_and_late_change_nothing(
-    tmp_path: Path, copies: tuple[int, int]
+    worlds: Worlds, copies: tuple[int, int]
 ) -> None:
     digests = []
     for number, tamper in enumerate([None, lambda _name, _event: copies]):
-        world = World(tmp_path / f"{number}", rounds_config(rule=RULES["ram-fed"](), rounds=3))
+        world = worlds.make(rounds_config(rule=RULES["ram-fed"](), rounds=3), f"{number}")
         world.broker.tamper = tamper
         world.add("one", value=0.25)
         world.add("two", value=0.5, level=lambda _: 0.5)
         world.settle()
         assert world.service.finished
         digests.append(world.service.model.digest)
-        world.stop()
     assert digests[0] == digests[1]
 
 
-def test_loop_serves_to_the_end_and_lets_devices_leave(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=2))
+def test_loop_serves_to_the_end_and_lets_devices_leave(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
     devices = [world.add("one"), world.add("two")]
     stop = threading.Event()
     thread = threading.Thread(target=world.service.serve, args=(stop,))
     thread.start()
-    give_up = time.monotonic() + 60
-    while thread.is_alive() and time.monotonic() < give_up:
+
+    def ended() -> bool:
         world.broker.run()
         for device in world.devices:
             device.pump()
@@ -414,16 +363,17 @@ def test_loop_serves_to_the_end_and_lets_devices_leave(tmp_path: Path) -> None:
             for device in devices:
                 device.link.kill()  # the broker tells by their wills
             world.devices.clear()
-        thread.join(0.001)
+        return not thread.is_alive()
+
+    until(ended)
     stop.set()
-    thread.join(60)
+    thread.join(HANGS_S)
     assert world.service.finished
     assert world.state.present == frozenset()
-    world.stop()
 
 
-def test_loop_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config())
+def test_loop_ends_when_it_is_asked_to(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
     world.settle()
     stop = threading.Event()
     stop.set()
@@ -435,20 +385,18 @@ def test_loop_ends_when_it_is_asked_to(tmp_path: Path) -> None:
     assert not gone.online
 
 
-def test_commit_that_fails_ends_the_process_and_the_next_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_commit_that_fails_ends_the_process_and_the_next_goes_on(worlds: Worlds) -> None:
     def fails(_: object, __: object) -> LevelScores:
         raise OSError("the disk is full")
 
-    world = World(tmp_path / "run", rounds_config(rounds=1), evaluate=fails)
+    world = worlds.make(rounds_config(rounds=1), evaluate=fails)
     one = world.add("one")
     world.add("two")
     with pytest.raises(RunError, match="round 1 could not be committed"):
         world.settle()
     assert one.receipts == []
     world.crash()
-    again = World(tmp_path / "run", rounds_config(rounds=1))
+    again = worlds.make(rounds_config(rounds=1))
     again.add("one"), again.add("two")
     again.settle()
     assert again.service.finished
@@ -456,8 +404,8 @@ def test_commit_that_fails_ends_the_process_and_the_next_goes_on(
     again.stop()
 
 
-def test_finished_run_that_is_started_again_is_finished(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_finished_run_that_is_started_again_is_finished(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     world.add("one"), world.add("two")
     world.settle()
     world.stop()
@@ -466,11 +414,10 @@ def test_finished_run_that_is_started_again_is_finished(tmp_path: Path) -> None:
     assert world.service.finished
     assert world.run.opened == 1
     assert isinstance(world.retained(TOPICS.round), RoundClosed)
-    world.stop()
 
 
-def test_broker_that_comes_back_empty_is_filled_again(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=2, train_deadline_s=1e6))
+def test_broker_that_comes_back_empty_is_filled_again(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2, train_deadline_s=1e6))
     one, two = world.add("one"), world.add("two", sends=False)
     world.settle()
     before = dict(world.broker.retained)
@@ -480,15 +427,13 @@ def test_broker_that_comes_back_empty_is_filled_again(tmp_path: Path) -> None:
     world.broker.start(keep_retained=False)
     world.settle()
     assert dict(world.broker.retained) == before
-    two.offer(two.movements[1])
-    world.settle()
+    two.send(1)
     assert one.receipts[0] == two.receipts[0] == (1, "counted")
     assert one.opened.keys() == {1, 2}
-    world.stop()
 
 
-def test_devices_may_come_before_the_coordinator(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_devices_may_come_before_the_coordinator(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     world.crash()
     world.add("one"), world.add("two")
     for _ in range(3):
@@ -498,11 +443,10 @@ def test_devices_may_come_before_the_coordinator(tmp_path: Path) -> None:
     world.start()
     world.settle()
     assert world.service.finished
-    world.stop()
 
 
-def test_will_of_an_older_session_is_ignored(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(min_devices=1))
+def test_will_of_an_older_session_is_ignored(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(min_devices=1))
     one = world.add("one", session=7, sends=False)
     world.settle()
     stale = Presence(name="one", session=6, online=False)
@@ -510,11 +454,10 @@ def test_will_of_an_older_session_is_ignored(tmp_path: Path) -> None:
     assert world.present == {"one"}
     world.publish(TOPICS.presence("one"), one.gone())
     assert world.present == set()
-    world.stop()
 
 
-def test_want_is_answered_directly_and_only_with_what_is_there(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(), retained_chunks=False)
+def test_want_is_answered_directly_and_only_with_what_is_there(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(), retained_chunks=False)
     got: dict[str, bytes] = {}
     link = world.broker.open_link(name="asks", deliver=lambda e: _note(e, got))
     link.subscribe(TOPICS.down_chunks("asks"), bulk=True)
@@ -528,18 +471,16 @@ def test_want_is_answered_directly_and_only_with_what_is_there(tmp_path: Path) -
     world.settle()
     assert got.keys() == {TOPICS.down_chunk("asks", hash) for hash in hashes}
     assert b"".join(got[TOPICS.down_chunk("asks", each)] for each in hashes) == PLAN.encoded
-    world.stop()
 
 
-def test_accuracy_stops_the_run_and_is_in_the_history(tmp_path: Path) -> None:
+def test_accuracy_stops_the_run_and_is_in_the_history(worlds: Worlds) -> None:
     said = iter([0.2, 0.6, 0.9])
     config = rounds_config(rounds=50, target_accuracy=0.85)
-    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, next(said)))
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     world.add("one"), world.add("two")
     world.settle()
     assert world.service.finished
-    assert [line["accuracy"] for line in read_history(tmp_path / "run")] == [0.2, 0.6, 0.9]
-    world.stop()
+    assert [line["accuracy"] for line in world.history] == [0.2, 0.6, 0.9]
 
 
 def scored(levels: LevelScores, *accuracies: float) -> LevelScores:
@@ -549,37 +490,36 @@ def scored(levels: LevelScores, *accuracies: float) -> LevelScores:
 
 
 def test_level_to_deploy_stops_the_run_and_is_in_the_history(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worlds: Worlds, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = rounds_config(rounds=50, target_accuracy=0.85)
-    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, 0.4, 0.9))
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, 0.4, 0.9))
     world.add("one", level=lambda _: 0.5), world.add("two")
     world.settle()
     assert world.service.finished
-    (line,) = read_history(tmp_path / "run")
+    (line,) = world.history
     small = line["levels"][1]["level"]
     assert (line["accuracy"], line["deploy"]) == (0.4, small)
     assert [each["accuracy"] for each in line["levels"]] == [0.4, 0.9]
-    assert main(["history", str(tmp_path / "run")]) == 0
+    assert main(["history", str(world.folder)]) == 0
     assert "accuracy  40.00%" in (said := capsys.readouterr().out)
     assert f"deploy level {small:g}  90.00%" in said
-    kept = read_result(tmp_path / "run").levels
+    kept = read_result(world.folder).levels
     assert (kept.deploy, kept.rescale) == (small, config.local_rule.rescale)
     assert kept.by_level[small].groups == config.unscored().by_level[small].groups
-    world.stop()
 
 
-def test_void_rounds_try_nobodys_patience_across_a_restart(tmp_path: Path) -> None:
+def test_void_rounds_try_nobodys_patience_across_a_restart(worlds: Worlds) -> None:
     said = iter([0.5, 0.4, 0.4])
     skips = {1, 3, 4, 5}
     config = rounds_config(rounds=50, patience=2)
-    world = World(tmp_path / "run", config, evaluate=lambda _, levels: scored(levels, next(said)))
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     for name in ("one", "two"):
         world.add(name, level=lambda n: None if n in skips or n > 6 else 1.0)
     world.settle()
     for _ in range(4):
         world.wait(11)
-    assert [line["round"] for line in read_history(tmp_path / "run")] == [2, 6]
+    assert [line["round"] for line in world.history] == [2, 6]
     world.stop()
     world.start()
     for device in world.devices:
@@ -587,12 +527,11 @@ def test_void_rounds_try_nobodys_patience_across_a_restart(tmp_path: Path) -> No
     world.settle()
     world.wait(11)
     assert world.service.finished
-    assert len(list(read_history(tmp_path / "run"))) == 3
-    world.stop()
+    assert len(world.history) == 3
 
 
-def test_evaluations_of_devices_are_averaged_by_samples(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_evaluations_of_devices_are_averaged_by_samples(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     one, two = world.add("one"), world.add("two", sends=False)
     world.settle()
     run = world.run.about.run
@@ -603,9 +542,8 @@ def test_evaluations_of_devices_are_averaged_by_samples(tmp_path: Path) -> None:
             )
         )
     world.settle()
-    two.offer(two.movements[1])
-    world.settle()
-    line = next(read_history(tmp_path / "run"))
+    two.send(1)
+    line = world.history[0]
     assert line["evaluations"] == {
         "devices": 2,
         "samples": 40,
@@ -618,8 +556,8 @@ def test_evaluations_of_devices_are_averaged_by_samples(tmp_path: Path) -> None:
 # -- hostile devices -----------------------------------------------------------------------------
 
 
-def test_hostile_messages_cost_nobody_anything(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_hostile_messages_cost_nobody_anything(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     one, two = world.add("one"), world.add("two", sends=False)
     evil = world.broker.open_link(name="evil", deliver=lambda _: None)
     world.settle()
@@ -635,15 +573,13 @@ def test_hostile_messages_cost_nobody_anything(tmp_path: Path) -> None:
     evil.publish(TOPICS.presence("evil"), encode_message(presence))
     world.settle()
     assert world.present >= {"one", "two"}
-    two.offer(two.movements[1])
-    world.settle()
+    two.send(1)
     assert world.service.finished
     assert one.receipts == two.receipts == [(1, "counted")]
-    world.stop()
 
 
-def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=2))
+def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
     good, evil = world.add("good", sends=False), world.add("evil", sends=False)
     world.settle()
     mine, others = evil.movements[1], good.movements[1]
@@ -655,17 +591,8 @@ def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(tmp_path: Path) -
     world.settle()
     assert evil.receipts[1:] == [(1, "rejected")]
     # More than any movement has: refused before a byte of it is sent.
-    huge = Offer(
-        device="evil",
-        run=world.run.about.run,
-        upload=b"u" * 16,
-        round=1,
-        answers=None,
-        size=2**39,
-        chunk_bytes=CHUNK_BYTES,
-        sha256=bytes(32),
-    )
-    evil.tell(huge)
+    huge = make_outgoing(device="evil", run=world.run.about.run).offer
+    evil.tell(replace(huge, upload=b"u" * 16, size=2**39))
     world.settle()
     assert [each.refused for each in evil.heard if isinstance(each, Credit)][-1]
     assert evil.receipts[2:] == [(1, "rejected")]
@@ -673,55 +600,39 @@ def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(tmp_path: Path) -
     evil.link.publish(TOPICS.up_chunk("evil"), pack_chunk(b"x" * 16, 0, b"data"), bulk=True)
     evil.link.publish(TOPICS.up_chunk("evil"), pack_chunk(b"u" * 16, 2**31, b"data"), bulk=True)
     world.settle()
-    assert os.listdir(tmp_path / "run" / UPLOADS) == []
-    assert os.listdir(tmp_path / "run" / MOVEMENTS) == []
+    assert os.listdir(world.folder / UPLOADS) == []
+    assert os.listdir(world.folder / MOVEMENTS) == []
     # None of it kept anybody from counting.
     good.offer(others)
     evil.offer(mine)
     world.settle()
     assert good.receipts == [(1, "counted")]
     assert evil.receipts[-1] == (1, "counted")
-    world.stop()
 
 
-def test_movement_of_another_run_is_late(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config())
+def test_movement_of_another_run_is_late(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
     one = world.add("one")
     world.add("two", sends=False)
     world.settle()
-    one.offer(one.movements[1], run="f" * 16)
-    world.settle()
-    receipts = [each for each in one.heard if isinstance(each, Receipt)]
+    one.send(1, run="f" * 16)
+    receipts = one.all(Receipt)
     assert [(each.outcome.value, each.run) for each in receipts] == [
         ("counted", world.run.about.run),
         ("late", "f" * 16),
     ]
-    world.stop()
 
 
-def test_bids_of_another_run_are_ignored(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config())
+def test_bids_of_another_run_are_ignored(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
     one, two = world.add("one"), world.add("two", sends=False)
     world.settle()
     withdrawal = Bid(device="two", round=1, level=None, reason="old", run="f" * 16)
     two.tell(withdrawal)
     world.settle()
     assert world.state.round == 1
-    two.offer(two.movements[1])
-    world.settle()
+    two.send(1)
     assert one.opened.keys() == {1, 2}
-    world.stop()
-
-
-def test_history_is_json_a_line(tmp_path: Path) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
-    world.add("one"), world.add("two")
-    world.settle()
-    world.stop()
-    text = (tmp_path / "run" / HISTORY).read_text()
-    assert [json.loads(line)["digest"] for line in text.splitlines()] == [
-        world.service.model.digest
-    ]
 
 
 def _note(event: LinkEvent, got: dict[str, bytes]) -> None:

@@ -17,18 +17,18 @@ from coordinator.operate.serving import broker_table, open_run
 from coordinator.run.folder import Run
 from edge_sdk.program.logs import JsonLines
 from edge_sdk.transport.settings import BrokerSettings
-from tests.unit.coordinator.service.service_world import TASK, World, rounds_config
+from tests.unit.coordinator.service.service_world import TASK, World, Worlds, rounds_config
 
 ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    world = World(tmp_path / "run", rounds_config(rounds=3))
+def finished(worlds: Worlds) -> Path:
+    world = worlds.make(rounds_config(rounds=3))
     world.add("one"), world.add("two", level=lambda _: 0.5)
     world.settle()
     world.stop()
-    return tmp_path / "run"
+    return world.folder
 
 
 class Recorder(logging.Handler):
@@ -73,7 +73,6 @@ def test_rollback_goes_back_and_the_run_goes_on(
     world.settle()
     assert world.service.finished
     assert one.opened.keys() == {4, 5}  # numbers are not used twice
-    world.stop()
 
 
 def test_rollback_of_a_run_that_is_served_is_refused(
@@ -120,8 +119,8 @@ def test_run_of_something_else_is_not_gone_on_with(finished: Path, tmp_path: Pat
         open_run(read_config(path))
 
 
-def test_logs_are_json_with_fields(tmp_path: Path, records: list[logging.LogRecord]) -> None:
-    world = World(tmp_path / "run", rounds_config(rounds=1))
+def test_logs_are_json_with_fields(worlds: Worlds, records: list[logging.LogRecord]) -> None:
+    world = worlds.make(rounds_config(rounds=1))
     world.add("one"), world.add("two")
     world.settle()
     world.stop()

@@ -20,14 +20,11 @@ from coordinator.service.receiving import Receiving
 from coordinator.service.rounds_course import RoundsCourse
 from coordinator.service.store import Keeping, RunOnDisk, RunStore
 from coordinator.simulate.ram import DirectOutlet, RunInRam
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement, RoundClosed
-from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.uploads import Upload, UploadLimits
+from tests.messages import make_movement
 from tests.unit.coordinator.service.service_world import (
-    LEARNING_RATE,
     PLAN,
     rounds_config,
     saved_model,
@@ -64,22 +61,8 @@ def start() -> Checkpoint:
 
 
 def movement(assignment: Assignment) -> Movement:
-    groups = assignment.groups
-    ids = PLAN.block_ids(PLAN.choose(groups))
-    values = np.full(int(PLAN.block_sizes[ids].sum()), 0.01, dtype=np.float32)
-    width = sum(PLAN.axes[0].groups[group] for group in groups["hidden"])
-    return Movement(
-        device=assignment.device,
-        round=assignment.round,
-        plan_hash=PLAN.hash,
-        payload=encode_blocks(PLAN, groups, Blocks(ids, values), Encoding(), stream(0)),
-        statistics={"mean": np.full(width, 0.01, dtype=np.float32)},
-        learning_rate=LEARNING_RATE,
-        level=1.0,
-        samples=10,
-        loss=1.0,
-        train_s=0.5,
-    )
+    made = make_movement(PLAN, assignment.groups, 0.01, statistic=0.01, samples=10)
+    return replace(made, device=assignment.device, round=assignment.round)
 
 
 def drive(store: RunStore) -> tuple[list[object], GlobalModel]:

@@ -21,9 +21,10 @@ from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.machine.snapshot import Battery, MemoryState, Snapshot
 from edge_sdk.protocol.errors import GraphError, TrainingStopped
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement, Replay, RoundOpen
 from edge_sdk.train.backend import Job, Trained
+from tests.messages import make_opening
+from tests.unit.edge_sdk.decide.prices import share_of
 from tests.unit.edge_sdk.device.test_app import PLAN, Doubling, Source
 
 PHONE = Snapshot(
@@ -33,16 +34,8 @@ PHONE = Snapshot(
 
 
 def opening(round: int = 1, **more: Any) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=PLAN.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=4,
-        batch_size=2,
-        bid_s=1,
-        train_deadline_s=60,
-        **more,
-    )
+    usual = {"plan_hash": PLAN.hash, "steps": 4, "batch_size": 2, "train_deadline_s": 60}
+    return make_opening(round, **{**usual, **more})
 
 
 @dataclass
@@ -80,19 +73,12 @@ class Priced:
 
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         self.asked.append(levels)
-        return tuple(
-            Cost(
-                level=level,
-                seconds=10 * level,
-                joules=None if self.joules is None else self.joules * level,
-                peak_bytes=1e8 * level,
-                bytes_down=1,
-                bytes_up=1,
-            )
-            for level in levels
+        whole = Cost(
+            level=1, seconds=10, joules=self.joules, peak_bytes=1e8, bytes_down=1, bytes_up=1
         )
+        return tuple(share_of(whole, level) for level in levels)
 
-    def metered(self, opened: RoundOpen, level: float) -> Meter:
+    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Meter:
         return Meter(None if self.joules is None else self.joules * level)
 
 
@@ -207,6 +193,22 @@ class Slow(Doubling):
         return super().train(job, ())
 
 
+App = DeviceApp[Movement | Replay]
+
+
+def make_app(policy: Policy, observer: Observer, backend: Doubling | None = None) -> App:
+    return DeviceApp(
+        "pi",
+        backend=backend or Doubling(),
+        data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
+        policy=policy,
+        source=Source(),
+        seed=1,
+        movements=MemoryMovements(),
+        observer=observer,
+    )
+
+
 def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
     probe, now = Shown(), [0.0]
 
@@ -217,28 +219,12 @@ def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
 
     backend = Slow(between)
     policy = Policy(level=0.5, limits=Limits(battery_floor=20))
-    app = DeviceApp(
-        "pi",
-        backend=backend,
-        data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
-        policy=policy,
-        source=Source(),
-        seed=1,
-        movements=MemoryMovements(),
-        observer=Observer(policy, probe, clock=lambda: now[0]),
-    )
+    app = make_app(policy, Observer(policy, probe, clock=lambda: now[0]), backend)
     app.receive(opening())
     sent = app.receive(Assignment(device="pi", round=1, groups={"a": (1,)}))
     assert backend.steps == 2
-    assert sent == [
-        Bid(
-            device="pi",
-            round=1,
-            level=None,
-            reason="skip: battery 12 % < 20 % and not charging; training was stopped after 2 steps",
-            code="battery",
-        )
-    ]
+    why = "skip: battery 12 % < 20 % and not charging; training was stopped after 2 steps"
+    assert sent == [Bid(device="pi", round=1, level=None, reason=why, code="battery")]
 
 
 def test_round_that_is_heard_of_again_is_answered_alike() -> None:
@@ -247,16 +233,7 @@ def test_round_that_is_heard_of_again_is_answered_alike() -> None:
     observer = Observer(policy, history=None)
 
     def hear(round: int) -> list[Bid | Movement | Replay]:
-        return DeviceApp(
-            "pi",
-            backend=Doubling(),
-            data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
-            policy=policy,
-            source=Source(),
-            seed=1,
-            movements=MemoryMovements(),
-            observer=observer,
-        ).receive(opening(round))
+        return make_app(policy, observer).receive(opening(round))
 
     for round in (1, 1, 1, 2, 2, 3):
         sent += hear(round)
@@ -272,16 +249,7 @@ class Unpriced(Priced):
 
 
 def test_decision_that_fails_is_a_skip_and_not_silence() -> None:
-    app = DeviceApp(
-        "pi",
-        backend=Doubling(),
-        data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
-        policy=Policy(),
-        source=Source(),
-        seed=1,
-        movements=MemoryMovements(),
-        observer=Observer(Policy(), Shown(), Unpriced()),
-    )
+    app = make_app(Policy(), Observer(Policy(), Shown(), Unpriced()))
     (bid,) = app.receive(opening())
     assert isinstance(bid, Bid)
     assert (bid.level, bid.code, bid.reason) == (None, "failed", "skip: no gradient graph fits")
@@ -290,16 +258,7 @@ def test_decision_that_fails_is_a_skip_and_not_silence() -> None:
 def test_device_bids_what_it_can_afford() -> None:
     probe = Shown(replace(PHONE, memory=MemoryState(available_bytes=100e6)))
     policy = Policy()
-    app = DeviceApp(
-        "pi",
-        backend=Doubling(),
-        data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
-        policy=policy,
-        source=Source(),
-        seed=1,
-        movements=MemoryMovements(),
-        observer=Observer(policy, probe, Priced(joules=1.0)),
-    )
+    app = make_app(policy, Observer(policy, probe, Priced(joules=1.0)))
     (bid,) = app.receive(opening())
     assert isinstance(bid, Bid)
     assert (bid.level, bid.code) == (0.75, "memory")

@@ -24,7 +24,6 @@ from edge_sdk.device.stores.residuals import Arrays, MemoryStore
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -39,8 +38,10 @@ from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.train.backend import Job, Metrics, Trained
+from tests.messages import make_opening
 
 PLAN = ModelPlan(axes=(Axis("a", (1, 1)),), tensors=(Tensor("w", "float32", (Dim(2, 0), Dim(3))),))
 
@@ -51,6 +52,9 @@ class Doubling:
     plan = PLAN
     data: DataSpec | None = None
 
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+
     def train(
         self,
         job: Job,
@@ -58,6 +62,7 @@ class Doubling:
         *,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Trained:
+        self.jobs.append(job)
         steps = len(list(batches))
         return Trained(dict(job.weights), {}, Metrics(steps, steps, 1.0, 1.0, 1.0))
 
@@ -110,18 +115,7 @@ class Bench:
         self.sent += self.app.connected()
 
     def open(self, round: int, plan_hash: str = PLAN.hash, **more: Any) -> Sent:
-        self.receive(
-            RoundOpen(
-                round=round,
-                plan_hash=plan_hash,
-                local_rule=LocalRule(learning_rate=0.1),
-                steps=2,
-                batch_size=2,
-                bid_s=1,
-                train_deadline_s=1,
-                **more,
-            )
-        )
+        self.receive(make_opening(round, plan_hash=plan_hash, steps=2, batch_size=2, **more))
         return self.sent[-1]
 
     def assign(self, round: int, groups: tuple[int, ...] = (1,)) -> Sent:
@@ -162,6 +156,44 @@ def test_assignment_that_makes_no_sense_is_a_skip() -> None:
     skip = bench.assign(1, groups=(7,))
     assert isinstance(skip, Bid)
     assert "groups 0 to 1" in skip.reason
+
+
+def test_narrower_widths_of_an_assignment_are_trained() -> None:
+    bench = Bench(policy=Policy())
+    bench.open(1)
+    narrow = ({"a": (1,)},)
+    bench.receive(Assignment(device="pi", round=1, groups={"a": (0, 1)}, widths=narrow))
+    assert isinstance(bench.sent[-1], Movement)
+    (job,) = bench.backend.jobs
+    assert (job.widths, job.passes) == (narrow, 2)
+    assert job.width_stream is not None
+    drawn = job.width_stream.integers(2**40, size=3).tolist()
+    assert drawn == stream(1, "pi", 1, "widths").integers(2**40, size=3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("widths", "why"),
+    [
+        (({"a": (0,)},), "narrower width 1 of the assignment: axis 'a': groups [0]"),
+        (({"a": (1,)}, {"a": (0,)}), "narrower width 2"),
+        (({"a": (7,)},), "axis 'a' has groups 0 to 1, not 7"),
+        (({"b": (1,)},), "unknown axis 'b'"),
+        (({},), "no groups for axis 'a'"),
+    ],
+)
+def test_widths_that_are_not_nested_are_refused(
+    widths: tuple[dict[str, tuple[int, ...]], ...], why: str
+) -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.receive(Assignment(device="pi", round=1, groups={"a": (1,)}, widths=widths))
+    refused = bench.sent[-1]
+    assert isinstance(refused, Bid)
+    assert refused.level is None
+    assert why in refused.reason
+    assert not bench.backend.jobs
+    assert isinstance(bench.open(2), Bid)
+    assert isinstance(bench.assign(2), Movement)
 
 
 def test_round_for_another_plan_is_skipped() -> None:

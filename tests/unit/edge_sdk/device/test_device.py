@@ -33,7 +33,6 @@ from edge_sdk.device.machine import (
     handle,
 )
 from edge_sdk.protocol.errors import StateError
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -44,21 +43,21 @@ from edge_sdk.protocol.messages.round import (
     RoundOpen,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
+from tests.messages import MOVEMENT, make_opening
 
 BLOCKS = Blocks(np.arange(1), np.zeros(1, dtype=np.float32))
 
 
-def opening(round: int, replay_within: int = 0, plan_hash: str = "p") -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=plan_hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=1,
-        batch_size=1,
-        bid_s=1,
-        train_deadline_s=1,
-        replay_within=replay_within,
+def opening(
+    round: int, replay_within: int = 0, plan_hash: str = "p", *, by_invitation: bool = False
+) -> RoundOpen:
+    return make_opening(
+        round, plan_hash=plan_hash, replay_within=replay_within, by_invitation=by_invitation
     )
+
+
+def announcement(round: int) -> RoundOpen:
+    return opening(round, by_invitation=True)
 
 
 def assignment(round: int = 1, device: str = "pi") -> Assignment:
@@ -66,19 +65,7 @@ def assignment(round: int = 1, device: str = "pi") -> Assignment:
 
 
 def movement(round: int = 1, *, keeps_copy: bool = False) -> Movement:
-    return Movement(
-        device="pi",
-        round=round,
-        plan_hash="p",
-        payload=b"blocks",
-        statistics={},
-        learning_rate=0.1,
-        level=0.5,
-        samples=1,
-        loss=0.5,
-        train_s=0.1,
-        keeps_copy=keeps_copy,
-    )
+    return replace(MOVEMENT, round=round, plan_hash="p", level=0.5, keeps_copy=keeps_copy)
 
 
 def receipt(round: int = 1, device: str = "pi") -> Receipt:
@@ -367,3 +354,58 @@ def test_skip_is_silent_without_a_copy_that_is_wanted(keeps_copy: bool, opened: 
     assert isinstance(bid, SendMessage)
     assert isinstance(bid.message, Bid)
     assert not bid.message.replays
+
+
+# -- rounds by invitation ------------------------------------------------------------------------
+
+
+def test_round_by_invitation_is_not_decided_on_without_the_invitation() -> None:
+    state, effects = run(announcement(1))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [])
+    assert handle(state, opening(1))[1] == [Decide(opening(1))]
+    state, effects = handle(state, opening(1, plan_hash="other", by_invitation=True))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [])
+
+
+@pytest.mark.parametrize("phase", list(DevicePhase)[1:])
+@pytest.mark.parametrize("again", [announcement(1), opening(1)])
+def test_announcement_and_second_invitation_change_nothing(
+    phase: DevicePhase, again: RoundOpen
+) -> None:
+    state, _ = run(*PATHS[phase])
+    assert handle(state, again) == (state, [])
+
+
+@pytest.mark.parametrize("late", [announcement(1), opening(1)])
+def test_invitation_of_an_older_round_is_ignored(late: RoundOpen) -> None:
+    state, _ = run(announcement(2))
+    assert handle(state, late) == (state, [])
+
+
+@pytest.mark.parametrize("phase", [DevicePhase.DECIDING, DevicePhase.BIDDING])
+def test_newer_round_by_invitation_ends_the_wait_for_an_answer(phase: DevicePhase) -> None:
+    state, effects = run(*PATHS[phase], announcement(2))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [])
+    assert handle(state, LEVEL) == (state, [])
+    assert handle(state, assignment()) == (state, [])
+    assert handle(state, opening(2))[1] == [Decide(opening(2))]
+
+
+@pytest.mark.parametrize("invited", [True, False])
+def test_device_at_work_turns_to_the_newest_round_only_if_invited(invited: bool) -> None:
+    heard = (announcement(2), opening(2)) if invited else (announcement(2),)
+    state, _ = run(*PATHS[DevicePhase.TRAINING], *heard)
+    assert state.phase is DevicePhase.TRAINING
+    state, effects = handle(state, Finished(movement()))
+    assert effects[2:] == [Decide(opening(2))] * invited
+    assert state.phase is (DevicePhase.DECIDING if invited else DevicePhase.IDLE)
+
+
+def test_announcement_by_a_restarted_coordinator_does_not_undo_the_invitation() -> None:
+    state, effects = run(opening(1), LEVEL, Restarted(opening(1)))
+    assert effects == [Decide(opening(1))]
+    state, _ = handle(state, LEVEL)
+    assert handle(state, announcement(1)) == (state, [])
+    assert handle(state, assignment())[1] == [Fetch(opening(1), assignment())]
+    _, effects = run(announcement(1), Restarted(announcement(1)), opening(1))
+    assert effects == [Decide(opening(1))]

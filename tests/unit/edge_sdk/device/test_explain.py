@@ -22,10 +22,10 @@ from edge_sdk.device.service.participation import NOTICE, OPENED
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
 from edge_sdk.protocol.chunks import Blob, split_blob
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
-from edge_sdk.protocol.messages.wire import encode_message
+from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from tests.messages import make_opening
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
 BOARD = Snapshot(
@@ -56,15 +56,7 @@ def config(tmp_path: Path) -> DeviceConfig:
         graphs={name: kept(data) for name, data in files.items()},
         chunk_bytes=1024,
     )
-    opened = RoundOpen(
-        round=1,
-        plan_hash=plan.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=5,
-        batch_size=4,
-        bid_s=5,
-        train_deadline_s=1e6,
-    )
+    opened = make_opening(plan_hash=plan.hash, steps=5, batch_size=4, train_deadline_s=1e6)
     (folder / NOTICE).write_bytes(encode_message(notice))
     (folder / OPENED).write_bytes(encode_message(opened))
     data = tmp_path / "data"
@@ -100,6 +92,20 @@ def test_board_on_mains_trains_all_and_says_what_it_costs(config: DeviceConfig) 
     assert "heat     open    cpu 51 °C < 75 °C" in said["gates"]
     assert any(line.startswith("memory.available_bytes") for line in said["seen"])
     json.dumps(explanation.to_dict(), allow_nan=False)
+
+
+def test_second_pass_is_told(config: DeviceConfig) -> None:
+    path = config.state_dir / "toy" / "pi" / OPENED
+    opened = decode_message(path.read_bytes())
+    assert isinstance(opened, RoundOpen)
+    rule = replace(opened.local_rule, widths="sandwich")
+    path.write_bytes(encode_message(replace(opened, local_rule=rule, levels=(1.0, 0.5))))
+    explanation = explain(config, StaticProbe(BOARD))
+    (said,) = lines(explanation)["decision"]
+    assert said == "full model: all of it fits; a second, narrower pass a step fits"
+    told = explanation.to_dict()
+    assert told["passes"] == 2
+    assert [level["second_s"] > 0 for level in told["levels"]] == [True, True, False, False]
 
 
 def test_lack_of_memory_is_what_the_next_level_is_short_of(config: DeviceConfig) -> None:

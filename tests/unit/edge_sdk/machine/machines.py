@@ -11,12 +11,13 @@ Content = Mapping[str, str]
 
 
 def build(root: Path, *contents: Content) -> Path:
-    """Write files, later contents over earlier ones."""
+    """Write files, later contents over earlier ones; a path that ends in / is a folder."""
     for content in contents:
         for path, text in content.items():
             file = root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
+            (file if path.endswith("/") else file.parent).mkdir(parents=True, exist_ok=True)
+            if not path.endswith("/"):
+                file.write_text(text)
     return root
 
 
@@ -114,11 +115,6 @@ def supply(name: str, **values: str | int) -> Content:
     return {f"sys/class/power_supply/{name}/{key}": f"{value}\n" for key, value in values.items()}
 
 
-def no_supplies(root: Path) -> Path:
-    (root / "sys/class/power_supply").mkdir(parents=True)
-    return root
-
-
 def model(name: str) -> Content:
     return {"proc/device-tree/model": f"{name}\0"}
 
@@ -152,6 +148,11 @@ def hwmon_chip(address: str, number: int, *rails: tuple[str, int, int]) -> Conte
     return content
 
 
+def rails(millivolts: int, **milliamperes: int) -> list[tuple[str, int, int]]:
+    """Rails of one voltage, for `hwmon_chip`."""
+    return [(label, millivolts, current) for label, current in milliamperes.items()]
+
+
 def gpu(name: str, kind: str, load: int) -> Content:
     return {
         f"sys/class/devfreq/{name}/device/of_node/name": f"{kind}\0",
@@ -171,12 +172,16 @@ def nvpmodel_files(number: int, *names: str) -> Content:
     }
 
 
+NO_SUPPLIES: Content = {"sys/class/power_supply/": ""}
+
+
 # -- machines ------------------------------------------------------------------------------------
 
 
 def raspberry_pi_5(root: Path) -> Path:
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-3", 8_254_464, 7_000_064),
         model("Raspberry Pi 5 Model B Rev 1.0"),
         policy(0, "0 1 2 3", 2_400_000, 1_500_000, 1024),
@@ -190,37 +195,37 @@ def raspberry_pi_5(root: Path) -> Path:
             "sys/class/hwmon/hwmon2/in0_lcrit_alarm": "0\n",
         },
     )
-    return no_supplies(root)
 
 
 def raspberry_pi_3b_plus(root: Path) -> Path:
     """Hot and on a weak supply: capped, soft limit, undervoltage now and before."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-3", 996_352, 600_000),
         model("Raspberry Pi 3 Model B Plus Rev 1.3"),
         policy(0, "0 1 2 3", 1_400_000, 1_200_000, 1024),
         zone(0, "cpu-thermal", 61_800, ("hot", 80_000)),
         {"sys/devices/platform/soc/soc:firmware/get_throttled": "d0009\n"},
     )
-    return no_supplies(root)
 
 
 def raspberry_pi_zero_2w(root: Path) -> Path:
     """A kernel without the firmware's files."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-3", 426_000, 250_000),
         model("Raspberry Pi Zero 2 W Rev 1.0"),
         zone(0, "cpu-thermal", 40_000),
     )
-    return no_supplies(root)
 
 
 def jetson_nano(root: Path) -> Path:
     """JetPack 4."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-3", 4_059_136, 3_000_000),
         model("NVIDIA Jetson Nano Developer Kit"),
         policy(0, "0 1 2 3", 1_479_000, 1_428_000, 1024),
@@ -232,13 +237,13 @@ def jetson_nano(root: Path) -> Path:
         gpu("57000000.gpu", "gpu", 125),
         nvpmodel_files(0, "MAXN", "5W"),
     )
-    return no_supplies(root)
 
 
 def jetson_tx2(root: Path) -> Path:
     """JetPack 4, Denver cores off."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0,3-5", 8_048_640, 6_000_000, allowed="0-5"),
         model("NVIDIA Jetson TX2 Developer Kit"),
         policy(0, "0 3 4 5", 2_035_200, 345_600, 1024),
@@ -247,49 +252,43 @@ def jetson_tx2(root: Path) -> Path:
         gpu("17000000.gp10b", "gp10b", 0),
         nvpmodel_files(3, "MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM", "MAXP_CORE_DENVER"),
     )
-    return no_supplies(root)
 
 
 def jetson_xavier_nx(root: Path) -> Path:
     """JetPack 5."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-5", 7_000_000, 5_000_000),
         model("NVIDIA Jetson Xavier NX Developer Kit"),
         policy(0, "0 1 2 3 4 5", 1_907_200, 1_190_400, 1024),
         zone(0, "CPU-therm", 42_000, ("passive", 95_500), ("critical", 104_000)),
         cooling(0, "cpu-throttle-alert", 0),
-        hwmon_chip(
-            "7-0040",
-            3,
-            ("VDD_IN", 4960, 880),
-            ("VDD_CPU_GPU_CV", 4960, 160),
-            ("VDD_SOC", 4960, 200),
-        ),
+        hwmon_chip("7-0040", 3, *rails(4960, VDD_IN=880, VDD_CPU_GPU_CV=160, VDD_SOC=200)),
         gpu("17000000.gv11b", "gv11b", 990),
         nvpmodel_files(8, *(f"MODE_{index}" for index in range(8)), "MODE_20W_6CORE"),
     )
-    return no_supplies(root)
 
 
 def jetson_agx_xavier(root: Path) -> Path:
     """JetPack 5; no rail is the total."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-7", 32_000_000, 28_000_000),
         model("Jetson-AGX"),
-        hwmon_chip("1-0040", 4, ("GPU", 19000, 0), ("CPU", 19000, 30), ("SOC", 19000, 80)),
+        hwmon_chip("1-0040", 4, *rails(19000, GPU=0, CPU=30, SOC=80)),
         hwmon_chip("1-0041", 5, ("CV", 19000, 0), ("VDDRQ", 19000, 24), ("SYS5V", 5000, 400)),
         gpu("17000000.gv11b", "gv11b", 0),
         nvpmodel_files(0, "MAXN"),
     )
-    return no_supplies(root)
 
 
 def jetson_orin_nano(root: Path) -> Path:
     """JetPack 6, throttled."""
-    build(
+    return build(
         root,
+        NO_SUPPLIES,
         kernel("0-5", 7_800_000, 5_600_000),
         model("NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super"),
         policy(0, "0 1 2 3", 1_728_000, 1_728_000, 1024),
@@ -300,16 +299,11 @@ def jetson_orin_nano(root: Path) -> Path:
         cooling(0, "pwm-fan", 3),
         cooling(1, "thermal-cpufreq-0", 2),
         hwmon_chip(
-            "1-0040",
-            1,
-            ("VDD_IN", 5072, 2960),
-            ("VDD_CPU_GPU_CV", 5064, 1300),
-            ("VDD_SOC", 5064, 600),
+            "1-0040", 1, ("VDD_IN", 5072, 2960), *rails(5064, VDD_CPU_GPU_CV=1300, VDD_SOC=600)
         ),
         gpu("17000000.gpu", "gpu", 407),
         nvpmodel_files(2, "15W", "25W", "MAXN_SUPER", "7W"),
     )
-    return no_supplies(root)
 
 
 def jetson_agx_orin(root: Path) -> Path:
@@ -319,11 +313,7 @@ def jetson_agx_orin(root: Path) -> Path:
         kernel("0-11", 64_000_000, 60_000_000),
         model("NVIDIA Jetson AGX Orin Developer Kit"),
         hwmon_chip(
-            "1-0040",
-            2,
-            ("VDD_GPU_SOC", 19000, 200),
-            ("VDD_CPU_CV", 19000, 100),
-            ("VIN_SYS_5V0", 5000, 700),
+            "1-0040", 2, *rails(19000, VDD_GPU_SOC=200, VDD_CPU_CV=100), ("VIN_SYS_5V0", 5000, 700)
         ),
         hwmon_chip("1-0041", 3, ("NC", 0, 0), ("VDDQ_VDD2_1V8AO", 5000, 150)),
         gpu("17000000.gpu", "gpu", 0),
@@ -355,17 +345,9 @@ def laptop(root: Path) -> Path:
         zone(0, "acpitz", 52_000, ("critical", 103_000), ("hot", -274_000)),
         zone(1, "INT3400 Thermal", 20),
         cooling(0, "Processor", 0),
-        supply(
-            "BAT0",
-            type="Battery",
-            present=1,
-            status="Discharging",
-            capacity=63,
-            power_now=8_450_000,
-            energy_full=50_000_000,
-            energy_now=31_500_000,
-            voltage_now=11_800_000,
-        ),
+        supply("BAT0", type="Battery", present=1, status="Discharging", capacity=63),
+        supply("BAT0", power_now=8_450_000, voltage_now=11_800_000),
+        supply("BAT0", energy_full=50_000_000, energy_now=31_500_000),
         supply("AC", type="Mains", online=0),
         supply("hidpp_battery_0", type="Battery", scope="Device", status="Discharging", capacity=5),
     )
@@ -374,16 +356,8 @@ def laptop(root: Path) -> Path:
 MACHINES: dict[str, Callable[[Path], Path]] = {
     each.__name__: each
     for each in (
-        raspberry_pi_5,
-        raspberry_pi_3b_plus,
-        raspberry_pi_zero_2w,
-        jetson_nano,
-        jetson_tx2,
-        jetson_xavier_nx,
-        jetson_agx_xavier,
-        jetson_orin_nano,
-        jetson_agx_orin,
-        pixel_6,
-        laptop,
+        *(raspberry_pi_5, raspberry_pi_3b_plus, raspberry_pi_zero_2w, jetson_nano, jetson_tx2),
+        *(jetson_xavier_nx, jetson_agx_xavier, jetson_orin_nano, jetson_agx_orin),
+        *(pixel_6, laptop),
     )
 }

@@ -127,115 +127,44 @@ def test_quantities_are_all_numbers_of_the_file(tmp_path: Path) -> None:
     assert quantities["heat.throttle_c"].value == 43
 
 
-MISTAKES = [
-    ("unknown key at the top", 'soc = "Chip 7"', 'sock = "Chip 7"', "sock", "did you mean 'soc'?"),
-    (
-        "unknown key in a table",
-        "idle_w =",
-        "idle_watt =",
-        "power.idle_watt",
-        "did you mean 'idle_w'?",
-    ),
-    ("key of another table", "app_mb =", "train_w =", "memory.train_w", "'train_w' in [power]?"),
-    (
-        "misspelt key of another table",
-        'title = "A phone"',
-        "batery_wh = 1",
-        "batery_wh",
-        "[battery]?",
-    ),
-    ("nothing like it", 'soc = "Chip 7"', "xyzzy = 1", "xyzzy", "known are name, title, kind"),
-    ("unknown key in a number", "value = 43", "valeu = 43", "heat.throttle_c.valeu", "'value'?"),
-    ("unknown key in cores", "ghz =", "mhz =", "cores[0].mhz", "did you mean 'ghz'?"),
-    ("value missing", "value = 43, ", "", "heat.throttle_c.value", "is missing"),
-    (
-        "source missing",
-        'value = 43, source = "sheet",',
-        "value = 43,",
-        "heat.throttle_c.source",
-        "is missing",
-    ),
-    (
-        "source blank",
-        'value = 43, source = "sheet"',
-        'value = 43, source = "  "',
-        "heat.throttle_c.source",
-        "where the number comes from",
-    ),
-    (
-        "source no text",
-        'value = 43, source = "sheet"',
-        "value = 43, source = 7",
-        "heat.throttle_c.source",
-        "a text in quotes",
-    ),
-    (
-        "provenance unknown",
-        'provenance = "assumed"',
-        'provenance = "guessed"',
-        "memory.app_mb.provenance",
-        "measured, datasheet, derived, assumed",
-    ),
-    (
-        "bare number",
-        "ghz = { value",
-        "ghz = 2.5 # { value",
-        "cores[0].ghz",
-        "with value, source, provenance",
-    ),
-    ("value in quotes", "value = 43", 'value = "43"', "heat.throttle_c.value", "must be a number"),
-    ("value a switch", "value = 43", "value = true", "heat.throttle_c.value", "must be a number"),
-    (
-        "value not a number",
-        "value = 43",
-        "value = nan",
-        "heat.throttle_c.value",
-        "must be a finite number",
-    ),
-    ("value infinite", "value = 15.4", "value = inf", "battery.battery_wh.value", "finite number"),
-    ("zero for unknown", "value = 0.1", "value = 0", "power.idle_w.value", "must be from 0.001"),
-    (
-        "wrong unit",
-        "value = 4096",
-        "value = 4_294_967_296",
-        "memory.memory_mb.value",
-        "must be from 64",
-    ),
-    ("half a core", "value = 6", "value = 6.5", "cores[1].count.value", "whole number"),
-    (
-        "app above RAM",
-        "value = 1024",
-        "value = 8192",
-        "memory.app_mb.value",
-        "cannot exceed memory_mb = 4096",
-    ),
-    (
-        "idle above training",
-        "value = 4,",
-        "value = 0.05,",
-        "power.idle_w.value",
-        "cannot exceed train_w",
-    ),
-    (
-        "one core above all",
-        "value = 0.5",
-        "value = 2",
-        "speed.one_core_ratio.value",
-        "cannot exceed speed_ratio",
-    ),
-    ("unknown kind", 'kind = "phone"', 'kind = "tablet"', "kind", "phone, board, computer"),
-    ("unknown link", 'link = "wifi"', 'link = "wlan"', "network.link", "wifi, ethernet, mobile"),
-    ("unknown sensor", 'sensor = "skin"', 'sensor = "air"', "heat.sensor", "skin, chip"),
-    ("name with spaces", 'name = "phone_1"', 'name = "Phone 1"', "name", "lower-case letters"),
-    ("title missing", 'title = "A phone"', "", "title", "is missing"),
-    ("title no text", 'title = "A phone"', "title = 3", "title", "a text in quotes"),
-    ("gpu without title", 'title = "GPU 3"', "", "gpu.title", "is missing"),
-]
+MISTAKES = """\
+soc = "Chip 7" | sock = "Chip 7" | sock | did you mean 'soc'?
+idle_w = | idle_watt = | power.idle_watt | did you mean 'idle_w'?
+app_mb = | train_w = | memory.train_w | 'train_w' in [power]?
+title = "A phone" | batery_wh = 1 | batery_wh | [battery]?
+soc = "Chip 7" | xyzzy = 1 | xyzzy | known are name, title, kind
+value = 43 | valeu = 43 | heat.throttle_c.valeu | 'value'?
+ghz = | mhz = | cores[0].mhz | did you mean 'ghz'?
+value = 43,  |  | heat.throttle_c.value | is missing
+value = 43, source = "sheet", | value = 43, | heat.throttle_c.source | is missing
+value = 43, source = "sheet" | value = 43, source = "  " | heat.throttle_c.source | the number comes
+value = 43, source = "sheet" | value = 43, source = 7 | heat.throttle_c.source | a text in quotes
+"assumed" | "guessed" | memory.app_mb.provenance | measured, datasheet, derived, assumed
+ghz = { value | ghz = 2.5 # { value | cores[0].ghz | with value, source, provenance
+value = 43 | value = "43" | heat.throttle_c.value | must be a number
+value = 43 | value = true | heat.throttle_c.value | must be a number
+value = 43 | value = nan | heat.throttle_c.value | must be a finite number
+value = 15.4 | value = inf | battery.battery_wh.value | finite number
+value = 0.1 | value = 0 | power.idle_w.value | must be from 0.001
+value = 4096 | value = 4_294_967_296 | memory.memory_mb.value | must be from 64
+value = 6 | value = 6.5 | cores[1].count.value | whole number
+value = 1024 | value = 8192 | memory.app_mb.value | cannot exceed memory_mb = 4096
+value = 4, | value = 0.05, | power.idle_w.value | cannot exceed train_w
+value = 0.5 | value = 2 | speed.one_core_ratio.value | cannot exceed speed_ratio
+kind = "phone" | kind = "tablet" | kind | phone, board, computer
+link = "wifi" | link = "wlan" | network.link | wifi, ethernet, mobile
+sensor = "skin" | sensor = "air" | heat.sensor | skin, chip
+name = "phone_1" | name = "Phone 1" | name | lower-case letters
+title = "A phone" |  | title | is missing
+title = "A phone" | title = 3 | title | a text in quotes
+title = "GPU 3" |  | gpu.title | is missing
+"""
+"""What is written instead of what, the key that is named, and what is said."""
 
 
 @pytest.mark.parametrize(
     ("old", "new", "key", "advice"),
-    [pytest.param(*mistake[1:], id=mistake[0]) for mistake in MISTAKES],
+    [[each.strip() for each in line.split("|")] for line in MISTAKES.splitlines()],
 )
 def test_mistake_is_named_with_file_key_and_advice(
     tmp_path: Path, old: str, new: str, key: str, advice: str
@@ -392,17 +321,15 @@ def test_writing_where_nothing_can_be_names_the_file(tmp_path: Path) -> None:
         write_board(tmp_path / "missing" / "x.toml", board)
 
 
+def make_board(kind: Kind, memory_mb: float, **more: Any) -> Board:
+    count, memory = Quantity(4, "s", "measured"), Quantity(memory_mb, "s", "measured")
+    cores, memory_spec = (CoreSpec(core="c", count=count),), MemorySpec(memory_mb=memory)
+    return Board(name="x", title="X", kind=kind, soc="X", cores=cores, memory=memory_spec, **more)
+
+
 def test_board_made_in_code_is_checked_as_one_from_a_file() -> None:
-    count, memory = Quantity(4, "s", "measured"), Quantity(1e9, "s", "measured")
     with pytest.raises(ConfigError, match=r"memory\.memory_mb\.value"):
-        Board(
-            name="x",
-            title="X",
-            kind="board",
-            soc="X",
-            cores=(CoreSpec(core="c", count=count),),
-            memory=MemorySpec(memory_mb=memory),
-        )
+        make_board("board", memory_mb=1e9)
 
 
 @pytest.mark.parametrize("value", [True, "4", None])
@@ -437,16 +364,7 @@ def test_every_number_has_limits_and_every_limit_is_used() -> None:
 
 def test_battery_is_the_only_table_that_a_phone_needs_beyond_memory() -> None:
     battery = BatterySpec(battery_wh=Quantity(10, "s", "measured"))
-    count, memory = Quantity(4, "s", "measured"), Quantity(1024, "s", "measured")
-    board = Board(
-        name="x",
-        title="X",
-        kind="phone",
-        soc="X",
-        cores=(CoreSpec(core="c", count=count),),
-        memory=MemorySpec(memory_mb=memory),
-        battery=battery,
-    )
+    board = make_board("phone", memory_mb=1024, battery=battery)
     assert [key for key, _ in board.quantities()] == [
         "cores[0].count",
         "memory.memory_mb",

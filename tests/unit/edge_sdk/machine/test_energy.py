@@ -21,6 +21,7 @@ from edge_sdk.machine.energy import (
 )
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Power, Snapshot
+from tests.waiting import HANGS_S
 
 
 class Sensor:
@@ -47,7 +48,7 @@ class Sensor:
 def measured(sensor: Sensor, idle_w: float | None = None) -> Energy | None:
     meter = EnergyMeter(sensor.watts, idle_w=idle_w, period_s=0, clock=sensor.clock)
     with meter:
-        assert sensor.done.wait(60)
+        assert sensor.done.wait(HANGS_S)
     return meter.energy
 
 

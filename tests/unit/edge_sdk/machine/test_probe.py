@@ -28,6 +28,7 @@ from edge_sdk.machine.snapshot import (
 from edge_sdk.program.plain import ProfileError
 from tests.unit.edge_sdk.machine.machines import MACHINES, build, laptop, program
 from tests.unit.edge_sdk.machine.sensors.linux.test_linux import Clock
+from tests.waiting import HANGS_S
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -58,7 +59,7 @@ def test_metered_network_is_asked_of_network_manager(tmp_path: Path) -> None:
     program(laptop(tmp_path), "busctl", "echo u 4")
     probe = choose_probe(tmp_path)
     assert probe.snapshot().network.metered is None
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     assert probe.snapshot().network.metered is False
     probe.close()
 
@@ -128,7 +129,7 @@ def test_narrow_probe_says_what_the_whole_one_does(
 ) -> None:
     probe = choose_probe(machine(tmp_path))
     probe.snapshot()
-    probe.settle(10)
+    probe.settle(HANGS_S)
     whole, narrow = probe.snapshot(), probe.only("power", "battery").snapshot()
     assert (narrow.power, narrow.battery) == (whole.power, whole.battery)
 
@@ -221,7 +222,7 @@ def test_profile_prints_this_machine_from_a_fresh_interpreter() -> None:
         text=True,
         check=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=HANGS_S,
     )
     content = json.loads(result.stdout)
     assert content.pop("name")

@@ -98,11 +98,8 @@ def test_children_end_with_their_context(tmp_path: Path) -> None:
     assert children.started == []
 
 
-def test_child_that_does_not_listen_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_sdk.program.processes.STOP_S", 0.01)
-    with Children() as children:
+def test_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
+    with Children(stop_s=0.01) as children:
         child = begin(children, STUBBORN, tmp_path / "stubborn.log")
     assert child.process.returncode == -signal.SIGKILL
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.models import FAMILIES, Family, LeNet, ViT, cnn
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -27,6 +28,7 @@ from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.inference import Predictor
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
+from tests.unit.coordinator.task.graphs.oracle import compiled_once
 
 TOLERANCE = 1e-5
 """Of the largest movement, after five steps. Both sum the same float32 terms in another order:
@@ -69,6 +71,7 @@ TRAINED: dict[str, Family] = {
     "vit": Family(lambda: ViT(depth=1), (3, 32, 32), 10),
 }
 Choice = dict[str, tuple[int, ...]]
+CompiledModel = Callable[[str], CompiledGraphs]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,16 +90,21 @@ def smooth() -> Iterator[None]:
 
 
 @cache
-def compiled(name: str) -> tuple[Task, CompiledGraphs]:
-    """A task whose norms and biases are not the zeros and ones they start as; its graphs."""
+def task_of(name: str) -> Task:
+    """A task whose norms and biases are not the zeros and ones they start as."""
     model = TRAINED[name].model(seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point() and tensor.ndim == 1:
                 tensor.add_(torch.empty_like(tensor).uniform_(-0.1, 0.1, generator=generator))
-    task = make_task(model, TRAINED[name].inputs(2), groups=4)
-    return task, compile_graphs(task, levels=(1.0, 0.5))
+    return make_task(model, TRAINED[name].inputs(2), groups=4)
+
+
+@pytest.fixture(scope="module")
+def compiled(shared: Path) -> CompiledModel:
+    """Gives a model's graphs."""
+    return cache(lambda name: compiled_once(task_of(name), shared, levels=(1.0, 0.5)))
 
 
 def some_groups(task: Task, graphs: CompiledGraphs, seed: int) -> Choice:
@@ -145,8 +153,10 @@ def assert_close(
         np.testing.assert_allclose(got[name], array, rtol=0, atol=bound, err_msg=name)
 
 
-def compare(name: str, rule: LocalRule, seed: int, sizes: list[int], relative: float) -> None:
-    task, graphs = compiled(name)
+def compare(
+    name: str, graphs: CompiledGraphs, rule: LocalRule, seed: int, sizes: list[int], relative: float
+) -> None:
+    task = task_of(name)
     choice = some_groups(task, graphs, seed)
     backends: list[Backend] = [
         TorchBackend(task),
@@ -169,18 +179,18 @@ def compare(name: str, rule: LocalRule, seed: int, sizes: list[int], relative: f
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TRAINED)
-def test_movement_equals_torch(name: str, rule: str, seed: int) -> None:
-    compare(name, RULES[rule], 10 * seed + len(name), [8, 8, 8, 8, 3], TOLERANCE)
+def test_movement_equals_torch(name: str, rule: str, seed: int, compiled: CompiledModel) -> None:
+    compare(name, compiled(name), RULES[rule], 10 * seed + len(name), [8, 8, 8, 8, 3], TOLERANCE)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_movement_equals_torch_after_50_steps(name: str) -> None:
-    compare(name, RULES["all"], len(name), [4] * 50, TOLERANCE_50)
+def test_movement_equals_torch_after_50_steps(name: str, compiled: CompiledModel) -> None:
+    compare(name, compiled(name), RULES["all"], len(name), [4] * 50, TOLERANCE_50)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_predictions_equal_torch(name: str) -> None:
-    task, graphs = compiled(name)
+def test_predictions_equal_torch(name: str, compiled: CompiledModel) -> None:
+    task, graphs = task_of(name), compiled(name)
     inputs = batches_of(name, [7])[0].inputs
     predictor = Predictor(task.plan, graphs.manifest, graphs.files)
     got = predictor.predict(task.weights, task.buffers, inputs, batch_size=4)

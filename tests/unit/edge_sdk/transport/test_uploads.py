@@ -28,6 +28,7 @@ from edge_sdk.transport.uploads import (
     pack_chunk,
     parse_chunk,
 )
+from tests.messages import make_outgoing
 
 RUN = "0123456789abcdef"
 CHUNK = 1024
@@ -40,15 +41,7 @@ def random_bytes(size: int, seed: int = 1) -> bytes:
 
 
 def outgoing(data: bytes, device: str = "pi", round: int = 3, **changes: int) -> Outgoing:
-    fields = {"chunk_bytes": CHUNK} | changes
-    return Outgoing(
-        data,
-        device=device,
-        run=RUN,
-        round=round,
-        answers=fields.get("answers"),
-        chunk_bytes=fields["chunk_bytes"],
-    )
+    return make_outgoing(data, device=device, run=RUN, round=round, **changes)
 
 
 class Link:
@@ -164,7 +157,7 @@ def test_resume_sends_only_what_is_missing(cut: int, seed: int, fresh: bool) -> 
     for _ in range(cut):
         if not before.ended:
             before.step()
-    arrived = {n for n in before.sent if pack_of(before, n) not in before.flying}
+    arrived = {n for n in before.sent if pack_of(before.device, data, n) not in before.flying}
     after = Link(outgoing(data) if fresh else before.device, uploads, seed, fair=True)
     after.now = before.now
     after.offer(lost=True)
@@ -173,9 +166,8 @@ def test_resume_sends_only_what_is_missing(cut: int, seed: int, fresh: bool) -> 
     assert [bytes(done.data) for done in [*before.done, *after.done]] == [data]
 
 
-def pack_of(link: Link, number: int) -> bytes:
-    piece = bytes(link.device._data[number * CHUNK : (number + 1) * CHUNK])
-    return pack_chunk(link.device.offer.upload, number, piece)
+def pack_of(device: Outgoing, data: bytes, number: int) -> bytes:
+    return pack_chunk(device.offer.upload, number, data[number * CHUNK : (number + 1) * CHUNK])
 
 
 @law
@@ -271,7 +263,7 @@ def test_complete_upload_offered_again_is_complete_until_it_is_forgotten() -> No
     link.run()
     offer = link.device.offer
     assert link.uploads.offered("pi", offer, 9.0).complete
-    assert link.uploads.received("pi", pack_of(link, 0), 9.0).credit is None
+    assert link.uploads.received("pi", pack_of(link.device, data, 0), 9.0).credit is None
     link.uploads.forget("pi", offer.upload)
     assert link.uploads.offered("pi", offer, 9.0).missing == ((0, 3),)
     assert len(link.done) == 1
@@ -479,12 +471,11 @@ def test_credit_that_does_not_fit_is_refused() -> None:
 
 
 def test_missing_ranges_are_the_first_64_gaps() -> None:
-    uploads = Uploads()
-    device = outgoing(random_bytes(200 * CHUNK))
+    uploads, data = Uploads(), random_bytes(200 * CHUNK)
+    device = outgoing(data)
     uploads.offered("pi", device.offer, 0.0)
     for number in range(1, 200, 2):
-        piece = device._data[number * CHUNK : (number + 1) * CHUNK]
-        uploads.received("pi", pack_chunk(device.offer.upload, number, piece), 0.0)
+        uploads.received("pi", pack_of(device, data, number), 0.0)
     credit = uploads.offered("pi", device.offer, 0.0)
     assert credit.missing == tuple((n, n + 1) for n in range(0, 128, 2))
     assert allowed(credit) == list(range(0, 16, 2))

@@ -13,6 +13,7 @@ import pytest
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryType, RamMemory
 from tests.contract.memory.oracle import PLAN
 from tests.unit.coordinator.aggregate.memory.writer import DEVICES, config, one_round
+from tests.waiting import HANGS_S
 
 ROOT = Path(__file__).resolve().parents[5]
 
@@ -45,7 +46,7 @@ def test_killed_writer_leaves_a_whole_commit(tmp_path: Path, dtype: MemoryType) 
                     assert writer.stdout.readline()
                 writer.kill()
             writer.stdout.read()  # or it might wait for somebody to hear it
-            assert writer.wait(timeout=60) == -signal.SIGKILL
+            assert writer.wait(timeout=HANGS_S) == -signal.SIGKILL
         memory = DiskMemory(tmp_path, PLAN, config(dtype), reserve_bytes=0)
         while reference.now < memory.now:
             one_round(reference, reference.now + 1)

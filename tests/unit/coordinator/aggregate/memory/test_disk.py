@@ -6,7 +6,9 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,11 +237,19 @@ def test_disk_too_small_is_refused_before_anything_is_made(tmp_path: Path) -> No
 # -- cost --------------------------------------------------------------------------------------
 
 
-def test_no_statement_looks_at_all_rows(tmp_path: Path) -> None:
+def test_no_statement_looks_at_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a round asks of the index is found through an index, however many devices there are."""
-    memory = open_disk(tmp_path, replace(CONFIG, max_staleness=1))
     statements: set[str] = set()
-    memory._store._index._db.set_trace_callback(statements.add)  # type: ignore[attr-defined]
+
+    class Traced(sqlite3.Connection):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.set_trace_callback(statements.add)
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Traced))
+    memory = open_disk(tmp_path, replace(CONFIG, max_staleness=1))
+    monkeypatch.undo()
+    statements.clear()
     for now in range(1, 8):
         memory.advance(now)
         memory.write(

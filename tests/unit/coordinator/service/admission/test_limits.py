@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.service.admission import inbox as inbox_module
 from coordinator.service.admission.inbox import (
     MAX_MESSAGE_BYTES,
     MAX_WAITING,
@@ -21,6 +19,7 @@ from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.messages.topics import Topics, parse_topic
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from tests.unit.coordinator.service.service_world import Clock
+from tests.waiting import HANGS_S
 
 TOPICS = Topics("task")
 
@@ -67,9 +66,9 @@ def test_buckets_of_made_up_names_take_no_room() -> None:
 # -- the queue -----------------------------------------------------------------------------------
 
 
-def make(device_bytes: int = 10_000) -> tuple[Inbox, Clock]:
+def make(device_bytes: int = 10_000, **limits: int) -> tuple[Inbox, Clock]:
     clock = Clock()
-    inbox = Inbox(clock=clock, max_devices=100, device_bytes=device_bytes)
+    inbox = Inbox(clock=clock, max_devices=100, device_bytes=device_bytes, **limits)
     inbox.known |= {"a", "b", "good", "evil", *(f"name{number}" for number in range(1000))}
     return inbox, clock
 
@@ -163,10 +162,8 @@ def test_single_chunk_always_fits() -> None:
     assert len(drain(inbox)) == 1
 
 
-def test_all_devices_together_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_module, "MAX_CHUNKS_BYTES", 50_000)
-    monkeypatch.setattr(inbox_module, "MAX_CONTROLS_BYTES", 50_000)
-    inbox, _ = make()
+def test_all_devices_together_are_limited() -> None:
+    inbox, _ = make(chunks_bytes=50_000, controls_bytes=50_000)
     for number in range(1000):
         inbox.put(chunk(f"name{number}"))
         inbox.put(control(f"name{number}"))
@@ -214,8 +211,8 @@ def test_chunks_of_a_muted_device_are_dropped_for_a_while() -> None:
 def test_put_wakes_who_waits() -> None:
     inbox, _ = make()
     got: list[LinkEvent | Letter | None] = []
-    thread = threading.Thread(target=lambda: got.append(inbox.get(60.0)))
+    thread = threading.Thread(target=lambda: got.append(inbox.get(HANGS_S)))
     thread.start()
     inbox.put(control("a"))
-    thread.join(60.0)
+    thread.join(HANGS_S)
     assert got == [letter(control("a"))]

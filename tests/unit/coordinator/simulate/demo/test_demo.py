@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound, RoundReport
-from coordinator.simulate.demo.digits import deal, dirichlet_shares, load_digits
+from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
 from coordinator.simulate.demo.run import Demo, DemoConfig, as_json, make_demo, run_full
 from coordinator.simulate.demo.view import screen, summarise, watch
@@ -45,22 +45,6 @@ def shown(width: int = 160, height: int = 40) -> Console:
 def text_of(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return Text.from_ansi(console.file.getvalue()).plain
-
-
-@pytest.mark.parametrize("devices", [1, 2, 8, 60])
-def test_shares_give_every_row_to_exactly_one_device(devices: int) -> None:
-    labels = np.random.default_rng(1).integers(0, 4, size=90)
-    shares = dirichlet_shares(labels, devices, np.random.default_rng(2))
-    assert len(shares) == devices
-    assert all(len(share) for share in shares)
-    assert sorted(np.concatenate(shares)) == list(range(90))
-
-
-def test_shares_are_uneven_in_classes() -> None:
-    labels = np.repeat(np.arange(10), 100)
-    shares = dirichlet_shares(labels, 8, np.random.default_rng(0))
-    counts = np.array([[np.sum(labels[share] == c) for c in range(10)] for share in shares])
-    assert counts.max() > 3 * counts.mean()
 
 
 def test_shares_are_the_same_for_the_same_seed() -> None:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import torch
 
 from benchmarks.models import Family
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs import CompiledGraphs, compile_graphs, compiled_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind
 from tests.unit.coordinator.task.tracing.zoo import MODELS
+from tests.waiting import locked
 
 __all__ = [
     "LEVELS",
     "MODELS",
     "Compiled",
+    "CompiledModel",
     "assert_close",
     "autograd",
     "compile_family",
-    "compiled",
+    "compiled_once",
     "feeds_of",
+    "task_of",
 ]
 
 LEVELS = (1.0, 0.5)
@@ -64,17 +68,25 @@ class Compiled:
         return dict(zip(names, values, strict=True))
 
 
-@cache
-def compiled(name: str) -> Compiled:
-    """The graphs of a model of the zoo, compiled once for all tests."""
-    family = MODELS[name]
-    return compile_family(family)
+CompiledModel = Callable[[str], Compiled]
+"""Gives a model of the zoo with its graphs, by its name."""
+
+
+def task_of(family: Family) -> Task:
+    """A task that trains a model of this family."""
+    return make_task(family.model(), family.inputs(2), groups=2)
 
 
 def compile_family(family: Family) -> Compiled:
     """A model of this family with its graphs."""
-    task = make_task(family.model(), family.inputs(2), groups=2)
+    task = task_of(family)
     return Compiled(family, task, compile_graphs(task, levels=LEVELS))
+
+
+def compiled_once(task: Task, shared: Path, levels: Sequence[float]) -> CompiledGraphs:
+    """A task's graphs, compiled by one of the workers that share this folder."""
+    with locked(shared / f"{task.plan.hash}.lock"):
+        return compiled_graphs(task, cache_dir=shared / "graphs", levels=levels)
 
 
 def feeds_of(made: Compiled, groups: Groups, batch: int, seed: int = 0) -> dict[str, Array]:

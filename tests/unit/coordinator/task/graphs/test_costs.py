@@ -15,7 +15,7 @@ from coordinator.task.graphs import compile_graphs
 from coordinator.task.graphs.gradient import trace_gradient
 from coordinator.task.task import make_task
 from edge_sdk.protocol.plan.specs import Tensor
-from tests.unit.coordinator.task.graphs.oracle import LEVELS, Compiled, compiled, feeds_of
+from tests.unit.coordinator.task.graphs.oracle import LEVELS, Compiled, CompiledModel, feeds_of
 
 NAMES = ["mlp", "cnn", "depthwise-cnn", "text", "resnet-bn", "vit-small"]
 
@@ -72,7 +72,9 @@ def live_bytes(made: Compiled, level: float, batch: int) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_activation_bytes_are_those_of_a_trace_at_that_size(name: str) -> None:
+def test_activation_bytes_are_those_of_a_trace_at_that_size(
+    name: str, compiled: CompiledModel
+) -> None:
     made = compiled(name)
     for level in LEVELS:
         kept = made.task.plan.kept_atoms(made.task.plan.choose(made.groups(level, seed=0)))
@@ -83,7 +85,7 @@ def test_activation_bytes_are_those_of_a_trace_at_that_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_activation_bytes_bound_what_lives_at_once(name: str) -> None:
+def test_activation_bytes_bound_what_lives_at_once(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)
     for level in LEVELS:
         groups = made.groups(level, seed=0)
@@ -121,7 +123,7 @@ def counted_macs(made: Compiled, kept: tuple[int, ...], batch: int) -> tuple[int
 
 # torch's counter takes the weight gradient of a grouped convolution for that of a full one.
 @pytest.mark.parametrize("name", [*(n for n in NAMES if n != "depthwise-cnn"), "autoencoder"])
-def test_macs_are_those_that_torch_counts(name: str) -> None:
+def test_macs_are_those_that_torch_counts(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)
     plan, manifest = made.task.plan, made.graphs.manifest
     for level, batch in zip(LEVELS, (5, 8), strict=True):

@@ -10,11 +10,11 @@ from edge_sdk.protocol.errors import TensorError
 from edge_sdk.protocol.task.codec import decode_manifest
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.train.inference import Predictor
-from tests.unit.coordinator.task.graphs.oracle import MODELS, compiled
+from tests.unit.coordinator.task.graphs.oracle import MODELS, CompiledModel
 
 
 @pytest.mark.parametrize("name", ["mlp", "text", "tied-weights"])
-def test_manifest_states_the_data_of_the_family(name: str) -> None:
+def test_manifest_states_the_data_of_the_family(name: str, compiled: CompiledModel) -> None:
     made, family = compiled(name), MODELS[name]
     inputs = (
         ArraySpec("int64", family.shape, family.vocabulary - 1)
@@ -31,7 +31,9 @@ def test_manifest_states_the_data_of_the_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("stray", [-1, 30])
-def test_predictor_refuses_ids_that_are_not_in_the_vocabulary(stray: int) -> None:
+def test_predictor_refuses_ids_that_are_not_in_the_vocabulary(
+    stray: int, compiled: CompiledModel
+) -> None:
     """Without the check, −1 would be the last row."""
     made = compiled("embedding-mean")
     predictor = Predictor(made.task.plan, made.graphs.manifest, made.graphs.files)

@@ -15,7 +15,7 @@ from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.task.graphs import GraphCompileError, compile_graphs
 from coordinator.task.graphs.check import check_graph
 from coordinator.task.task import make_task
-from tests.unit.coordinator.task.graphs.oracle import compiled
+from tests.unit.coordinator.task.graphs.oracle import CompiledModel
 
 
 class Arctangent(nn.Module):
@@ -91,7 +91,7 @@ def test_own_loss_needs_example_targets() -> None:
 
 @pytest.mark.parametrize(("levels", "batch_sizes"), [((), (32,)), ((1.0,), ()), ((1.0,), (0,))])
 def test_no_level_or_batch_size_is_refused(
-    levels: tuple[float, ...], batch_sizes: tuple[int, ...]
+    levels: tuple[float, ...], batch_sizes: tuple[int, ...], compiled: CompiledModel
 ) -> None:
     with pytest.raises(GraphCompileError, match="at least one level"):
         compile_graphs(compiled("mlp").task, levels=levels, batch_sizes=batch_sizes)
@@ -99,7 +99,9 @@ def test_no_level_or_batch_size_is_refused(
 
 @pytest.mark.parametrize("kind", ["gradient", "evaluate"])
 @pytest.mark.parametrize("operator", ["Tanh", "Log"])  # another number; none at all
-def test_graph_that_computes_something_else_is_refused(kind: str, operator: str) -> None:
+def test_graph_that_computes_something_else_is_refused(
+    kind: str, operator: str, compiled: CompiledModel
+) -> None:
     made = compiled("mlp")
     (entry,) = (e for e in made.graphs.manifest.graphs if e.kind == kind)
     model = onnx.load_from_string(made.graphs.files[entry.sha256])
@@ -110,7 +112,7 @@ def test_graph_that_computes_something_else_is_refused(kind: str, operator: str)
         check_graph(made.task, entry, model.SerializeToString())
 
 
-def test_batch_that_is_baked_in_is_found_by_the_check() -> None:
+def test_batch_that_is_baked_in_is_found_by_the_check(compiled: CompiledModel) -> None:
     made = compiled("mlp")
     gradient = made.graphs.manifest.graphs[0]
     model = onnx.load_from_string(made.graphs.files[gradient.sha256])

@@ -10,9 +10,9 @@ from benchmarks.models import FAMILIES
 from edge_sdk.train.local import axis_scales
 from tests.unit.coordinator.task.graphs.oracle import (
     LEVELS,
+    CompiledModel,
     assert_close,
     autograd,
-    compiled,
     feeds_of,
 )
 
@@ -31,7 +31,9 @@ MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm", "instance-norm"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradient_graph_matches_autograd_at_two_widths_and_batches(name: str) -> None:
+def test_gradient_graph_matches_autograd_at_two_widths_and_batches(
+    name: str, compiled: CompiledModel
+) -> None:
     made = compiled(name)
     # One sample has no variance to normalise by where BatchNorm follows a linear layer.
     few = 2 if name == "shared-norm" else 1
@@ -42,8 +44,21 @@ def test_gradient_graph_matches_autograd_at_two_widths_and_batches(name: str) ->
             assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
 
 
+def test_padded_texts_have_autograds_gradients_and_none_for_padding(
+    compiled: CompiledModel,
+) -> None:
+    made = compiled("news")
+    groups = made.groups(0.5, seed=1)
+    feeds = feeds_of(made, groups, 3)
+    for row, words in enumerate((4, 0, 17)):
+        feeds["x0"][row, words:] = 0
+    found = made.run("gradient", groups, feeds)
+    assert_close(found, autograd(made.task, groups, feeds))
+    assert not found["g:embedding.weight"][0].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_evaluation_graph_matches_predict(name: str) -> None:
+def test_evaluation_graph_matches_predict(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)
     for level, batch in zip(LEVELS, (1, 6), strict=True):
         groups = made.groups(level, seed=1)
@@ -60,7 +75,7 @@ def test_evaluation_graph_matches_predict(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in MIXES_SAMPLES])
-def test_sample_of_weight_zero_is_absent(name: str) -> None:
+def test_sample_of_weight_zero_is_absent(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)
     groups = made.groups(0.5, seed=3)
     feeds = feeds_of(made, groups, 5, seed=3)
@@ -72,7 +87,9 @@ def test_sample_of_weight_zero_is_absent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_graph_serves_every_size_unless_a_fixed_number_follows_a_width(name: str) -> None:
+def test_graph_serves_every_size_unless_a_fixed_number_follows_a_width(
+    name: str, compiled: CompiledModel
+) -> None:
     entries = compiled(name).graphs.manifest.graphs
     assert all(entry.batch is None for entry in entries)
     if name in STATIC_WIDTHS:
@@ -87,7 +104,9 @@ def test_graph_serves_every_size_unless_a_fixed_number_follows_a_width(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_plain_onnx_and_the_manifest_describes_them(name: str) -> None:
+def test_files_are_plain_onnx_and_the_manifest_describes_them(
+    name: str, compiled: CompiledModel
+) -> None:
     made = compiled(name)
     made.graphs.manifest.check(made.task.plan)
     assert made.graphs.manifest.tolerance <= 1e-4
@@ -101,7 +120,7 @@ def test_files_are_plain_onnx_and_the_manifest_describes_them(name: str) -> None
         assert [value.name for value in model.graph.output] == [p.name for p in entry.outputs]
 
 
-def test_dropout_masks_are_inputs_with_their_probability() -> None:
+def test_dropout_masks_are_inputs_with_their_probability(compiled: CompiledModel) -> None:
     made = compiled("lenet-dropout")
     gradient, evaluate = made.graphs.manifest.graphs
     assert [(mask.port, mask.probability) for mask in gradient.masks] == [("m0", 0.5)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.task.graphs.errors import NotSymbolicError
 from coordinator.task.graphs.symbols import TracePoint, multiply, prime_points, subtract
 from edge_sdk.protocol.task.graphs import SizeTerm
-from tests.unit.coordinator.task.graphs.oracle import compiled
+from tests.unit.coordinator.task.graphs.oracle import CompiledModel
 
 
 @given(st.lists(st.booleans(), max_size=8), st.booleans())
@@ -55,7 +55,7 @@ def test_difference_of_unlike_sizes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["lenet-28", "resnet-gn", "vit-small"])
-def test_ports_state_the_sizes_of_the_plan(name: str) -> None:
+def test_ports_state_the_sizes_of_the_plan(name: str, compiled: CompiledModel) -> None:
     made = compiled(name)
     plan = made.task.plan
     gradient = made.graphs.manifest.graphs[0]

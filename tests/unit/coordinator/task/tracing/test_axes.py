@@ -37,6 +37,7 @@ AXES: dict[str, dict[str, int]] = {
     # 64 channels behind "11" go through a convolution with 8 groups: 8 atoms
     "depthwise-cnn": {"0": 16, "5": 32, "11": 8},
     "text": {"embedding": 64, "hidden": 64},
+    "news": {"embedding": 64, "hidden": 64},
     "sensor-cnn": {"0": 32, "3": 64, "7": 64},
     # one axis for each residual stream, one for the inside of each block; an atom is a norm group
     "resnet18-gn": RESNET18,

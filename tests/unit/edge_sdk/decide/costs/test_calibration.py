@@ -49,6 +49,7 @@ from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Job, Metrics, Trained
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
+from tests.messages import make_opening
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 
@@ -116,15 +117,7 @@ class LawfulBackend:
 
 
 def opened(task: Task, steps: int, batch: int) -> RoundOpen:
-    return RoundOpen(
-        round=1,
-        plan_hash=task.plan.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=steps,
-        batch_size=batch,
-        bid_s=1,
-        train_deadline_s=1,
-    )
+    return make_opening(plan_hash=task.plan.hash, steps=steps, batch_size=batch)
 
 
 # -- measuring -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,18 +34,18 @@ from edge_sdk.machine.board import Board, CoreSpec, MemorySpec, NetworkSpec, Pow
 from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
 from edge_sdk.protocol.chunks import Blob
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GroupError
-from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.movement import encode_movement
-from edge_sdk.protocol.messages.round import Movement, RoundOpen
+from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.packs.index import encode_index, needed_chunks, pack_model
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor, split_atoms
 from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Job
+from tests.messages import make_movement, make_opening
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 RULE = LocalRule(learning_rate=0.1)
@@ -101,17 +102,9 @@ def model_of(
     return CostModel(task.plan, manifest, Calibration(samples=tuple(cases)))
 
 
-def opened(task: Task, **changes: object) -> RoundOpen:
-    standard = RoundOpen(
-        round=1,
-        plan_hash=task.plan.hash,
-        local_rule=RULE,
-        steps=20,
-        batch_size=16,
-        bid_s=1,
-        train_deadline_s=10,
-    )
-    return replace(standard, **changes)  # type: ignore[arg-type]
+def opened(task: Task, **changes: Any) -> RoundOpen:
+    usual = make_opening(plan_hash=task.plan.hash, local_rule=RULE, steps=20, batch_size=16)
+    return replace(usual, **{"train_deadline_s": 10, **changes})
 
 
 # -- the fit -------------------------------------------------------------------------------------
@@ -180,6 +173,8 @@ def test_calibration_with_an_impossible_step_is_refused(task: Task) -> None:
     steps=st.integers(1, 500),
     more=st.integers(0, 500),
     levels=st.lists(st.floats(0.05, 1), min_size=1, max_size=5),
+    widths=st.sampled_from(["own", "ordered-dropout", "sandwich"]),
+    narrower=st.sets(st.floats(0.05, 1), max_size=4),
 )
 def test_predictions_do_not_fall_with_level_or_steps(
     task: Task,
@@ -188,15 +183,25 @@ def test_predictions_do_not_fall_with_level_or_steps(
     steps: int,
     more: int,
     levels: list[float],
+    widths: Widths,
+    narrower: set[float],
 ) -> None:
     learned = Learned(rounds=1, ratios={repr(level): ratio for level, ratio in ratios.items()})
     model = replace(model_of(task, compiled), learned=learned, known=Known(net_w=2.0))
-    few = model.predict(sorted(levels), opened(task, steps=steps))
+    nested: dict[str, object] = {
+        "local_rule": replace(RULE, widths=widths),
+        "levels": tuple(sorted(narrower, reverse=True)),
+    }
+    few = model.predict(sorted(levels), opened(task, steps=steps, **nested))
     for before, after in itertools.pairwise(few):
         for name in ("seconds", "joules", "peak_bytes", "bytes_up", "bytes_down"):
             assert getattr(before, name) <= getattr(after, name)
-    many = model.predict(sorted(levels), opened(task, steps=steps + more))
-    assert all(a.seconds <= b.seconds for a, b in zip(few, many, strict=True))
+        both = [each.seconds + each.second_s for each in (before, after)]
+        assert both[0] <= both[1] + 1e-9
+    many = model.predict(sorted(levels), opened(task, steps=steps + more, **nested))
+    for one, other in zip(few, many, strict=True):
+        assert one.seconds <= other.seconds
+        assert one.second_s <= other.second_s + 1e-9
 
 
 def test_predictions_come_in_the_order_asked(task: Task, compiled: CompiledGraphs) -> None:
@@ -210,6 +215,44 @@ def test_sam_pays_for_two_passes(task: Task, compiled: CompiledGraphs) -> None:
     [sam] = model.predict([0.5], opened(task, local_rule=replace(RULE, sam_radius=0.1)))
     fixed = fixed_s(work_at(task.plan, compiled.manifest, 0.5, 16))
     assert sam.seconds - fixed == pytest.approx(2 * (plain.seconds - fixed))
+
+
+@pytest.mark.parametrize("kind", ["ordered-dropout", "sandwich"])
+@pytest.mark.parametrize("with_graphs", [True, False])
+def test_several_widths_cost_their_mean_and_a_second_pass_the_rest(
+    task: Task, compiled: CompiledGraphs, kind: Widths, with_graphs: bool
+) -> None:
+    manifest = compiled.manifest if with_graphs else None
+    model = model_of(task, compiled if with_graphs else None)
+    rule = replace(RULE, widths=kind, sam_radius=0.1)
+    nested = opened(task, local_rule=rule, levels=(1.0, 0.5, 0.25))
+    [three, two, one] = model.predict((0.75, 0.5, 0.25), nested)
+    [alone] = model.predict([0.25], opened(task, local_rule=replace(RULE, sam_radius=0.1)))
+    assert one == alone
+    steps = {each: step_s(work_at(task.plan, manifest, each, 16)) for each in LEVELS}
+    for cost, below in ((three, (0.5, 0.25)), (two, (0.25,))):
+        fixed = fixed_s(work_at(task.plan, manifest, cost.level, 16))
+        mean = (steps[cost.level] + sum(steps[each] for each in below)) / (1 + len(below))
+        assert cost.seconds == pytest.approx(40 * mean + fixed)
+        both = steps[cost.level] + sum(steps[each] for each in below) / len(below)
+        second = 40 * (both - mean) if kind == "sandwich" else 0.0
+        assert cost.second_s == pytest.approx(second, abs=1e-12)
+        assert (cost.second_bytes > 0) is (kind == "sandwich")
+
+
+def test_narrower_passes_take_memory_for_their_cut_and_gradient(
+    task: Task, compiled: CompiledGraphs
+) -> None:
+    model = model_of(task, compiled)
+    rule = replace(RULE, widths="sandwich")
+    [plain] = model.predict([1.0], opened(task, local_rule=rule))
+    [nested] = model.predict([1.0], opened(task, local_rule=rule, levels=(1.0, 0.5, 0.25)))
+    weights = {
+        each: work_at(task.plan, compiled.manifest, each, 16).weight_bytes for each in LEVELS
+    }
+    assert nested.peak_bytes - plain.peak_bytes == pytest.approx(MARGIN * 2 * weights[0.5])
+    assert nested.second_bytes == pytest.approx(MARGIN * weights[1.0])
+    assert (plain.second_s, plain.second_bytes) == (0, 0)
 
 
 def test_small_data_makes_small_batches(task: Task, compiled: CompiledGraphs) -> None:
@@ -237,6 +280,35 @@ def test_correction_of_one_level_moves_the_others(task: Task, compiled: Compiled
     [before] = model.predict([0.25], round)
     slow = model.observed(round, 1.0, 3 * model.predict([1.0], round)[0].seconds)
     assert slow.predict([0.25], round)[0].seconds == pytest.approx(3 * before.seconds)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("steps", [3, 4, 50])
+def test_widths_that_were_drawn_do_not_pass_for_a_slow_machine(
+    task: Task, compiled: CompiledGraphs, steps: int, passes: int
+) -> None:
+    """Rounds as fast as calibrated teach nothing, few as their draws may be."""
+    model = model_of(task, compiled)
+    rule = replace(RULE, widths="sandwich")
+    round = opened(task, local_rule=rule, levels=(1.0, 0.5, 0.25), steps=steps)
+    widths = (0.5, 0.25)
+    job = Job(
+        groups=task.plan.all_groups(),
+        weights={},
+        buffers={},
+        rule=rule,
+        mask_stream=stream(0, "masks"),
+        widths=tuple(largest_groups(task.plan, each) for each in widths),
+        width_stream=stream(steps, "widths"),
+        passes=passes,
+    )
+    works = [work_at(task.plan, compiled.manifest, each, 16) for each in (1.0, *widths)]
+    drawn = itertools.islice(job.drawn(), steps)
+    took = sum(step_s(works[width]) for each in drawn for width in each) + fixed_s(works[0])
+    seen = model.observed(round, 1.0, took, job=job)
+    assert seen.learned.ratio == pytest.approx(1)
+    before, after = model.predict(LEVELS, round), seen.predict(LEVELS, round)
+    assert [cost.seconds for cost in after] == pytest.approx([cost.seconds for cost in before])
 
 
 def test_observed_is_blind_to_times_that_cannot_be(task: Task, compiled: CompiledGraphs) -> None:
@@ -334,27 +406,10 @@ def test_bytes_up_bound_a_movement(
 ) -> None:
     plan, encoding = task.plan, Encoding.parse(text)
     groups = largest_groups(plan, level)
-    ids = plan.block_ids(plan.choose(groups))
-    values = stream(0, "up").standard_normal(int(plan.block_sizes[ids].sum()), dtype=np.float32)
-    blocks = Blocks(ids, values)
-    statistics = {
-        buffer.name: plan.cut_buffers(task.buffers, groups)[buffer.name]
-        for buffer in plan.buffers
-        if buffer.statistic
-    }
-    movement = Movement(
-        device="d" * 40,
-        round=12345,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, groups, blocks, encoding, stream(0, "noise")),
-        statistics=statistics,
-        learning_rate=0.1,
-        level=level,
-        samples=1000,
-        loss=1.0,
-        train_s=1.0,
-        keeps_copy=True,
-    )
+    size = int(plan.block_sizes[plan.block_ids(plan.choose(groups))].sum())
+    values = stream(0, "up").standard_normal(size, dtype=np.float32)
+    movement = make_movement(plan, groups, values, encoding=encoding)
+    movement = replace(movement, device="d" * 40, round=12345, samples=1000, keeps_copy=True)
     real = len(encode_movement(movement))
     [cost] = model_of(task, compiled).predict([level], opened(task, up=encoding))
     assert real <= cost.bytes_up <= real + 1024

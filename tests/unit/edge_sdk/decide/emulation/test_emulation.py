@@ -41,6 +41,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, Trained
 from edge_sdk.train.torch import TorchBackend
+from tests.messages import make_opening
 
 STEPS, BATCH = 2, 16
 MACS = {1.0: 4864, 0.75: 2880, 0.5: 1408, 0.25: 448}
@@ -83,6 +84,8 @@ def train(
     level: float = 1.0,
     *,
     rule: LocalRule | None = None,
+    widths: tuple[float, ...] = (),
+    passes: int = 2,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Trained:
     groups = largest_groups(task.plan, level)
@@ -92,6 +95,9 @@ def train(
         buffers=task.plan.cut_buffers(task.buffers, groups),
         rule=rule or LocalRule(learning_rate=0.1),
         mask_stream=stream(0, "masks"),
+        widths=tuple(largest_groups(task.plan, each) for each in widths),
+        width_stream=stream(0, "widths"),
+        passes=passes,
     )
     return backend.train(
         job, data.batches(STEPS, BATCH, stream(0, "batches")), should_stop=should_stop
@@ -124,6 +130,24 @@ def test_training_on_an_emulated_device_moves_the_same_bits(task: Task, data: Ar
     assert real.metrics == pretended.metrics
     for name, array in real.movement.items():
         assert np.array_equal(array, pretended.movement[name])
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_training_of_several_widths_takes_the_time_of_those_it_trains(
+    task: Task, data: ArrayData, passes: int
+) -> None:
+    emulation = Emulation(phone(), work=1e6)
+    rule = LocalRule(learning_rate=0.1, widths="sandwich")
+    backend = emulation.emulated(TorchBackend(task))
+    train(backend, task, data, 0.75, rule=rule, widths=(0.5, 0.25), passes=passes)
+    random, macs = stream(0, "widths"), 0
+    for _ in range(STEPS):
+        if passes == 2:
+            macs += MACS[0.75] + (MACS[0.5], MACS[0.25])[random.integers(2)]
+        else:
+            macs += (MACS[0.75], MACS[0.5], MACS[0.25])[random.integers(3)]
+    speed = value(find_board("pixel_4").speed.speed_ratio)
+    assert emulation.moment.train_s == pytest.approx(1e6 * BATCH * 3 * macs / (5e9 * speed))
 
 
 def test_training_with_sam_takes_twice_as_long(task: Task, data: ArrayData) -> None:
@@ -367,7 +391,7 @@ class CalibratedCosts:
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         return self._model.predict(levels, opened)
 
-    def metered(self, opened: RoundOpen, level: float) -> _VirtualMeter:
+    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> _VirtualMeter:
         return _VirtualMeter(self._emulation.clock, self._known.net_w)
 
 
@@ -390,16 +414,9 @@ class _VirtualMeter:
 
 
 def opening(task: Task, round: int, rounds: int, deadline_s: float) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash=task.plan.hash,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=STEPS,
-        batch_size=BATCH,
-        bid_s=60,
-        train_deadline_s=deadline_s,
-        rounds_left=rounds - round + 1,
-    )
+    size = make_opening(plan_hash=task.plan.hash, steps=STEPS, batch_size=BATCH, bid_s=60)
+    left = rounds - round + 1
+    return replace(size, round=round, train_deadline_s=deadline_s, rounds_left=left)
 
 
 def live(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +29,13 @@ from tests.unit.edge_sdk.scripted import TASK, make_config, make_data
 REASON = "b:1: our certificate was revoked"
 
 
-def run(folder: Path, events: list[LinkEvent]) -> None:
+def run(
+    folder: Path,
+    events: list[LinkEvent],
+    *,
+    clock: Callable[[], float] = lambda: 0.0,
+    **changes: Any,
+) -> None:
     """A device whose link says these things; who bears them all is ended by the last."""
 
     def opener(*, name: str, deliver: Deliver, will: Will | None = None) -> Link:
@@ -34,7 +43,8 @@ def run(folder: Path, events: list[LinkEvent]) -> None:
             deliver(event)
         return MemoryBroker().open_link(name=name, deliver=lambda _: None, will=will)
 
-    DeviceService(make_config(folder), make_data(), open_link=opener).run()
+    config = make_config(folder, **changes)
+    DeviceService(config, make_data(), open_link=opener, clock=clock).run()
 
 
 def denied(times: int) -> list[LinkEvent]:
@@ -60,6 +70,14 @@ def test_broker_that_is_away_is_no_denial(tmp_path: Path) -> None:
     away: list[LinkEvent] = [Disconnected(f"nothing listens there ({n})") for n in range(50)]
     with pytest.raises(BrokerError, match="the end"):
         run(tmp_path, [*denied(DENIALS - 1), *away, *denied(DENIALS - 1)])
+
+
+def test_broker_that_is_away_for_too_long_ends_the_device_with_the_last_reason(
+    tmp_path: Path,
+) -> None:
+    away: list[LinkEvent] = [Disconnected(f"nothing listens there ({n})") for n in range(50)]
+    with pytest.raises(BrokerError, match=r"no connection within 30 s: nothing listens there \(1"):
+        run(tmp_path, away, clock=count().__next__, connect_s=30.0)
 
 
 def test_denial_has_an_exit_code_that_help_names(capsys: pytest.CaptureFixture[str]) -> None:

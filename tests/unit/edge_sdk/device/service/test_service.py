@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +47,7 @@ from tests.unit.edge_sdk.scripted import (
 )
 from tests.unit.edge_sdk.train.handmade import Reference
 
+WRONG = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
 ROOT = Path(__file__).resolve().parents[5]
 
 
@@ -58,15 +61,28 @@ def coordinator(stage: Stage) -> Coordinator:
     return Coordinator(stage)
 
 
+Start = Callable[..., Running]
+
+
 @pytest.fixture
-def started(stage: Stage, coordinator: Coordinator, tmp_path: Path) -> Iterator[Running]:
+def start(stage: Stage, tmp_path: Path) -> Iterator[Start]:
+    """Starts devices, with changes of their configuration; they are stopped afterwards."""
+    with ExitStack() as stack:
+
+        def begin(data: ArrayData | None = None, **changes: Any) -> Running:
+            running = Running(stage, make_config(tmp_path, **changes), data)
+            stack.callback(running.stop)
+            return running
+
+        yield begin
+
+
+@pytest.fixture
+def started(coordinator: Coordinator, start: Start) -> Running:
     """A device, and a coordinator that has announced the task."""
     coordinator.present()
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
-    yield running
-    running.service.stop()
-    running.wait()
+    return start()
 
 
 def session_of(coordinator: Coordinator) -> int:
@@ -99,11 +115,16 @@ def replay_for(coordinator: Coordinator, round: int) -> Movement:
     return coordinator.stage.until(found)
 
 
-def play(coordinator: Coordinator, round: int, outcome: Outcome = Outcome.COUNTED) -> Movement:
-    """A whole round: open, bid, assignment, movement, receipt."""
-    coordinator.open(round)
+def give(coordinator: Coordinator, round: int, **more: Any) -> None:
+    """A round up to the assignment."""
+    coordinator.open(round, **more)
     bid_of(coordinator, round)
     coordinator.assign(round)
+
+
+def play(coordinator: Coordinator, round: int, outcome: Outcome = Outcome.COUNTED) -> Movement:
+    """A whole round: open, bid, assignment, movement, receipt."""
+    give(coordinator, round)
     movement = movement_of(coordinator, round)
     coordinator.receipt(round, outcome)
     return movement
@@ -143,8 +164,8 @@ def test_device_takes_part_until_the_run_is_finished(
     assert presence == Presence(name=DEVICE, session=session_of(coordinator), online=False)
 
 
-def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, tmp_path: Path) -> None:
-    running = Running(stage, make_config(tmp_path))
+def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, start: Start) -> None:
+    start()
     for _ in range(50):
         with stage.lock:
             stage.broker.step()
@@ -153,21 +174,18 @@ def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, tmp_pa
     coordinator.open(4)
     coordinator.announce()
     bid_of(coordinator, 4)
-    running.stop()
 
 
 def test_movement_without_receipt_is_offered_again_after_a_restart(
-    stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
+    stage: Stage, coordinator: Coordinator, started: Running, start: Start, tmp_path: Path
 ) -> None:
     coordinator.answers_offers = False
-    coordinator.open(1)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    give(coordinator, 1)
     first = stage.until(lambda: coordinator.last(Offer))
     started.stop()
     assert coordinator.movements == []
     coordinator.answers_offers = True
-    again = Running(stage, make_config(tmp_path))
+    again = start()
     movement = movement_of(coordinator, 1)
     assert coordinator.movements[0][0] == first
     values = decode_blocks(coordinator.plan, movement.payload)[1].values
@@ -181,7 +199,7 @@ def test_movement_without_receipt_is_offered_again_after_a_restart(
 
 
 def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    stage: Stage, coordinator: Coordinator, start: Start
 ) -> None:
     coordinator.announce()
     lost: list[object] = []
@@ -193,7 +211,7 @@ def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
             return []
         return [0]
 
-    running = Running(stage, make_config(tmp_path))
+    start()
     coordinator.open(1)
     bid_of(coordinator, 1)
     stage.broker.tamper = lose_the_first
@@ -205,7 +223,6 @@ def test_upload_goes_on_when_a_cut_took_a_chunk_with_it(
         stage.broker.restore(link)
     movement_of(coordinator, 1)
     assert len(coordinator.all(Offer)) == 2
-    running.stop()
 
 
 def test_broker_that_comes_back_empty_is_no_end(
@@ -232,9 +249,7 @@ def test_new_run_starts_the_device_anew(
     stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
 ) -> None:
     coordinator.answers_offers = False
-    coordinator.open(3)
-    bid_of(coordinator, 3)
-    coordinator.assign(3)
+    give(coordinator, 3)
     stage.until(lambda: coordinator.last(Offer))
     coordinator.answers_offers = True
     old, coordinator.run = coordinator.run, "00000000000000ff"
@@ -245,9 +260,7 @@ def test_new_run_starts_the_device_anew(
     assert coordinator.last(Bid, lambda bid: bid.run == old and bid.round == 1) is None
 
 
-def test_messages_of_another_run_are_ignored(
-    stage: Stage, coordinator: Coordinator, started: Running
-) -> None:
+def test_messages_of_another_run_are_ignored(coordinator: Coordinator, started: Running) -> None:
     play(coordinator, 1)
     coordinator.tell(replace(coordinator.opening(2), run="00000000000000ff"))
     coordinator.open(3)
@@ -256,15 +269,12 @@ def test_messages_of_another_run_are_ignored(
 
 
 def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
-    stage: Stage, coordinator: Coordinator, started: Running
+    coordinator: Coordinator, started: Running
 ) -> None:
     play(coordinator, 1)
-    coordinator.open(2)
-    bid_of(coordinator, 2)
-    coordinator.assign(2)
+    give(coordinator, 2)
     first = movement_of(coordinator, 2)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
+    coordinator.forget()
     coordinator.present(session=2)
     coordinator.open(2)
     bid_of(coordinator, 2)
@@ -274,83 +284,80 @@ def test_coordinator_that_was_started_again_gets_a_new_bid_for_the_same_round(
     assert first.round == 2
 
 
+def test_round_by_invitation_is_answered_once_the_invitation_is_there(
+    stage: Stage, coordinator: Coordinator, started: Running
+) -> None:
+    play(coordinator, 1)
+    coordinator.open(2, by_invitation=True)
+    coordinator.open(3, by_invitation=True)
+    coordinator.tell(coordinator.opening(3))
+    bid_of(coordinator, 3)
+    assert coordinator.last(Bid, lambda bid: bid.round == 2) is None
+    coordinator.heard.clear()
+    coordinator.open(3, by_invitation=True)  # as a broker does that sends what it retained
+    coordinator.present(session=2)
+    bid_of(coordinator, 3)
+    coordinator.assign(3)
+    assert movement_of(coordinator, 3).round == 3
+
+
+def test_device_that_stays_takes_part_in_the_next_run(
+    coordinator: Coordinator, start: Start
+) -> None:
+    coordinator.announce()
+    start(stay=True)
+    play(coordinator, 1)
+    coordinator.finish(1)
+    coordinator.forget()
+    coordinator.run = "00000000000000ff"
+    coordinator.announce()
+    play(coordinator, 1)
+    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
+
+
+def test_run_that_goes_on_after_its_end_is_taken_up_again(
+    coordinator: Coordinator, start: Start
+) -> None:
+    coordinator.announce()
+    start(stay=True)
+    play(coordinator, 1)
+    coordinator.finish(1)
+    play(coordinator, 2)
+
+
+@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("presence_first", [True, False])
 def test_coordinator_that_goes_back_is_followed(
-    stage: Stage, coordinator: Coordinator, started: Running, presence_first: bool
+    coordinator: Coordinator, start: Start, finished: bool, presence_first: bool
 ) -> None:
+    coordinator.present()
+    coordinator.announce()
+    start(stay=finished)
     for round in (1, 2, 3):
         play(coordinator, round)
-    coordinator.open(4)
-    bid_of(coordinator, 4)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
+    if finished:
+        coordinator.finish(3)
+    else:
+        coordinator.open(4)
+        bid_of(coordinator, 4)
+    coordinator.forget()
     if presence_first:
         coordinator.present(session=2)
-        bid_of(coordinator, 4)
-        coordinator.open(2)
+        if not finished:
+            bid_of(coordinator, 4)
+        give(coordinator, 2)
     else:
         coordinator.open(2)
         coordinator.present(session=2)
-    bid_of(coordinator, 2)
-    coordinator.assign(2)
+        bid_of(coordinator, 2)
+        coordinator.assign(2)
     movement_of(coordinator, 2)
     coordinator.receipt(2)
     play(coordinator, 3)
 
 
-def test_device_that_stays_takes_part_in_the_next_run(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
-) -> None:
-    coordinator.announce()
-    running = Running(stage, make_config(tmp_path, stay=True))
-    play(coordinator, 1)
-    coordinator.finish(1)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
-    coordinator.run = "00000000000000ff"
-    coordinator.announce()
-    play(coordinator, 1)
-    assert {offer.run for offer, _ in coordinator.movements} == {coordinator.run}
-    running.stop()
-
-
-def test_run_that_goes_on_after_its_end_is_taken_up_again(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
-) -> None:
-    coordinator.announce()
-    running = Running(stage, make_config(tmp_path, stay=True))
-    play(coordinator, 1)
-    coordinator.finish(1)
-    play(coordinator, 2)
-    running.stop()
-
-
-@pytest.mark.parametrize("presence_first", [True, False])
-def test_finished_run_that_goes_back_is_taken_up_again(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path, presence_first: bool
-) -> None:
-    coordinator.present()
-    coordinator.announce()
-    running = Running(stage, make_config(tmp_path, stay=True))
-    for round in (1, 2, 3):
-        play(coordinator, round)
-    coordinator.finish(3)
-    coordinator.heard.clear()
-    coordinator.movements.clear()
-    if presence_first:
-        coordinator.present(session=2)
-        coordinator.open(2)
-    else:
-        coordinator.open(2)
-        coordinator.present(session=2)
-    bid_of(coordinator, 2)
-    coordinator.assign(2)
-    movement_of(coordinator, 2)
-    running.stop()
-
-
 def test_opening_that_comes_after_the_end_of_its_run_changes_nothing(
-    stage: Stage, coordinator: Coordinator, started: Running
+    coordinator: Coordinator, started: Running
 ) -> None:
     play(coordinator, 1)
     play(coordinator, 2)
@@ -361,14 +368,9 @@ def test_opening_that_comes_after_the_end_of_its_run_changes_nothing(
 
 
 def test_finished_device_does_not_wait_for_ever_for_a_receipt(
-    stage: Stage,
-    coordinator: Coordinator,
-    started: Running,
-    tmp_path: Path,
+    coordinator: Coordinator, started: Running, tmp_path: Path
 ) -> None:
-    coordinator.open(1)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    give(coordinator, 1)
     movement_of(coordinator, 1)
     coordinator.finish(1)
     started.hurry(coordinator, lambda: started.ended)
@@ -376,26 +378,20 @@ def test_finished_device_does_not_wait_for_ever_for_a_receipt(
     assert list(tmp_path.rglob("1.movement"))
 
 
-def test_end_of_the_run_stops_a_training(
-    stage: Stage, coordinator: Coordinator, started: Running
-) -> None:
-    coordinator.open(1, steps=10**7)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+def test_end_of_the_run_stops_a_training(coordinator: Coordinator, started: Running) -> None:
+    give(coordinator, 1, steps=10**7)
     coordinator.finish(1)
     assert started.wait() is None
     assert coordinator.movements == []
 
 
 def test_device_that_is_stopped_while_it_trains_withdraws_its_bid(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: Stage, coordinator: Coordinator, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
-    coordinator.open(1, steps=10**7)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    running = start()
+    give(coordinator, 1, steps=10**7)
     stage.until(lambda: "training, 10000000 steps" in caplog.text)
     running.stop()
     skip = stage.until(lambda: coordinator.last(Bid, lambda bid: bid.level is None))
@@ -427,23 +423,20 @@ def test_nonsense_from_the_broker_is_ignored(
 
 
 def test_chunks_that_the_broker_does_not_keep_are_asked_for_directly(
-    stage: Stage, tmp_path: Path
+    stage: Stage, start: Start
 ) -> None:
     coordinator = Coordinator(stage)
     coordinator.retains_chunks = False
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
+    running = start()
     running.hurry(coordinator, lambda: coordinator.last(Want))
     movement = play(coordinator, 1)
     values = decode_blocks(coordinator.plan, movement.payload)[1].values
     np.testing.assert_array_equal(values, trained_here(coordinator, 1))
-    running.stop()
 
 
 def test_device_that_cannot_get_the_weights_withdraws_its_bid(
-    stage: Stage,
-    coordinator: Coordinator,
-    started: Running,
+    coordinator: Coordinator, started: Running
 ) -> None:
     play(coordinator, 1)
     coordinator.retains_chunks = False
@@ -463,21 +456,17 @@ def test_refused_upload_is_not_offered_for_ever(
     stage: Stage, coordinator: Coordinator, started: Running, tmp_path: Path
 ) -> None:
     coordinator.refuses = "too large"
-    coordinator.open(1)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    give(coordinator, 1)
     stage.until(lambda: coordinator.last(Offer))
     coordinator.finish(1)
     assert started.wait() is None
     assert not list(tmp_path.rglob("*.movement"))
 
 
-def test_skip_is_spoken_for_by_the_last_movement(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_skip_is_spoken_for_by_the_last_movement(coordinator: Coordinator, start: Start) -> None:
     coordinator.announce()
     policy = Policy(participation=0.5)
-    running = Running(stage, make_config(tmp_path, policy=policy))
+    start(policy=policy)
     for round in range(1, 5):
         coordinator.open(round, replay_within=5)
         bid = bid_of(coordinator, round)
@@ -491,14 +480,13 @@ def test_skip_is_spoken_for_by_the_last_movement(
     answers = [offer.answers for offer, _ in coordinator.movements]
     assert any(answers)
     assert None in answers
-    running.stop()
 
 
 def test_evaluation_is_the_whole_models_on_the_devices_data(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    stage: Stage, coordinator: Coordinator, start: Start
 ) -> None:
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path, evaluate_every=2))
+    running = start(evaluate_every=2)
     play(coordinator, 1)
     play(coordinator, 2)
     said = stage.until(lambda: coordinator.last(Evaluation))
@@ -513,12 +501,9 @@ def test_evaluation_is_the_whole_models_on_the_devices_data(
     assert len(coordinator.all(Evaluation)) == 1
 
 
-def test_data_of_another_kind_ends_the_device(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_data_of_another_kind_ends_the_device(coordinator: Coordinator, start: Start) -> None:
     coordinator.announce()
-    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
-    running = Running(stage, make_config(tmp_path), wrong)
+    running = start(WRONG)
     error = running.wait()
     assert isinstance(error, DataError)
     assert "float32 4" in str(error)
@@ -526,23 +511,21 @@ def test_data_of_another_kind_ends_the_device(
 
 
 def test_device_that_stays_says_in_every_round_why_its_data_does_not_fit(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, start: Start
 ) -> None:
     coordinator.announce()
     coordinator.open(1)
-    wrong = ArrayData((np.zeros((5, 9), dtype=np.float32),), np.zeros(5, dtype=np.int64))
-    running = Running(stage, make_config(tmp_path, stay=True), wrong)
+    start(WRONG, stay=True)
     bid = bid_of(coordinator, 1)
     assert bid.level is None
     assert "float32 9" in bid.reason
-    running.stop()
 
 
-def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, tmp_path: Path) -> None:
+def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, start: Start) -> None:
     coordinator = Coordinator(stage)
     coordinator.manifest = replace(coordinator.manifest, min_onnxruntime="99.0.0")
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
+    running = start()
     assert isinstance(running.wait(), GraphError)
 
 
@@ -606,14 +589,14 @@ def test_older_program_with_the_same_name_is_told_that_it_is_not_the_newest(
 
 
 def test_device_without_its_folder_counts_on_from_what_the_broker_has(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    stage: Stage, coordinator: Coordinator, start: Start
 ) -> None:
     say_presence(stage, 41 << 16, online=False)
     for _ in range(20):
         with stage.lock:
             stage.broker.step()
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
+    start()
     play(coordinator, 1)
     assert session_of(coordinator) >> 16 == 42
     link = stage.device_links[-1]
@@ -624,7 +607,6 @@ def test_device_without_its_folder_counts_on_from_what_the_broker_has(
     stage.until(lambda: gone in coordinator.all(Presence))
     with stage.lock:
         stage.broker.restore(link)
-    running.stop()
 
 
 def test_session_that_nobody_can_have_is_ignored(
@@ -636,12 +618,12 @@ def test_session_that_nobody_can_have_is_ignored(
 
 
 def test_link_on_which_nothing_comes_back_after_a_reconnect_is_renewed(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    stage: Stage, coordinator: Coordinator, start: Start
 ) -> None:
     coordinator.present()
     coordinator.announce()
     settings = BrokerSettings(keepalive_s=1)
-    running = Running(stage, make_config(tmp_path, broker=settings))
+    start(broker=settings)
     play(coordinator, 1)
     link = stage.device_links[-1]
     topic = coordinator.topics.presence(DEVICE)
@@ -657,20 +639,18 @@ def test_link_on_which_nothing_comes_back_after_a_reconnect_is_renewed(
         stage.broker.restore(link)
     stage.until(lambda: link.connection == connections + 2)
     play(coordinator, 2)
-    running.stop()
 
 
 def test_broker_that_keeps_our_presence_from_us_is_lived_with(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    stage: Stage, coordinator: Coordinator, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = coordinator.topics.presence(DEVICE)
     stage.broker.tamper = lambda name, event: [] if (name, event.topic) == (DEVICE, topic) else [0]
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path, broker=BrokerSettings(keepalive_s=1)))
+    start(broker=BrokerSettings(keepalive_s=1))
     stage.until(lambda: "does not let us read" in caplog.text)
     play(coordinator, 1)
     assert stage.device_links[-1].connection == 1
-    running.stop()
 
 
 # -- what waits, and what is given up ------------------------------------------------------------
@@ -679,9 +659,7 @@ def test_broker_that_keeps_our_presence_from_us_is_lived_with(
 def test_new_run_ends_the_training_of_the_old_one(
     stage: Stage, coordinator: Coordinator, started: Running
 ) -> None:
-    coordinator.open(1, steps=2_000_000_000)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    give(coordinator, 1, steps=2_000_000_000)
     stage.until(lambda: coordinator.last(Bid))
     coordinator.run = "f" * 16
     coordinator.announce()
@@ -690,7 +668,7 @@ def test_new_run_ends_the_training_of_the_old_one(
 
 
 def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(
-    stage: Stage, coordinator: Coordinator, started: Running, caplog: pytest.LogCaptureFixture
+    coordinator: Coordinator, started: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     play(coordinator, 1)
     coordinator.tell(replace(coordinator.opening(99), plan_hash="ab" * 32))
@@ -701,26 +679,21 @@ def test_round_for_another_plan_is_skipped_and_not_taken_for_the_newest(
     play(coordinator, 2)
 
 
-def test_bid_that_nobody_answers_is_said_again(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
-) -> None:
+def test_bid_that_nobody_answers_is_said_again(coordinator: Coordinator, start: Start) -> None:
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path))
+    running = start()
     coordinator.open(1)
     running.hurry(coordinator, lambda: len([b for b in coordinator.all(Bid) if b.round == 1]) >= 3)
     coordinator.assign(1)
     movement_of(coordinator, 1)
     coordinator.receipt(1)
-    running.stop()
 
 
 def test_coordinator_that_was_not_listening_is_told_again(
     stage: Stage, coordinator: Coordinator, started: Running
 ) -> None:
     coordinator.answers_offers = False
-    coordinator.open(1)
-    bid_of(coordinator, 1)
-    coordinator.assign(1)
+    give(coordinator, 1)
     stage.until(lambda: coordinator.last(Offer))
     coordinator.answers_offers = True
     coordinator.present()
@@ -728,14 +701,12 @@ def test_coordinator_that_was_not_listening_is_told_again(
 
 
 def test_evaluation_is_given_up_when_a_round_opens(
-    stage: Stage, coordinator: Coordinator, tmp_path: Path
+    coordinator: Coordinator, start: Start, tmp_path: Path
 ) -> None:
     coordinator.announce()
-    running = Running(stage, make_config(tmp_path, evaluate_every=1))
-    coordinator.open(1)
-    bid_of(coordinator, 1)
+    start(evaluate_every=1)
     # Nobody has the rest of the model.
-    coordinator.assign(1)
+    give(coordinator, 1)
     movement_of(coordinator, 1)
     held = {hash for hash in coordinator.chunks if hash not in cached(tmp_path)}
     coordinator.chunks = {h: c for h, c in coordinator.chunks.items() if h not in held}
@@ -744,7 +715,6 @@ def test_evaluation_is_given_up_when_a_round_opens(
     coordinator.receipt(1)
     coordinator.theta = coordinator.theta + np.float32(1)
     play(coordinator, 2)
-    running.stop()
 
 
 def cached(folder: Path) -> set[bytes]:

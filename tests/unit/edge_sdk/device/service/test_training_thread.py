@@ -8,24 +8,12 @@ import pytest
 
 from edge_sdk.device.service.training_thread import Order, Orders, Reconnected
 from edge_sdk.protocol.chunks import Blob
-from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import Assignment, Outcome, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.round import Assignment, Outcome, Receipt, RoundClosed
 from edge_sdk.protocol.messages.transfer import TaskNotice
+from tests.messages import make_opening as opened
 
 RUN, OTHER = "a" * 16, "b" * 16
 RECEIPT = Receipt(device="pi", round=1, outcome=Outcome.COUNTED)
-
-
-def opened(round: int) -> RoundOpen:
-    return RoundOpen(
-        round=round,
-        plan_hash="a" * 64,
-        local_rule=LocalRule(learning_rate=0.1),
-        steps=1,
-        batch_size=1,
-        bid_s=1,
-        train_deadline_s=1,
-    )
 
 
 def drain(inbox: Orders) -> list[object]:
@@ -37,7 +25,14 @@ def drain(inbox: Orders) -> list[object]:
 
 def test_device_that_was_busy_answers_the_newest_round_only() -> None:
     inbox, assignment = Orders(), Assignment(device="pi", round=1, groups={})
-    for order in (opened(1), assignment, opened(2), RECEIPT, opened(3), Reconnected()):
+    for order in (
+        opened(1),
+        assignment,
+        opened(2),
+        RECEIPT,
+        opened(3),
+        Reconnected(),
+    ):
         inbox.put(order)
     assert drain(inbox) == [assignment, RECEIPT, opened(3), Reconnected()]
 

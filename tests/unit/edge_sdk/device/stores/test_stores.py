@@ -24,22 +24,13 @@ from edge_sdk.device.stores.movements import (
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement, Replay
 from edge_sdk.transport.uploads import Outgoing
+from tests.messages import MOVEMENT
 
 
 def movement(round: int, *, keeps_copy: bool = False) -> Movement:
-    return Movement(
-        device="pi",
-        round=round,
-        plan_hash="a" * 64,
-        payload=bytes([round % 256]) * 50,
-        statistics={"mean": np.full(2, round, dtype=np.float32)},
-        learning_rate=0.1,
-        level=0.5,
-        samples=4,
-        loss=1.5,
-        train_s=2.0,
-        keeps_copy=keeps_copy,
-    )
+    payload, mean = bytes([round % 256]) * 50, np.full(2, round, dtype=np.float32)
+    made = replace(MOVEMENT, payload=payload, statistics={"mean": mean}, keeps_copy=keeps_copy)
+    return replace(made, round=round)
 
 
 AnyStore = MovementStore[Movement | Replay | StoredMovement]

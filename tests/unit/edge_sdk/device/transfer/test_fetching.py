@@ -29,6 +29,7 @@ from edge_sdk.protocol.messages.topics import Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Want
 from edge_sdk.protocol.messages.wire import decode_message
 from edge_sdk.transport.link import Will
+from tests.waiting import HANGS_S
 
 DATA = Random(1).randbytes(50_000)
 BLOB, CHUNKS = split_blob(DATA, 1024)
@@ -172,7 +173,7 @@ def test_fetch_ends_when_it_is_told_to(tmp_path: Path) -> None:
     thread.start()
     stop.append(True)
     fetcher.wake()
-    thread.join(60)
+    thread.join(HANGS_S)
     assert [str(error) for error in errors] == ["the device is stopping"]
 
 
@@ -260,7 +261,7 @@ def test_fetch_is_not_given_up_while_bytes_come(tmp_path: Path) -> None:
         assert thread.is_alive()
     broker.silence = RETRY_S
     fetcher.wake()
-    thread.join(60)
+    thread.join(HANGS_S)
     assert "did not come" in said[0]
 
 
@@ -367,7 +368,7 @@ def test_fetch_ends_when_something_newer_comes(tmp_path: Path) -> None:
     thread, said = fetching(fetcher, overtaken=newer.is_set)
     newer.set()
     fetcher.wake()
-    thread.join(60)
+    thread.join(HANGS_S)
     assert said == ["something newer came during the fetch"]
     assert broker.subscribed == set()
 
@@ -380,7 +381,7 @@ def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None
         thread.join(0.001)
     fetcher.arrived(b"x" * 16, b"", direct=False)  # not one of ours
     fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
-    thread.join(60)
+    thread.join(HANGS_S)
     assert said == ["its version was replaced during the fetch"]
 
 

@@ -11,8 +11,8 @@ from edge_sdk.machine.sensors.android import battery_status, parse_battery, pars
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.system import LinuxSources
 from edge_sdk.machine.snapshot import Battery, Zone
-from tests.unit.edge_sdk.machine.machines import build, no_supplies, pixel_6, program, supply
-from tests.waiting import until
+from tests.unit.edge_sdk.machine.machines import NO_SUPPLIES, build, pixel_6, program, supply
+from tests.waiting import HANGS_S, until
 
 OLD = """{
   "health": "GOOD",
@@ -112,18 +112,18 @@ def test_phone_without_termux_api(tmp_path: Path) -> None:
     assert snapshot.memory.available_bytes == 3_100_000 * 1024
     assert (snapshot.cpu.load, snapshot.cpu.busy) == (None, None)
     assert snapshot.battery == Battery()
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     assert probe.snapshot().battery == Battery()
 
 
 def test_phone_with_termux_api(tmp_path: Path) -> None:
     # Supplies that a program may list but that are hidden from it are no proof of no battery.
-    no_supplies(pixel_6(tmp_path))
+    build(pixel_6(tmp_path), NO_SUPPLIES)
     program(tmp_path, "termux-battery-status", f"cat <<'END'\n{NEW}END", TERMUX)
     program(tmp_path, "termux-wifi-connectioninfo", 'echo {\\"supplicant_state\\": 3}', TERMUX)
     probe = choose_probe(tmp_path)
     assert probe.snapshot().battery == Battery()
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     snapshot = probe.snapshot()
     assert (snapshot.battery.present, snapshot.battery.percent) == (True, 45.0)
     assert snapshot.network.metered is None
@@ -137,7 +137,7 @@ def test_phone_that_shows_its_battery_is_not_asked(tmp_path: Path) -> None:
     program(tmp_path, "termux-battery-status", f"touch {asked}; echo '{{}}'", TERMUX)
     probe = choose_probe(tmp_path)
     assert probe.snapshot().battery == Battery(present=True, percent=77.0, charging=True)
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     assert not asked.exists()
 
 
@@ -159,7 +159,7 @@ def test_hanging_command_on_the_path_does_not_delay_snapshots(
     assert not probe.settle(0)
     assert probe.snapshot().memory.available_bytes
     probe.close()
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     for pid in pids.read_text().split():
         wait_until_gone(int(pid))
 

@@ -12,6 +12,7 @@ from edge_sdk.machine.sensors.commands import Background, Command
 from edge_sdk.machine.snapshot import Battery, Snapshot
 from tests.unit.edge_sdk.machine.sensors.linux.test_linux import Clock
 from tests.unit.edge_sdk.machine.sensors.test_android import wait_until_gone
+from tests.waiting import HANGS_S
 
 
 def percent(output: str) -> Snapshot:
@@ -41,7 +42,7 @@ def test_command_tells_its_value_with_an_age(tmp_path: Path) -> None:
     clock = Clock()
     background = Background(script(tmp_path, "print(42)"), clock)
     assert background.latest() == Snapshot()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     clock.now += 12
     snapshot = background.latest()
     assert snapshot.battery.percent == 42
@@ -55,11 +56,11 @@ def test_command_runs_again_only_when_due(tmp_path: Path) -> None:
     background = Background(script(tmp_path, count), clock)
     for _ in range(3):
         background.latest()
-        assert background.settle(60)
+        assert background.settle(HANGS_S)
     assert runs.read_text() == "x"
     clock.now += 31
     background.latest()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     assert background.latest().battery.percent == 2
 
 
@@ -67,14 +68,14 @@ def test_value_that_is_not_renewed_becomes_unknown(tmp_path: Path) -> None:
     clock = Clock()
     background = Background(script(tmp_path, "print(42)"), clock)
     background.latest()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     (tmp_path / "command.py").write_text("raise SystemExit(1)")
     clock.now += 299
     assert background.latest().battery.percent == 42
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     clock.now += 2
     assert background.latest() == Snapshot()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_command_that_fails_is_logged_once(
     background = Background(script(tmp_path, text), clock)
     for _ in range(2):
         assert background.latest() == Snapshot()
-        assert background.settle(60)
+        assert background.settle(HANGS_S)
         clock.now += 31
     assert [words in record.getMessage() for record in caplog.records] == [True]
     assert "battery.percent" in caplog.text
@@ -109,7 +110,7 @@ def test_command_that_is_not_there_tells_nothing(
     )
     background = Background(command, Clock())
     background.latest()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     assert background.latest() == Snapshot()
     assert "nothing" in caplog.text
 
@@ -127,7 +128,7 @@ def test_hanging_command_is_killed_with_its_children(
     )
     background = Background(script(tmp_path, hang, timeout_s=3.0), Clock())
     background.latest()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     assert "does not answer within 3 s" in caplog.text
     for pid in pids.read_text().split() if pids.exists() else ():
         wait_until_gone(int(pid))
@@ -138,7 +139,7 @@ def test_closed_command_starts_no_more(tmp_path: Path) -> None:
     background = Background(script(tmp_path, "import time; time.sleep(1000)"), clock)
     background.latest()
     background.close()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     clock.now += 100
     background.latest()
     assert background.settle(0)
@@ -160,15 +161,15 @@ def test_command_under_way_ends_with_the_program(tmp_path: Path) -> None:
         "    time.sleep(0.01)\n"
     )
     root = Path(__file__).resolve().parents[5]
-    subprocess.run([sys.executable, "-c", main], check=True, timeout=60, cwd=root)
+    subprocess.run([sys.executable, "-c", main], check=True, timeout=HANGS_S, cwd=root)
     wait_until_gone(int(pid.read_text()))
 
 
 def test_nothing_runs_while_nobody_asks(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     background = Background(script(tmp_path, f"open({str(ran)!r}, 'w'); print(1)"), Clock())
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     assert not ran.exists()
     background.latest()
-    assert background.settle(60)
+    assert background.settle(HANGS_S)
     assert ran.exists()

@@ -16,6 +16,7 @@ from edge_sdk.machine.sensors.desktop import (
     parse_powershell,
 )
 from edge_sdk.machine.snapshot import Zone
+from tests.waiting import HANGS_S
 
 M2 = {
     "Voltage": 11_400,
@@ -119,7 +120,7 @@ def test_psutil_tells_of_this_machine() -> None:
 def test_probes_of_other_systems_run_anywhere(name: str) -> None:
     probe = choose_probe(name="macos" if name == "macos" else "windows")
     snapshot = probe.snapshot()
-    assert probe.settle(60)  # their commands are not installed here, or they end
+    assert probe.settle(HANGS_S)  # their commands are not installed here, or they end
     assert snapshot.memory.available_bytes
     assert snapshot.cpu.cores
     probe.close()

@@ -25,6 +25,7 @@ from tests.unit.edge_sdk.machine.machines import (
     model,
     program,
 )
+from tests.waiting import HANGS_S
 
 
 def look(root: Path) -> Snapshot:
@@ -142,7 +143,7 @@ def test_rails_for_root_only_are_unknown(tmp_path: Path) -> None:
         text=True,
         check=True,
         cwd=Path(__file__).resolve().parents[5],
-        timeout=120,
+        timeout=HANGS_S,
     )
     snapshot = Snapshot.from_dict(json.loads(result.stdout))
     assert snapshot.power.mode == "MAXN"
@@ -189,7 +190,7 @@ def test_mode_is_asked_for_where_the_file_is_not_there(tmp_path: Path) -> None:
     program(tmp_path, "nvpmodel", script, "usr/sbin")
     probe = choose_probe(tmp_path)
     assert probe.snapshot().power.mode is None
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     assert probe.snapshot().power.mode == "MAXN"
     probe.close()
 
@@ -235,7 +236,7 @@ def test_jtop_is_read_by_another_python(tmp_path: Path) -> None:
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        timeout=120,
+        timeout=HANGS_S,
     )
     power = parse_jtop(result.stdout).power
     assert (power.total_watts, power.rails, power.mode) == (4.546, {"CPU": 0.57}, "MAXN")

@@ -15,6 +15,7 @@ from tests.unit.edge_sdk.machine.machines import (
     raspberry_pi_5,
     raspberry_pi_zero_2w,
 )
+from tests.waiting import HANGS_S
 
 FLAGS = "sys/devices/platform/soc/soc:firmware/get_throttled"
 
@@ -74,7 +75,7 @@ def test_pi_without_the_file_asks_the_firmware(tmp_path: Path) -> None:
     program(tmp_path, "vcgencmd", 'test "$1" = get_throttled && echo throttled=0x50005')
     probe = choose_probe(tmp_path)
     assert probe.snapshot().heat.throttling is None
-    assert probe.settle(60)
+    assert probe.settle(HANGS_S)
     snapshot = probe.snapshot()
     assert snapshot.heat.throttling is True
     assert snapshot.power.undervoltage is True

@@ -255,6 +255,16 @@ def test_golden_file_is_as_the_format_is_described(kind: str) -> None:
     assert golden(kind) == content(kind)
 
 
+def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
+    """So all other messages stay as they were, to the byte."""
+    message = EXAMPLES["round_open"][0]
+    assert isinstance(message, RoundOpen)
+    assert b"by_invitation" not in encode_message(message)
+    announced = replace(message, by_invitation=True)
+    assert encode_message(announced) == content("round_open", by_invitation=True)
+    assert decode_message(encode_message(announced)) == announced
+
+
 @EVERY
 def test_every_field_of_a_message_travels(kind: str) -> None:
     assert list(FORMS[TYPES[kind]]) == [each.name for each in fields(TYPES[kind])]

@@ -30,6 +30,7 @@ from edge_sdk.protocol.task.graphs import (
     RunCost,
     SizeTerm,
 )
+from tests.property.plan.test_plan_codec_fuzz import grafts, structures_of
 
 PLAN = ModelPlan(
     axes=(Axis("hidden", (2, 1, 1)), Axis("heads", (1, 1))),
@@ -501,49 +502,16 @@ def test_decode_refuses_random_bytes(data: bytes) -> None:
             decode_manifest(attempt)
 
 
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**63), 2**64 - 1),
-    st.integers(-2, 9),
-    st.floats(),
-    st.text(max_size=6),
-    st.sampled_from(["gradient", "evaluate", "float32", "outputs", "1.23.0"]),
-    st.binary(max_size=6),
-    st.binary(min_size=32, max_size=32),
-    st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=4)),
-)
-structures = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=8), st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=25,
-)
-
-
-def nodes(tree: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
-    """The way to every node."""
-    if not isinstance(tree, list):
-        return [path]
-    return [path, *(way for n, node in enumerate(tree) for way in nodes(node, (*path, n)))]
-
-
-def grafted(tree: Any, path: tuple[int, ...], branch: Any) -> Any:
-    if not path:
-        return branch
-    first, *rest = path
-    return [*tree[:first], grafted(tree[first], tuple(rest), branch), *tree[first + 1 :]]
-
-
 TREE = msgpack.unpackb(BODY)
+WORDS = st.sampled_from(["gradient", "evaluate", "float32", "outputs", "1.23.0"])
+structures = structures_of(WORDS | st.binary(min_size=32, max_size=32))
 
 
 @settings(max_examples=400)
-@given(path=st.sampled_from(nodes(TREE)), branch=structures)
-def test_decode_of_grafted_bodies_is_exact_or_refused(path: tuple[int, ...], branch: Any) -> None:
+@given(tree=structures.flatmap(lambda branch: st.sampled_from(grafts(TREE, branch))))
+def test_decode_of_grafted_bodies_is_exact_or_refused(tree: Any) -> None:
     """The envelope is right and one node is anything: nothing but `GraphError` comes out."""
-    data = sealed(msgpack.packb(grafted(TREE, path, branch)))
+    data = sealed(msgpack.packb(tree))
     with suppress(GraphError):
         assert decode_manifest(data).encoded == data
 

@@ -7,7 +7,7 @@ import pytest
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.sensors.linux.power_supply import read_battery
 from edge_sdk.machine.snapshot import Battery
-from tests.unit.edge_sdk.machine.machines import build, laptop, no_supplies, supply
+from tests.unit.edge_sdk.machine.machines import NO_SUPPLIES, build, laptop, supply
 
 
 def battery(root: Path) -> Battery:
@@ -21,7 +21,7 @@ def test_battery_of_a_laptop(tmp_path: Path) -> None:
 
 
 def test_no_battery_is_known_where_supplies_are_shown(tmp_path: Path) -> None:
-    assert battery(no_supplies(tmp_path)) == Battery(present=False)
+    assert battery(build(tmp_path, NO_SUPPLIES)) == Battery(present=False)
     build(tmp_path, supply("AC", type="Mains", online=1))
     build(tmp_path, supply("mouse", type="Battery", scope="Device", capacity=4))
     build(tmp_path, supply("BAT1", type="Battery", present=0))

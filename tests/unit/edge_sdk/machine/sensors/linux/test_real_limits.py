@@ -14,7 +14,7 @@ import pytest
 
 from edge_sdk.machine.probe import choose_probe
 from edge_sdk.machine.snapshot import Snapshot
-from tests.waiting import until
+from tests.waiting import HANGS_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has control groups")
 
@@ -35,7 +35,7 @@ def look(preparation: str) -> Snapshot:
         text=True,
         check=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=HANGS_S,
     )
     return Snapshot.from_dict(json.loads(result.stdout))
 

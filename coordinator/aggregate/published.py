@@ -1,0 +1,99 @@
+"""Published systems by name, as combinations of a rule, a mask policy and a local rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.masks import MaskPolicy, make_masks
+from edge_sdk.protocol.messages.local_rule import LocalRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A published system: the settings that make it, and where they come from."""
+
+    rule: str = "ra-fed"
+    rule_options: Mapping[str, Any] = field(default_factory=dict)
+    masks: str
+    mask_options: Mapping[str, Any] = field(default_factory=dict)
+    local: Mapping[str, Any]
+    """Fields of `LocalRule` that belong to the system; the others are free."""
+    source: str
+    """Citation."""
+    differs: str = ""
+    """Parts of the system that are not here; empty if there are none."""
+
+    def make(self, **local: Any) -> tuple[Rule | FedRaa, MaskPolicy, LocalRule]:
+        """Make the rule, the mask policy and the local rule; `local` gives its other fields."""
+        return (
+            make_rule(self.rule, **self.rule_options),
+            make_masks(self.masks, **self.mask_options),
+            LocalRule(**{**local, **self.local}),
+        )
+
+
+_LOGITS = "devices compute scores of all classes, not only of those they have"
+_FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
+
+PUBLISHED: Mapping[str, Recipe] = {
+    "oap": Recipe(
+        masks="coverage",
+        local={"rescale": 0.0},
+        source="Zhou et al., Every Parameter Matters, NeurIPS 2023",
+    ),
+    "ist": Recipe(
+        masks="disjoint",
+        mask_options={"tied": True},
+        local={"rescale": 0.0},
+        source="Yuan et al., Distributed Learning of Deep Neural Networks using Independent Subnet "
+        "Training, VLDB 2022 (arXiv:1910.02120)",
+    ),
+    "heterofl": Recipe(
+        masks="static",
+        mask_options={"tied": True},
+        local={"rescale": 1.0},
+        source="Diao et al., HeteroFL, ICLR 2021 (arXiv:2010.01264)",
+        differs=_LOGITS,
+    ),
+    "fedrolex": Recipe(
+        masks="rolling",
+        mask_options={"tied": True, "shared": True},
+        local={"rescale": 1.0},
+        source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale as in its code",
+        differs=_LOGITS,
+    ),
+    "fjord": Recipe(
+        rule_options={"weighting": "samples"},
+        masks="nested",
+        mask_options={"tied": True},
+        local={"rescale": 0.0, "widths": "ordered-dropout"},
+        source=_FJORD,
+    ),
+    "fjord-distilled": Recipe(
+        rule_options={"weighting": "samples"},
+        masks="nested",
+        mask_options={"tied": True},
+        local={"rescale": 0.0, "widths": "sandwich", "distillation": 1.0},
+        source=f"{_FJORD}, with self-distillation: the widest submodel learns from the labels and "
+        "the drawn one from its outputs, on the same batch",
+        differs="the drawn submodel is always a narrower one",
+    ),
+    "slimmable": Recipe(
+        masks="nested",
+        mask_options={"tied": True},
+        local={"rescale": 0.0, "widths": "sandwich", "distillation": 1.0},
+        source="Yu and Huang, Universally Slimmable Networks, ICCV 2019 (arXiv:1903.05134)",
+        differs="a step trains one narrower submodel, not the narrowest and two drawn ones",
+    ),
+    "fiarse": Recipe(
+        masks="nested",
+        mask_options={"order": "importance"},
+        local={"rescale": 0.0},
+        source="Wu et al., FIARSE, NeurIPS 2024 (arXiv:2407.19389)",
+        differs="whole groups are ranked, once, by the model the run starts with",
+    ),
+}
+"""Recipes by name."""

@@ -1,0 +1,38 @@
+"""Published systems by name: combinations that are sound, and that the guide lists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from coordinator.aggregate.pairings import check_distillation, check_pairing, rule_name
+from coordinator.aggregate.published import PUBLISHED
+from coordinator.masks import MASKS
+from edge_sdk.protocol.encoding.encoding import Encoding
+
+GUIDE = Path(__file__).resolve().parents[4] / "docs/algorithms.md"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_recipe_is_a_sound_combination(name: str) -> None:
+    recipe = PUBLISHED[name]
+    rule, masks, local = recipe.make(learning_rate=0.5, momentum=0.25, rescale=0.125)
+    check_pairing(rule, masks, Encoding(), local.widths)
+    check_distillation(local, "cross-entropy")
+    assert (rule_name(rule), type(masks)) == (recipe.rule, MASKS[recipe.masks])
+    assert (local.learning_rate, local.momentum) == (0.5, 0.25)
+    assert local.rescale == recipe.local["rescale"]
+
+
+def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", GUIDE.read_text(), re.MULTILINE))
+    for name, recipe in PUBLISHED.items():
+        if name == "fjord-distilled":
+            assert rows[name] == "the same with `sandwich` and distillation 1"
+            continue
+        assert f"`{recipe.rule}`" in rows[name]
+        assert f"`{recipe.masks}`" in rows[name]
+        assert f"rescale {recipe.local['rescale']:g}" in rows[name]
+        assert recipe.local.get("widths", "own") in (*re.findall(r"`([\w-]+)`", rows[name]), "own")
