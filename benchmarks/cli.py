@@ -15,6 +15,7 @@ from benchmarks.network.wire import command as wire
 from benchmarks.report.options import EXIT_INTERRUPTED
 from benchmarks.studies import partition
 from benchmarks.studies.learn import command as learn
+from benchmarks.studies.levels import command as levels
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from edge_sdk import TesseraError, __version__
@@ -26,6 +27,7 @@ COMMANDS = (
     compare,
     profile,
     learn,
+    levels,
     partition,
     step,
     footprint,

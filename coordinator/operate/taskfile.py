@@ -12,6 +12,7 @@ calls a function and writes the test data it returns.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,12 +27,25 @@ from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.layout import Array
 
 
-def compile_task(source: str, base: Path, *, batch_size: int) -> SavedModel:
+def compile_task(
+    source: str,
+    base: Path,
+    *,
+    batch_size: int,
+    levels: Sequence[float] = LEVELS,
+    distillation: bool = False,
+) -> SavedModel:
     """Trace and compile a task. Raises `GraphCompileError` with the error of its code."""
-    return compile_in_child(_located(source, base), batch_sizes=(batch_size,))
+    return compile_in_child(
+        _located(source, base),
+        levels=levels,
+        batch_sizes=(batch_size,),
+        distillation=distillation,
+    )
 
 
 def load_evaluation(source: str, base: Path) -> ArrayData:

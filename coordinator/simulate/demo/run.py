@@ -348,7 +348,8 @@ def make_demo(config: DemoConfig) -> Demo:
         # A round in which all skip counts.
         else RoundsConfig(rule=rule, rounds=config.rounds, min_participants=0, **common)
     )
-    graphs = _compile(task) if config.backend == "onnx" else None
+    distils = local_rule(config).distillation > 0
+    graphs = _compile(task, distils) if config.backend == "onnx" else None
     model = GlobalModel(
         task.plan, task.weights, task.buffers, encoding=config.down, seed=config.seed
     )
@@ -401,11 +402,11 @@ def run_full(config: DemoConfig) -> Demo | None:
     return demo
 
 
-def _compile(task: Task) -> CompiledGraphs:
+def _compile(task: Task, distillation: bool = False) -> CompiledGraphs:
     # Imported here, so that the torch backend does not need onnx.
     from coordinator.task.graphs import compile_graphs
 
-    return compile_graphs(task, batch_sizes=(BATCH_SIZE,))
+    return compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
 
 
 def _make_backend(task: Task, graphs: CompiledGraphs | None) -> Backend:
