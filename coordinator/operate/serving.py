@@ -18,7 +18,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
 from coordinator.operate.config import ServeConfig
-from coordinator.operate.taskfile import Evaluator, compile_task, load_evaluation
+from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
 from coordinator.service.service import Service, ServiceConfig
@@ -136,7 +136,7 @@ def serve(
     with open_run(config) as run, reach_broker(config) as settings:
         evaluate = None
         if evaluation is not None:
-            evaluate = Evaluator(run.task, load_evaluation(evaluation, config.base))
+            evaluate = make_evaluator(run.task, load_evaluation(evaluation, config.base))
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False

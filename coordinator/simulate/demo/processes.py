@@ -38,7 +38,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.operate.serving import broker_table
-from coordinator.rounds.report import DeviceRound, RoundReport
+from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
 from coordinator.service.courses import make_model
 from coordinator.simulate.demo.config import DemoConfig
@@ -282,7 +282,7 @@ class ProcessDemo:
             }
             if self._asynchronous:  # its history counts updates
                 report = replace(report, round=-(-report.round // self.config.devices))
-            done = self._ledger.close(report, entry["accuracy"], moments)
+            done = self._ledger.close(report, moments)
             self.rounds.append(done)
             yield done
 
@@ -297,7 +297,10 @@ class ProcessDemo:
         with Run(run) as opened:
             checkpoint = opened.latest()
             model = make_model(opened.plan, checkpoint, PLAIN, self.config.seed)
-        self._model = replace(self._model, weights=model.weights, buffers=model.buffers)
+        known = replace(
+            self._model, weights=model.weights, buffers=model.buffers, levels=checkpoint.levels
+        )
+        self._model = known.with_statistics()
         self._digest = model.digest
 
 
@@ -360,4 +363,5 @@ def _read_report(entry: Mapping[str, Any]) -> RoundReport:
     known = [each.name for each in fields(RoundReport)]
     values = {name: entry[name] for name in known if name in entry}  # older lines have fewer
     values["devices"] = tuple(DeviceRound(**device) for device in entry["devices"])
+    values["levels"] = tuple(LevelReport(**level) for level in entry.get("levels", ()))
     return RoundReport(**values)

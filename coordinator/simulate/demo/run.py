@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from coordinator.aggregate.model import GlobalModel
@@ -17,6 +16,7 @@ from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.service.courses import Evaluator
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits, make_model
 from coordinator.simulate.demo.emulated import (
@@ -52,18 +52,22 @@ SAM_RADIUS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DemoRound:
-    """A round's report, the accuracy after it, and the cost if all devices had trained fully.
+    """A round's report, with accuracies, and the cost if all devices had trained fully.
 
     Seconds and joules are those of the emulated devices.
     """
 
     report: RoundReport
-    accuracy: float
     lived: tuple[Lived, ...]
     """Each device's round, in the report's order."""
     full_bytes: int
     full_train_s: float
     full_joules: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of test samples that the whole model gets right."""
+        return self.report.accuracy or 0.0
 
     @property
     def bytes_moved(self) -> int:
@@ -124,24 +128,23 @@ class Demo:
         """Train, yielding every round as it closes."""
         for report in self.federation.run():
             moments = {name: each.moment for name, each in self.ledger.emulations.items()}
-            done = self.ledger.close(report, self.accuracy(), moments)
+            done = self.ledger.close(report, moments)
             self.rounds.append(done)
             yield done
-
-    def accuracy(self) -> float:
-        """Share of test digits that the current global model gets right."""
-        model = self.federation.model
-        scores = self.task.traced.predict(model.weights, model.buffers, self.test.inputs)
-        return float(np.mean(scores.argmax(axis=1) == self.test.targets))
 
     def save(self, path: Path) -> None:
         """Save the current global model in a new folder (`coordinator.task.saved_model`)."""
         model = self.federation.model
         graphs = self.graphs or _compile(self.task)
         saved = SavedModel(
-            self.task.plan, model.weights, model.buffers, graphs.manifest, graphs.files
+            self.task.plan,
+            model.weights,
+            model.buffers,
+            graphs.manifest,
+            graphs.files,
+            self.federation.levels,
         )
-        save_model(saved, path)
+        save_model(saved.with_statistics(), path)
 
 
 class Ledger:
@@ -163,14 +166,11 @@ class Ledger:
             for name, each in emulations.items()
         }
 
-    def close(
-        self, report: RoundReport, accuracy: float, moments: Mapping[str, Moment]
-    ) -> DemoRound:
+    def close(self, report: RoundReport, moments: Mapping[str, Moment]) -> DemoRound:
         """Finish a round; `moments`: the devices at its end."""
         watts = {name: each.member.board.power.train_w for name, each in self.emulations.items()}
         return DemoRound(
             report,
-            accuracy,
             self._chronicle.close(report, moments),
             full_bytes=self._full_bytes,
             full_train_s=sum(self._full_s.values()),
@@ -262,6 +262,7 @@ def make_demo(config: DemoConfig) -> Demo:
         threads=config.threads,
         memory_dir=config.memory,
         memory_type=config.memory_type,
+        evaluate=Evaluator(task.traced, digits.test),
     )
     return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
 
