@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
@@ -12,13 +10,12 @@ from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
-from benchmarks.report.options import EXIT_INTERRUPTED
 from benchmarks.studies import partition
 from benchmarks.studies.learn import command as learn
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
-from edge_sdk import TesseraError, __version__
-from edge_sdk.program.processes import limit_threads
+from edge_sdk import __version__
+from edge_sdk.program.command import run_command
 
 COMMANDS = (
     device,
@@ -40,27 +37,7 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    limit_threads(os.environ)  # before numpy is loaded
-    arguments = make_parser().parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-    except KeyboardInterrupt:
-        print("tessera-bench: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except TesseraError as error:
-        print(f"tessera-bench: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(
-            f"tessera-bench: {error.name} is not installed; "
-            "this command needs: pip install 'tessera-fl[bench]'",
-            file=sys.stderr,
-        )
-        return 2
-    except OSError as error:
-        print(f"tessera-bench: {error}", file=sys.stderr)
-        return 1
-    return code
+    return run_command(make_parser, argv, "bench")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -4,47 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
-from edge_sdk import TesseraError, __version__
-from edge_sdk.program.processes import limit_threads
+from edge_sdk import __version__
+from edge_sdk.program.command import EXIT_INTERRUPTED, run_command
 
-EXIT_INTERRUPTED = 130
+if TYPE_CHECKING:
+    from coordinator.simulate.demo.config import DemoConfig
+
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
+FLAGS = (
+    *("rule", "mask", "widths", "recipe", "up", "down", "memory", "memory_type", "threads"),
+    *("rounds", "fleet", "seed", "backend", "init"),
+)
+"""Settings of the demo that are flags under the same name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    limit_threads(os.environ)  # before numpy is loaded
-    arguments = make_parser().parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-    except KeyboardInterrupt:
-        print("tessera-coordinator: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except TesseraError as error:
-        print(f"tessera-coordinator: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(
-            f"tessera-coordinator: {error.name} is not installed; "
-            "this command needs: pip install 'tessera-fl[coordinator]'",
-            file=sys.stderr,
-        )
-        return 2
-    except OSError as error:
-        print(f"tessera-coordinator: {error}", file=sys.stderr)
-        return 1
-    return code
+    return run_command(make_parser, argv, "coordinator")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,6 +42,18 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
+    _add_demo(commands)
+    _add_export(commands)
+    _add_serve(commands)
+    _add_run_commands(commands)
+    add_identity_commands(commands)
+    return parser
+
+
+def _add_demo(commands: Any) -> None:
+    from coordinator.simulate.demo.config import DemoConfig
+    from edge_sdk.program.settings.reference import add_flags
+
     demo = commands.add_parser(
         "demo",
         help="watch unequal devices train one model",
@@ -76,85 +75,21 @@ def make_parser() -> argparse.ArgumentParser:
             "same bits, with and without --in-process; asynchronous rules repeat only with it."
         ),
     )
-    demo.add_argument("--rule", help="rule that combines movements (default ram-fed)")
-    demo.add_argument(
-        "--rule-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the rule; repeatable",
-    )
-    demo.add_argument(
-        "--mask", help="policy that picks each device's groups (default: the best for the rule)"
-    )
-    demo.add_argument(
-        "--mask-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the mask policy, e.g. tied=true; repeatable",
-    )
-    demo.add_argument(
-        "--widths",
-        choices=("own", "ordered-dropout", "sandwich"),
-        help=(
-            "submodels that a step trains: the assigned one, one drawn from it and the narrower "
-            "ones within it, or it and a drawn narrower one (default own)"
-        ),
-    )
-    demo.add_argument(
-        "--recipe",
-        metavar="NAME",
-        help="a published system instead of --rule, --mask and --widths; `list` lists all",
-    )
-    demo.add_argument(
-        "--up",
-        default="fp32",
-        metavar="ENCODING",
-        help="encoding of movements: fp32, fp16, int8, top-k:0.1; add +zstd to any (default fp32)",
-    )
-    demo.add_argument(
-        "--down", default="fp32", metavar="ENCODING", help="encoding of the model (default fp32)"
-    )
-    demo.add_argument(
-        "--memory",
-        type=Path,
-        metavar="DIR",
-        help="keep the rule's memory in this folder on disk (with --in-process)",
-    )
-    demo.add_argument(
-        "--memory-type",
-        choices=("fp32", "fp16", "int8"),
-        default="fp32",
-        help="number type of the values in memory (default %(default)s)",
-    )
-    demo.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help=(
-            "devices that train at the same time, with --in-process; does not change the result "
-            "(default %(default)s)"
-        ),
-    )
-    demo.add_argument(
-        "--rounds", type=int, default=30, help="rounds to train (default %(default)s)"
-    )
-    demo.add_argument(
-        "--fleet",
-        type=Path,
-        metavar="FILE",
-        help="devices to emulate, see docs/devices.md (default: devices/fleets/mixed.toml)",
-    )
-    demo.add_argument("--devices", type=int, help="number of devices to use (default: all)")
+    add_flags(demo, DemoConfig, FLAGS)
+    for name, example in (("rule", "damping=0.5"), ("mask", "tied=true")):
+        demo.add_argument(
+            f"--{name}-option",
+            type=_option,
+            action="append",
+            metavar="NAME=VALUE",
+            help=f"an option of the {name}, e.g. {example}; repeatable",
+        )
+    demo.add_argument("--devices", metavar="N", help="number of devices to use (default: all)")
     demo.add_argument(
         "--no-compare",
         action="store_true",
         help="skip the second run, in which every device trains the whole model",
     )
-    demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     demo.add_argument("--json", type=Path, metavar="FILE", help="write all rounds as JSON")
     demo.add_argument(
         "--plot",
@@ -162,21 +97,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         default=Path("tessera-demo.png"),
         help="file for the plot of accuracy by round (default %(default)s)",
-    )
-    demo.add_argument(
-        "--backend",
-        choices=("onnx", "torch"),
-        default="onnx",
-        help=(
-            "training backend: onnxruntime on the compiled graph or, with --in-process, torch "
-            "(default %(default)s)"
-        ),
-    )
-    demo.add_argument(
-        "--init",
-        type=Path,
-        metavar="FILE",
-        help="start from these weights: .safetensors, or a torch state_dict (.pt, .pth, .bin)",
     )
     demo.add_argument(
         "--save", type=Path, metavar="DIR", help="save the trained model in a new folder"
@@ -187,6 +107,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="run everything in this process over an in-memory link, without a broker",
     )
     demo.set_defaults(run=_demo)
+
+
+def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
         help="convert a saved model to ONNX, safetensors or a torch state_dict",
@@ -205,10 +128,6 @@ def make_parser() -> argparse.ArgumentParser:
     export.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write")
     export.add_argument("--force", action="store_true", help="replace an existing file")
     export.set_defaults(run=_export)
-    _add_serve(commands)
-    _add_run_commands(commands)
-    add_identity_commands(commands)
-    return parser
 
 
 def _add_serve(commands: Any) -> None:
@@ -420,39 +339,40 @@ def _demo(arguments: argparse.Namespace) -> int:
     return _run_demo(arguments)
 
 
-def _choices(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the rule, the masks and the local rule of a demo. Raises `ConfigError`."""
+def _demo_config(arguments: argparse.Namespace) -> DemoConfig:
+    """Return the settings of a demo. Raises `ConfigError`."""
+    from coordinator.simulate.demo.config import DemoConfig
+    from edge_sdk.decide.emulation.fleet import load_fleet
+    from edge_sdk.program.settings import load_settings
+
+    flags = {name: getattr(arguments, name) for name in (*FLAGS, "devices")}
+    for name in ("rule", "mask"):
+        flags[f"{name}_options"] = dict(getattr(arguments, f"{name}_option") or ())
+    config = load_settings(DemoConfig, environment={}, flags=flags)
+    if arguments.devices is None:
+        config = replace(config, devices=len(load_fleet(config.fleet)))
+    return config if config.recipe is None else _by_recipe(config, config.recipe, arguments)
+
+
+def _by_recipe(config: DemoConfig, name: str, arguments: argparse.Namespace) -> DemoConfig:
     from coordinator.aggregate.published import PUBLISHED
     from edge_sdk.program.settings import nearest
 
-    name, widths = arguments.recipe, arguments.widths
-    given = {
-        "--rule": arguments.rule,
-        "--rule-option": arguments.rule_option,
-        "--mask": arguments.mask,
-        "--mask-option": arguments.mask_option,
-        "--widths": widths,
-    }
-    if name is None:
-        return {
-            "rule": arguments.rule or "ram-fed",
-            "rule_options": dict(arguments.rule_option),
-            "mask": arguments.mask,
-            "mask_options": dict(arguments.mask_option),
-            "local": {} if widths is None else {"widths": widths},
-        }
     if name not in PUBLISHED:
         raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
-    if also := [option for option, value in given.items() if value]:
-        raise ConfigError(f"--recipe {name} sets {also[0]} itself: leave out one of the two")
+    for option in ("rule", "rule_option", "mask", "mask_option", "widths"):
+        if getattr(arguments, option):
+            also = f"--{option.replace('_', '-')}"
+            raise ConfigError(f"--recipe {name} sets {also} itself: leave out one of the two")
     recipe = PUBLISHED[name]
-    return {
-        "rule": recipe.rule,
-        "rule_options": recipe.rule_options,
-        "mask": recipe.masks,
-        "mask_options": recipe.mask_options,
-        "local": recipe.local,
-    }
+    return replace(
+        config,
+        rule=recipe.rule,
+        rule_options=recipe.rule_options,
+        mask=recipe.masks,
+        mask_options=recipe.mask_options,
+        local=recipe.local,
+    )
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:
@@ -460,29 +380,12 @@ def _run_demo(arguments: argparse.Namespace) -> int:
 
     from coordinator.run.folder import RunError
     from coordinator.simulate.demo.processes import ProcessDemo
-    from coordinator.simulate.demo.run import AnyDemo, DemoConfig, as_json, make_demo, run_full
-    from coordinator.simulate.demo.view import save_plot, summarise, watch
+    from coordinator.simulate.demo.run import make_demo, run_full
+    from coordinator.simulate.demo.view import AnyDemo, as_json, save_plot, summarise, watch
     from coordinator.task.saved_model import check_folder_free
-    from edge_sdk.decide.emulation.fleet import load_fleet, shipped_fleet
-    from edge_sdk.protocol.encoding.encoding import Encoding
 
-    fleet = shipped_fleet("mixed") if arguments.fleet is None else arguments.fleet
-    devices = len(load_fleet(fleet)) if arguments.devices is None else arguments.devices
-    config = DemoConfig(
-        rounds=arguments.rounds,
-        fleet=fleet,
-        devices=devices,
-        seed=arguments.seed,
-        backend=arguments.backend,
-        init=arguments.init,
-        **_choices(arguments),
-        up=Encoding.parse(arguments.up),
-        down=Encoding.parse(arguments.down),
-        memory_dir=arguments.memory,
-        memory_type=arguments.memory_type,
-        threads=arguments.threads,
-    )
-    for folder in (arguments.save, arguments.memory):
+    config = _demo_config(arguments)
+    for folder in (arguments.save, config.memory):
         if folder is not None:
             check_folder_free(folder)
     for path in (arguments.json, arguments.plot):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk import TesseraError, __version__
-from edge_sdk.program.processes import limit_threads
+from edge_sdk.program.command import EXIT_INTERRUPTED, run_command
 from edge_sdk.protocol.errors import TensorError
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ EXIT_BROKER = 4
 EXIT_TASK = 5
 EXIT_REPLACED = 6
 EXIT_DENIED = 7
-EXIT_INTERRUPTED = 130
 FLAGS = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
 """Keys that `run` takes as flags too."""
 OUTPUT_FORMATS = (".npy", ".json")
@@ -39,27 +38,7 @@ OUTPUT_FORMATS = (".npy", ".json")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    limit_threads(os.environ)  # before numpy is loaded
-    arguments = make_parser().parse_args(argv)
-    try:
-        code: int = arguments.run(arguments)
-    except KeyboardInterrupt:
-        print("tessera-device: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except TesseraError as error:
-        print(f"tessera-device: {error}", file=sys.stderr)
-        return EXIT_CONFIG
-    except ModuleNotFoundError as error:
-        print(
-            f"tessera-device: {error.name} is not installed; "
-            "this command needs: pip install 'tessera-fl[onnx]'",
-            file=sys.stderr,
-        )
-        return EXIT_CONFIG
-    except OSError as error:
-        print(f"tessera-device: {error}", file=sys.stderr)
-        return 1
-    return code
+    return run_command(make_parser, argv, "onnx")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -219,24 +198,18 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         log.info("interrupted")
         return EXIT_INTERRUPTED
-    except DataError as error:
-        log.error("%s", error)
-        return EXIT_DATA
-    except BrokerError as error:
-        log.error("%s", error)
-        return EXIT_BROKER
-    except DeniedError as error:
-        log.error("%s", error, extra=fact("denied"))
-        return EXIT_DENIED
-    except ReplacedError as error:
-        log.error("%s", error, extra=fact("replaced"))
-        return EXIT_REPLACED
-    except LinkError as error:
-        log.error("[broker] %s", error)
-        return EXIT_CONFIG
     except TesseraError as error:
-        log.error("this device cannot train the task: %s", error)
-        return EXIT_TASK
+        for kind, said, event, code in (
+            (DataError, "", "data", EXIT_DATA),
+            (BrokerError, "", "broker", EXIT_BROKER),
+            (DeniedError, "", "denied", EXIT_DENIED),
+            (ReplacedError, "", "replaced", EXIT_REPLACED),
+            (LinkError, "[broker] ", "link", EXIT_CONFIG),
+            (TesseraError, "this device cannot train the task: ", "task", EXIT_TASK),
+        ):
+            if isinstance(error, kind):
+                log.error("%s%s", said, error, extra=fact(event))
+                return code
     return 0
 
 

@@ -12,7 +12,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -27,29 +27,28 @@ from benchmarks.aggregate.rounds import (
     RoundSizes,
     device_name,
     fill,
+    movement_of,
     random_groups,
     random_values,
+    rounds_config,
 )
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.memory import MemoryType, estimate_bytes
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
-from coordinator.masks.policies.random import RandomMasks
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
 from coordinator.service.receiving import Receiving, read_upload
 from edge_sdk.program.processes import run_child
-from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.messages.transfer import Credit
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.streams import stream
 from edge_sdk.transport.uploads import Outgoing, Upload, UploadLimits
 
@@ -129,10 +128,7 @@ class ClosesRow:
         return self.anonymous_mb / self.model_mb
 
 
-def measure_closes(
-    config: ClosesConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[ClosesRow]:
+def measure_closes(config: ClosesConfig, begin: Begin = silent) -> list[ClosesRow]:
     """Run every case. `begin` is called with each; all its results together `ticks` times."""
     rows = []
     for rule, dtype, encoding in CASES:
@@ -164,14 +160,12 @@ def closes_figures(rows: Sequence[ClosesRow]) -> list[Figure]:
         stem += "" if row.encoding == "fp32" else f".from_{row.encoding}"
         target = TARGET if row.plan == TARGET_PLAN else None
         figures += [
+            Figure(f"{stem}.anonymous_over_model", row.over_model, "×", target=target),
+            Figure(f"{stem}.mapped", row.mapped_mb, "MB"),
             Figure(
-                name=f"{stem}.anonymous_over_model", value=row.over_model, unit="×", target=target
-            ),
-            Figure(name=f"{stem}.mapped", value=row.mapped_mb, unit="MB"),
-            Figure(
-                name=f"{stem}.close_rate",
-                value=row.received_mb / 1e3 / (row.close_s + row.commit_s),
-                unit="GB/s",
+                f"{stem}.close_rate",
+                row.received_mb / 1e3 / (row.close_s + row.commit_s),
+                "GB/s",
                 better="higher",
             ),
         ]
@@ -200,19 +194,9 @@ def make_movements(*arguments: str) -> None:
         memory.close()
     for round, device in _all(config):
         groups = random_groups(plan, config.level, draws)
-        ids = plan.block_ids(plan.choose(groups))
-        blocks = Blocks(ids, drawn[: int(plan.block_sizes[ids].sum())])
-        movement = Movement(
-            device=device,
-            round=round,
-            plan_hash=plan.hash,
-            payload=encode_blocks(plan, groups, blocks, rounds.up, draws),
-            statistics={},
-            learning_rate=LEARNING_RATE,
-            level=config.level,
-            samples=1,
-            loss=1.0,
-            train_s=1.0,
+        level, up = config.level, rounds.up
+        movement = movement_of(
+            plan, groups, drawn, draws, device=device, round=round, level=level, encoding=up
         )
         path = folder / f"{round}-{device}"
         path.write_bytes(encode_movement(movement))
@@ -283,18 +267,9 @@ def _settings(
 ) -> tuple[ClosesConfig, RoundsConfig, Path]:
     fields: dict[str, Any] = json.loads(config)
     settings = ClosesConfig(**{**fields, "widths": tuple(fields["widths"])})
-    rounds = RoundsConfig(
-        plan=settings.plan,
-        rule=RamFed() if dtype else RaFed(),
-        masks=RandomMasks(),
-        local_rule=LocalRule(learning_rate=LEARNING_RATE),
-        steps=1,
-        batch_size=1,
-        min_devices=1,
-        seed=0,
-        rounds=settings.rounds,
-        up=Encoding.parse(encoding),
-    )
+    made = RamFed() if dtype else RaFed()
+    up = Encoding.parse(encoding)
+    rounds = rounds_config(settings.plan, made, settings.rounds, min_devices=1, up=up)
     if rule != ("ram-fed" if dtype else "ra-fed"):
         raise FigureError(f"{rule} is not measured with memory {dtype or None!r}")
     return settings, rounds, Path(folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table, or_dash
+from benchmarks.report.tables import make_table, or_dash, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,87 +111,72 @@ def measure_aggregate(config: AggregateConfig) -> Measured:
 
 
 def _throughput_table(rows: Sequence[ThroughputRow], threads: int) -> Table:
-    table = make_table(
+    def commit(row: ThroughputRow, number: float) -> str:
+        return or_dash(None if row.dtype is None else number)
+
+    return table_of(
         f"Taking in {rows[0].received_mb:.0f} MB of movements ({rows[0].plan} parameters, "
         f"{threads} threads), and numpy.copyto of them",
-        *("rule", "memory", "copyto\nGB/s", "rule\nGB/s", "rule ÷\ncopyto", "with\ncommit"),
-        *("CPU s", "commit\ns", "longest\ns"),
+        rows,
+        ("rule", lambda row: row.rule),
+        ("memory", lambda row: row.dtype or "–"),
+        ("copyto\nGB/s", lambda row: f"{row.copy_gb_s:.2f}"),
+        ("rule\nGB/s", lambda row: f"{row.move_gb_s:.2f}"),
+        ("rule ÷\ncopyto", lambda row: f"{row.over_copy:.3f}"),
+        ("with\ncommit", lambda row: commit(row, row.over_copy_with_commit)),
+        ("CPU s", lambda row: f"{row.move_cpu_s:.2f}"),
+        ("commit\ns", lambda row: commit(row, row.commit_s)),
+        ("longest\ns", lambda row: commit(row, row.longest_commit_s)),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for row in rows:
-        commits = (row.over_copy_with_commit, row.commit_s, row.longest_commit_s)
-        ratio, usual, longest = (None,) * 3 if row.dtype is None else commits
-        table.add_row(
-            row.rule,
-            row.dtype or "–",
-            f"{row.copy_gb_s:.2f}",
-            f"{row.move_gb_s:.2f}",
-            f"{row.over_copy:.3f}",
-            or_dash(ratio),
-            f"{row.move_cpu_s:.2f}",
-            or_dash(usual),
-            or_dash(longest),
-        )
-    return table
 
 
 def _closes_table(rows: Sequence[ClosesRow]) -> Table:
-    table = make_table(
+    return table_of(
         f"Memory over idle (model and memory open) while rounds of uploads close; "
         f"the model has {rows[0].model_mb:.0f} MB",
-        *("rule", "memory", "movements", "received\nMB", "anonymous\nMB", "in\nmodels"),
-        *("mapped\nMB", "receive\ns", "close\ns", "close\nCPU s", "commit\ns"),
+        rows,
+        ("rule", lambda row: row.rule),
+        ("memory", lambda row: row.dtype or "–"),
+        ("movements", lambda row: row.encoding),
+        ("received\nMB", lambda row: f"{row.received_mb:.0f}"),
+        ("anonymous\nMB", lambda row: f"{row.anonymous_mb:.0f}"),
+        ("in\nmodels", lambda row: f"{row.over_model:.2f}"),
+        ("mapped\nMB", lambda row: f"{row.mapped_mb:.0f}"),
+        ("receive\ns", lambda row: f"{row.receive_s:.2f}"),
+        ("close\ns", lambda row: f"{row.close_s:.2f}"),
+        ("close\nCPU s", lambda row: f"{row.close_cpu_s:.2f}"),
+        ("commit\ns", lambda row: f"{row.commit_s:.2f}"),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for row in rows:
-        table.add_row(
-            row.rule,
-            row.dtype or "–",
-            row.encoding,
-            *(f"{size:.0f}" for size in (row.received_mb, row.anonymous_mb)),
-            f"{row.over_model:.2f}",
-            f"{row.mapped_mb:.0f}",
-            *(f"{each:.2f}" for each in (row.receive_s, row.close_s, row.close_cpu_s)),
-            f"{row.commit_s:.2f}",
-        )
-    return table
 
 
 def _scale_table(rows: Sequence[ScaleRow]) -> Table:
-    table = make_table(
+    return table_of(
         "A round of ram-fed by registered devices, each remembered in full on disk",
-        *("devices", "disk\nMB", "rule\nms", "commit\nms", "round\nms", "ratio"),
-        *("anonymous\nMB", "ratio"),
+        rows,
+        ("devices", lambda row: f"{row.devices:,}"),
+        ("disk\nMB", lambda row: f"{row.disk_mb:.0f}"),
+        ("rule\nms", lambda row: f"{row.move_ms:.1f}"),
+        ("commit\nms", lambda row: f"{row.commit_ms:.1f}"),
+        ("round\nms", lambda row: f"{row.round_ms:.1f}"),
+        ("ratio", lambda row: f"{row.time_ratio:.3f}"),
+        ("anonymous\nMB", lambda row: f"{row.anonymous_mb:.1f}"),
+        ("ratio", lambda row: f"{row.memory_ratio:.3f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.devices:,}",
-            f"{row.disk_mb:.0f}",
-            f"{row.move_ms:.1f}",
-            f"{row.commit_ms:.1f}",
-            f"{row.round_ms:.1f}",
-            f"{row.time_ratio:.3f}",
-            f"{row.anonymous_mb:.1f}",
-            f"{row.memory_ratio:.3f}",
-        )
-    return table
 
 
 def _members_table(rows: Sequence[MembersRow], participants: int) -> Table:
-    table = make_table(
+    return table_of(
         f"A round without training by members, of which {participants} take part",
-        *("members", "there", "machine\nms", "ratio", "process\nms", "ratio"),
+        rows,
+        ("members", lambda row: f"{row.members:,}"),
+        ("there", lambda row: f"{row.members if row.there else participants:,}"),
+        ("machine\nms", lambda row: f"{row.machine_ms:.2f}"),
+        ("ratio", lambda row: f"{row.machine_ratio:.3f}"),
+        ("process\nms", lambda row: f"{row.process_ms:.2f}"),
+        ("ratio", lambda row: f"{row.process_ratio:.3f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.members:,}",
-            f"{row.members if row.there else participants:,}",
-            f"{row.machine_ms:.2f}",
-            f"{row.machine_ratio:.3f}",
-            f"{row.process_ms:.2f}",
-            f"{row.process_ratio:.3f}",
-        )
-    return table
 
 
 def _traffic_table(rows: Sequence[TrafficRow]) -> Table:

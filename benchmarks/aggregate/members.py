@@ -16,22 +16,23 @@ from time import process_time
 
 import numpy as np
 
-from benchmarks.aggregate.rounds import LEARNING_RATE, device_name, perceptron_plan
+from benchmarks.aggregate.rounds import (
+    device_name,
+    movement_of,
+    perceptron_plan,
+    rounds_config,
+)
 from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import RULES
-from coordinator.masks import make_masks
+from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.rounds import synchronous
 from coordinator.rounds.events import Joined, Kept, Left, Send
 from coordinator.rounds.synchronous import Commit, Committed, Effect, RoundsConfig, RoundsState
 from coordinator.simulate.federation import Federation, Member
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
-from edge_sdk.protocol.encoding.codec import encode_blocks
-from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement
-from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import DataSpec
@@ -83,22 +84,15 @@ class MembersRow:
     process_ratio: float
 
 
-def measure_members(
-    config: MembersConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[MembersRow]:
+def measure_members(config: MembersConfig, begin: Begin = silent) -> list[MembersRow]:
     """Time rounds: of members that left, then of members that stay.
 
     `begin`'s results are called `config.ticks` times.
     """
-    return [
-        row for there in (False, True) for row in _measure_fleets(config, there=there, begin=begin)
-    ]
+    return [row for there in (False, True) for row in _measure_fleets(config, there, begin)]
 
 
-def _measure_fleets(
-    config: MembersConfig, *, there: bool, begin: Callable[[str], Callable[[], None]]
-) -> list[MembersRow]:
+def _measure_fleets(config: MembersConfig, there: bool, begin: Begin) -> list[MembersRow]:
     which = ", all there" if there else ""
     machine = _in_turns(config, partial(_machine_rounds, there), begin(f"state machine{which}"))
     process = _in_turns(config, partial(_process_rounds, there), begin(f"one process{which}"))
@@ -124,10 +118,10 @@ def members_figures(rows: Sequence[MembersRow]) -> list[Figure]:
             ("machine", row.machine_ms, row.machine_ratio),
             ("process", row.process_ms, row.process_ratio),
         ):
-            figures.append(Figure(name=f"{stem}.{what}", value=value, unit="ms"))
+            figures.append(Figure(f"{stem}.{what}", value, "ms"))
             if row.members != rows[0].members:
                 name = f"{stem}.{what}_over_{rows[0].members}"
-                figures.append(Figure(name=name, value=ratio, unit="×", target=TARGET))
+                figures.append(Figure(name, ratio, "×", target=TARGET))
     return figures
 
 
@@ -146,18 +140,9 @@ def _in_turns(
 
 
 def _run_config(config: MembersConfig, *, there: bool) -> RoundsConfig:
-    return RoundsConfig(
-        plan=perceptron_plan(16, (16,), 4),
-        rule=RULES["ra-fed"](),
-        masks=make_masks("random"),
-        local_rule=LocalRule(learning_rate=LEARNING_RATE),
-        rounds=config.warm + config.turns + 1,
-        steps=1,
-        batch_size=1,
-        min_devices=config.participants,
-        participants=config.participants if there else None,
-        seed=0,
-    )
+    plan, rounds = perceptron_plan(16, (16,), 4), config.warm + config.turns + 1
+    drawn = config.participants if there else None
+    return rounds_config(plan, RaFed(), rounds, min_devices=config.participants, participants=drawn)
 
 
 # -- the state machine ---------------------------------------------------------------------------
@@ -172,7 +157,9 @@ def _machine_rounds(there: bool, config: MembersConfig, members: int) -> Iterato
         state, _ = synchronous.handle(run, state, Joined(name), 0.0)
         if number >= config.participants and not there:
             state, _ = synchronous.handle(run, state, Left(name), 0.0)
-    sample = _movement(run.plan)
+    plan, zeros = run.plan, np.zeros(run.plan.parameters, dtype=np.float32)
+    draws = stream(0, "members")
+    sample = movement_of(plan, plan.all_groups(), zeros, draws, device="", round=1)
     while True:
         round, names = state.round, sorted(state.selected)
         bids = [
@@ -201,23 +188,6 @@ def _one_round(
         raise FigureError(f"the last movement was answered with {told}")
     state, _ = synchronous.handle(run, state, Committed(state.round), 0.0)
     return state
-
-
-def _movement(plan: ModelPlan) -> Movement:
-    groups, ids = plan.all_groups(), np.arange(plan.block_count, dtype=np.int64)
-    blocks = Blocks(ids, np.zeros(plan.parameters, dtype=np.float32))
-    return Movement(
-        device="",
-        round=1,
-        plan_hash=plan.hash,
-        payload=encode_blocks(plan, groups, blocks, Encoding(), stream(0, "members")),
-        statistics={},
-        learning_rate=LEARNING_RATE,
-        level=1.0,
-        samples=1,
-        loss=0.0,
-        train_s=0.0,
-    )
 
 
 # -- a federation --------------------------------------------------------------------------------

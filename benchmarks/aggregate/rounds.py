@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
-from coordinator.aggregate.rules import Closing
+from coordinator.aggregate.rules import Closing, Rule
+from coordinator.masks import make_masks
+from coordinator.rounds.synchronous import RoundsConfig
+from edge_sdk.protocol.encoding.codec import encode_blocks
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.round import Movement
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor, split_atoms
@@ -105,6 +112,49 @@ def closing_of(
         registered=registered,
         memory=memory,
         threads=threads,
+    )
+
+
+def rounds_config(plan: ModelPlan, rule: Rule, rounds: int, **more: Any) -> RoundsConfig:
+    """Make the settings of a run with random masks; `more` are further ones."""
+    return RoundsConfig(
+        plan=plan,
+        rule=rule,
+        masks=make_masks("random"),
+        local_rule=LocalRule(learning_rate=LEARNING_RATE),
+        rounds=rounds,
+        steps=1,
+        batch_size=1,
+        seed=0,
+        **more,
+    )
+
+
+def movement_of(
+    plan: ModelPlan,
+    groups: Groups,
+    values: Float32,
+    stream: np.random.Generator,
+    *,
+    device: str,
+    round: int,
+    level: float = 1.0,
+    encoding: Encoding | None = None,
+) -> Movement:
+    """Make a device's movement of these groups, from as many values as their blocks hold."""
+    ids = plan.block_ids(plan.choose(groups))
+    blocks = Blocks(ids, values[: int(plan.block_sizes[ids].sum())])
+    return Movement(
+        device=device,
+        round=round,
+        plan_hash=plan.hash,
+        payload=encode_blocks(plan, groups, blocks, encoding or Encoding(), stream),
+        statistics={},
+        learning_rate=LEARNING_RATE,
+        level=level,
+        samples=1,
+        loss=1.0,
+        train_s=1.0,
     )
 
 

@@ -13,28 +13,21 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import IO, Any, cast
 
-from benchmarks.aggregate.rounds import (
-    closing_of,
-    device_name,
-    fill,
-    perceptron_plan,
-    random_values,
-)
+from benchmarks.aggregate.rounds import RoundSizes, closing_of, device_name, fill, random_values
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.memory import DiskMemory, MemoryConfig, MemoryType, estimate_bytes
 from coordinator.aggregate.rules.ram_fed import RamFed
 from edge_sdk.program.processes import start_piped
-from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 
 METHOD = (
@@ -52,7 +45,7 @@ _CHILD = "import sys; from benchmarks.aggregate.scale import {work}; {work}(*sys
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleConfig:
+class ScaleConfig(RoundSizes):
     """Parameters; `fleets` ascending, in devices; `turns` are measured after `warm` that are not.
 
     Raises `FigureError` for a fleet that is smaller than a round.
@@ -63,24 +56,16 @@ class ScaleConfig:
     widths: tuple[int, ...] = (256, 256)
     outputs: int = 10
     dtype: MemoryType = "fp16"
-    participants: int = 32
-    level: float = 0.5
-    threads: int = 2
     batch: int = 500
     """Devices of one commit while a memory is filled."""
     warm: int = 5
     turns: int = 40
 
     def __post_init__(self) -> None:
-        if min(self.fleets) < self.participants:
+        if min(self.fleets) < self.devices:
             raise FigureError(
-                f"{self.participants} devices take part, and a fleet has {min(self.fleets)}"
+                f"{self.devices} devices take part, and a fleet has {min(self.fleets)}"
             )
-
-    @cached_property
-    def plan(self) -> ModelPlan:
-        """The model's plan."""
-        return perceptron_plan(self.inputs, self.widths, self.outputs)
 
     @property
     def disk_bytes(self) -> int:
@@ -108,10 +93,7 @@ class ScaleRow:
     disk_mb: float
 
 
-def measure_scale(
-    config: ScaleConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[ScaleRow]:
+def measure_scale(config: ScaleConfig, begin: Begin = silent) -> list[ScaleRow]:
     """Fill memories and close rounds. `begin`'s results are called `config.ticks` times."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-bench-")))
@@ -175,12 +157,12 @@ def scale_figures(rows: Sequence[ScaleRow]) -> list[Figure]:
     for row in rows:
         stem = f"aggregate.devices.{row.devices}"
         figures += [
-            Figure(name=f"{stem}.round", value=row.round_ms, unit="ms"),
-            Figure(name=f"{stem}.anonymous", value=row.anonymous_mb, unit="MB"),
+            Figure(f"{stem}.round", row.round_ms, "ms"),
+            Figure(f"{stem}.anonymous", row.anonymous_mb, "MB"),
         ]
         if row.devices != smallest:
             figures += [
-                Figure(name=f"{stem}.{what}_over_{smallest}", value=value, unit="×", target=TARGET)
+                Figure(f"{stem}.{what}_over_{smallest}", value, "×", target=TARGET)
                 for what, value in (("round", row.time_ratio), ("anonymous", row.memory_ratio))
             ]
     return figures
@@ -244,7 +226,7 @@ def close_rounds(config: str, folder: str, fleet: str) -> None:
     plan, rule, draws = settings.plan, RamFed(), stream(0, "scale", "rounds")
     values = random_values(plan.parameters, draws)
     for _ in sys.stdin:
-        drawn = draws.choice(settings.fleets[0], settings.participants, replace=False)
+        drawn = draws.choice(settings.fleets[0], settings.devices, replace=False)
         names = sorted((drawn * (int(fleet) // settings.fleets[0])).tolist())
         closing = closing_of(
             plan,

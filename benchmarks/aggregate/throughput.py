@@ -29,6 +29,7 @@ from benchmarks.aggregate.rounds import (
     random_values,
 )
 from benchmarks.report.figures import Figure, FigureError
+from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.memory import (
     DiskMemory,
     Memory,
@@ -112,10 +113,7 @@ class ThroughputRow:
     longest_commit_s: float
 
 
-def measure_throughput(
-    config: ThroughputConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
-) -> list[ThroughputRow]:
+def measure_throughput(config: ThroughputConfig, begin: Begin = silent) -> list[ThroughputRow]:
     """Time every case. `begin` is called with each; all its results together `ticks` times."""
     plan, draws = config.plan, stream(0, "throughput")
     size = plan.submodel_parameters(random_groups(plan, config.level, draws))
@@ -172,24 +170,13 @@ def throughput_figures(rows: Sequence[ThroughputRow]) -> list[Figure]:
         stem = f"aggregate.{row.plan}.{row.rule}" + (f".{row.dtype}" if row.dtype else "")
         target = TARGETS[row.rule, row.dtype] if row.plan == TARGET_PLAN else None
         figures.append(
-            Figure(
-                name=f"{stem}.over_copy",
-                value=row.over_copy,
-                unit="×",
-                target=target,
-                better="higher",
-            )
+            Figure(f"{stem}.over_copy", row.over_copy, "×", target=target, better="higher")
         )
-        figures.append(
-            Figure(name=f"{stem}.rate", value=row.move_gb_s, unit="GB/s", better="higher")
-        )
+        figures.append(Figure(f"{stem}.rate", row.move_gb_s, "GB/s", better="higher"))
         if row.dtype is not None:
             figures.append(
                 Figure(
-                    name=f"{stem}.over_copy_with_commit",
-                    value=row.over_copy_with_commit,
-                    unit="×",
-                    better="higher",
+                    f"{stem}.over_copy_with_commit", row.over_copy_with_commit, "×", better="higher"
                 )
             )
     return figures

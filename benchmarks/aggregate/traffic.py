@@ -115,9 +115,9 @@ def traffic_figures(rows: Sequence[TrafficRow]) -> list[Figure]:
     """Return the figures of `measure_traffic`."""
     return [
         Figure(
-            name=f"aggregate.bytes.{row.level * 100:.0f}.{_word(row.encoding)}.{way}_over_full",
-            value=share,
-            unit="×",
+            f"aggregate.bytes.{row.level * 100:.0f}.{_word(row.encoding)}.{way}_over_full",
+            share,
+            "×",
         )
         for row in rows
         for way, share in (("up", row.up_share), ("down", row.down_share))

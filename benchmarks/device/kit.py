@@ -113,7 +113,7 @@ def write_kit(
 def write_task(family: str, batch: int, folder: Path, levels: Sequence[float] = LEVELS) -> None:
     """Write one family's files on a device: plan, graphs, a model in chunks, data."""
     from benchmarks.models import FAMILIES
-    from coordinator.task.graphs import compile_graphs
+    from coordinator.task.graphs.compilation import compile_graphs
     from coordinator.task.task import make_task
     from edge_sdk.protocol.encoding.encoded_model import encode_model
     from edge_sdk.protocol.encoding.encoding import Encoding

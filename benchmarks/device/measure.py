@@ -241,20 +241,18 @@ def device_figures(results: Results) -> list[Figure]:
         level = f"{case.level * 100:g}".replace(".", "_")
         stem = f"device.{case.family}.{level}.{case.backend}.threads-{case.threads}"
         figures += [
-            Figure(name=f"{stem}.step", value=case.step_s.median, unit="s"),
-            Figure(name=f"{stem}.round", value=case.round_s.median, unit="s"),
-            Figure(name=f"{stem}.peak", value=case.peak_bytes.value / 1e6, unit="MB"),
+            Figure(f"{stem}.step", case.step_s.median, "s"),
+            Figure(f"{stem}.round", case.round_s.median, "s"),
+            Figure(f"{stem}.peak", case.peak_bytes.value / 1e6, "MB"),
         ]
         if case.joules is not None and case.joules.gross is not None:
-            figures.append(Figure(name=f"{stem}.energy", value=case.joules.gross, unit="J"))
+            figures.append(Figure(f"{stem}.energy", case.joules.gross, "J"))
     errors = [case.time_error for case in results.cases if case.time_error is not None]
     if errors:
-        figures.append(Figure(name="device.time_error", value=median(errors), unit="×"))
+        figures.append(Figure("device.time_error", median(errors), "×"))
     done = results.complete and results.provenance == "measured" and results.cases
     if results.config.quick and done:
-        figures.append(
-            Figure(name="device.quick", value=results.seconds, unit="s", target=QUICK_TARGET_S)
-        )
+        figures.append(Figure("device.quick", results.seconds, "s", target=QUICK_TARGET_S))
     return figures
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,15 +52,11 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _speed_table(rows: Sequence[SpeedRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Device-steps per CPU second, one thread",
-        *("level", "federation", "bare torch", "ratio"),
+        rows,
+        ("level", lambda row: f"{row.level:.0%}"),
+        ("federation", lambda row: f"{row.steps_per_s:,.0f}"),
+        ("bare torch", lambda row: f"{row.bare_steps_per_s:,.0f}"),
+        ("ratio", lambda row: f"{row.ratio:.3f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.level:.0%}",
-            f"{row.steps_per_s:,.0f}",
-            f"{row.bare_steps_per_s:,.0f}",
-            f"{row.ratio:.3f}",
-        )
-    return table

@@ -25,7 +25,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.federation import Federation, Member
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
@@ -85,9 +85,9 @@ def speed_figures(rows: list[SpeedRow]) -> list[Figure]:
     """Return the ratio of every level."""
     return [
         Figure(
-            name=f"fleet.mlp.{row.level * 100:.0f}.steps_over_bare",
-            value=row.ratio,
-            unit="×",
+            f"fleet.mlp.{row.level * 100:.0f}.steps_over_bare",
+            row.ratio,
+            "×",
             target=TARGETS[row.level],
             better="higher",
         )

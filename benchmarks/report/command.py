@@ -18,21 +18,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.report.figures import Figure
+    from benchmarks.report.sheet import Sheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The outcome of a command.
 
-    `shown` are tables and lines for a person, in order; `packages` are those whose versions the
-    numbers depend on; `data` is written beside the figures.
+    `shown` are tables and lines for a person, in order, and `closing` lines that follow the missed
+    targets; `packages` are those whose versions the numbers depend on; `data` is written beside the
+    figures; `code` is the exit code.
     """
 
     figures: Sequence[Figure]
-    shown: Sequence[Table | str]
-    packages: Sequence[str]
-    config: Mapping[str, Any]
+    shown: Sequence[Table | Sheet | str]
+    closing: Sequence[str] = ()
+    packages: Sequence[str] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    code: int = 0
 
 
 Measure = Callable[[argparse.Namespace], Measured]
@@ -66,14 +70,22 @@ def run_command(name: str, measure: Measure, arguments: argparse.Namespace) -> i
     from rich.console import Console
 
     from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.report.sheet import Sheet
+
+    def show(shown: Sequence[Table | Sheet | str]) -> None:
+        for each in shown:
+            if isinstance(each, Sheet):
+                each.print(console)
+            else:
+                plain = isinstance(each, str)
+                console.print(each, highlight=not plain, soft_wrap=plain, markup=not plain)
 
     check_writable(arguments.json)
     measured = measure(arguments)
     console = Console()
-    for each in measured.shown:
-        plain = isinstance(each, str)
-        console.print(each, highlight=not plain, soft_wrap=plain)
+    show(measured.shown)
     print_figures(measured.figures, console)
+    show(measured.closing)
     if arguments.json:
         data = {
             "command": name,
@@ -82,4 +94,4 @@ def run_command(name: str, measure: Measure, arguments: argparse.Namespace) -> i
             **measured.data,
         }
         write_json(arguments.json, measured.figures, data)
-    return 0
+    return measured.code

@@ -18,7 +18,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -41,7 +41,7 @@ class FigureError(TesseraError):
     """A figure, or a set of them, contradicts itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One number. `target` is the value it should reach, in its own unit; None: no target.
 
@@ -51,8 +51,8 @@ class Figure:
     name: str
     value: float
     unit: str
-    target: float | None = None
-    better: Better = "lower"
+    target: float | None = field(default=None, kw_only=True)
+    better: Better = field(default="lower", kw_only=True)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -85,12 +85,12 @@ def import_figures(rows: list[ImportRow]) -> list[Figure]:
     """Return the figures of `measure_imports`."""
     numpy, sdk, names = rows
     return [
-        Figure(name="import.rss", value=sdk.rss_mb, unit="MB", target=RSS_TARGET_MB),
-        Figure(name="import.cpu_over_numpy", value=sdk.cpu_ratio, unit="×", target=CPU_TARGET),
-        Figure(name="import.cpu", value=sdk.cpu_ms, unit="ms"),
-        Figure(name="import.device.rss", value=names.rss_mb, unit="MB"),
-        Figure(name="import.device.cpu_over_numpy", value=names.cpu_ratio, unit="×"),
-        Figure(name="import.numpy.rss", value=numpy.rss_mb, unit="MB"),
+        Figure("import.rss", sdk.rss_mb, "MB", target=RSS_TARGET_MB),
+        Figure("import.cpu_over_numpy", sdk.cpu_ratio, "×", target=CPU_TARGET),
+        Figure("import.cpu", sdk.cpu_ms, "ms"),
+        Figure("import.device.rss", names.rss_mb, "MB"),
+        Figure("import.device.cpu_over_numpy", names.cpu_ratio, "×"),
+        Figure("import.numpy.rss", numpy.rss_mb, "MB"),
     ]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from edge_sdk import TesseraError
 
-EXIT_INTERRUPTED = 130
 RUNS = Path("bench-results")
 """Default folder of runs."""
 NO_TORCH = (
@@ -30,6 +29,29 @@ def add_common(parser: argparse.ArgumentParser, quick: str) -> None:
 def names(text: str) -> tuple[str, ...]:
     """Parse comma-separated names, each once."""
     return tuple(dict.fromkeys(text.split(",")))
+
+
+def add_families(
+    parser: argparse._ActionsContainer, usual: Sequence[str], quick: Sequence[str] = ()
+) -> None:
+    """Add `--families`, the models to measure; `chosen_families` reads it."""
+    more = f"; quick {','.join(quick)}" if quick else ""
+    parser.add_argument(
+        "--families",
+        type=names,
+        metavar="A,B",
+        help=f"models by name (default {','.join(usual)}{more})",
+    )
+
+
+def chosen_families(
+    arguments: argparse.Namespace, usual: Sequence[str], quick: Sequence[str] = ()
+) -> Sequence[str]:
+    """Return the models to measure. Raises `UsageError` for an unknown one."""
+    fewer = quick if arguments.quick and quick else usual
+    families: Sequence[str] = arguments.families or fewer
+    check_families(families)
+    return families
 
 
 def check_families(names: Sequence[str]) -> None:

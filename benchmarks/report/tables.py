@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+T = TypeVar("T")
 
 
 def make_table(title: str, *columns: str) -> Table:
@@ -23,6 +26,19 @@ def make_table(title: str, *columns: str) -> Table:
     )
     for column in columns:
         table.add_column(column, justify="right")
+    return table
+
+
+def table_of(
+    title: str, rows: Iterable[T], *columns: tuple[str, Callable[[T], str]], texts: int = 0
+) -> Table:
+    """Make a table of rows. A column is its heading and its cell of a row; the first `texts` of
+    them are words, the others numbers."""
+    table = make_table(title, *(heading for heading, _ in columns))
+    for column in table.columns[:texts]:
+        column.justify = "left"
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
     return table
 
 

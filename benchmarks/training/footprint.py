@@ -21,8 +21,9 @@ import numpy as np
 from benchmarks.models import FAMILIES
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
+from benchmarks.report.progress import Begin, silent
 from benchmarks.training.process import BACKENDS
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData
@@ -87,9 +88,7 @@ class DiskRow:
 
 
 def measure_memory(
-    families: Sequence[str],
-    config: FootprintConfig,
-    begin: Callable[[str], Callable[[], None]] = lambda _: lambda: None,
+    families: Sequence[str], config: FootprintConfig, begin: Begin = silent
 ) -> list[FootprintRow]:
     """Train in fresh processes, the backends in turn.
 
@@ -225,18 +224,18 @@ def footprint_figures(memory: Sequence[FootprintRow], disk: Sequence[DiskRow]) -
     """Return the figures of `measure_memory` and `measure_disk`."""
     figures = [
         Figure(
-            name=f"footprint.{row.family}.{row.backend}.rss",
-            value=row.peak_mb,
-            unit="MB",
+            f"footprint.{row.family}.{row.backend}.rss",
+            row.peak_mb,
+            "MB",
             target=RSS_TARGETS_MB.get(row.family) if row.backend == "onnx" else None,
         )
         for row in memory
     ]
     return figures + [
         Figure(
-            name=f"footprint.environment.{row.extra}.disk",
-            value=row.size_mb,
-            unit="MB",
+            f"footprint.environment.{row.extra}.disk",
+            row.size_mb,
+            "MB",
             target=DISK_TARGET_MB if row.extra == "onnx" else None,
         )
         for row in disk

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import add_families, chosen_families
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import make_table, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,13 +37,7 @@ def add_parser(commands: Any) -> None:
         example="footprint --quick --json footprint.json",
         quick="one process of each kind, not 3",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        default=FOOTPRINT_FAMILIES,
-        metavar="A,B",
-        help=f"which models, by name (default {','.join(FOOTPRINT_FAMILIES)})",
-    )
+    add_families(parser, FOOTPRINT_FAMILIES)
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
@@ -60,8 +54,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
     from benchmarks.training.process import BACKENDS
 
-    families = arguments.families
-    check_families(families)
+    families = chosen_families(arguments, FOOTPRINT_FAMILIES)
     config = FootprintConfig(reps=1 if arguments.quick else 3)
 
     memory: list[FootprintRow] = []
@@ -89,13 +82,14 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _memory_table(rows: Sequence[FootprintRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Memory of a fresh process that trains the full model",
-        *("family", "backend", "imported MB", "peak MB"),
+        rows,
+        ("family", lambda row: row.family),
+        ("backend", lambda row: row.backend),
+        ("imported MB", lambda row: f"{row.imported_mb:.1f}"),
+        ("peak MB", lambda row: f"{row.peak_mb:.1f}"),
     )
-    for row in rows:
-        table.add_row(row.family, row.backend, f"{row.imported_mb:.1f}", f"{row.peak_mb:.1f}")
-    return table
 
 
 def _disk_table(rows: Sequence[DiskRow]) -> Table:

@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.models import FAMILIES, Family
 from benchmarks.report.figures import Figure
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
@@ -300,36 +300,22 @@ def step_figures(rows: Sequence[StepRow]) -> list[Figure]:
     for row in rows:
         stem = f"step.{row.family}.{row.level * 100:.0f}"
         figures += [
-            Figure(name=f"{stem}.cpu", value=row.step_ms, unit="ms"),
-            Figure(name=f"{stem}.onnx_cpu", value=row.onnx_ms, unit="ms"),
-            Figure(
-                name=f"{stem}.onnx_over_torch",
-                value=row.onnx_over_torch,
-                unit="×",
-                target=ONNX_TARGET,
-            ),
+            Figure(f"{stem}.cpu", row.step_ms, "ms"),
+            Figure(f"{stem}.onnx_cpu", row.onnx_ms, "ms"),
+            Figure(f"{stem}.onnx_over_torch", row.onnx_over_torch, "×", target=ONNX_TARGET),
         ]
         if row.level < 1:
             target = TARGETS.get((row.family, row.level))
             if row.family in MACS_FAMILIES:
                 figures.append(
-                    Figure(
-                        name=f"{stem}.onnx_over_macs",
-                        value=row.onnx_over_macs,
-                        unit="×",
-                        target=target,
-                    )
+                    Figure(f"{stem}.onnx_over_macs", row.onnx_over_macs, "×", target=target)
                 )
             figures += [
-                Figure(name=f"{stem}.over_full", value=row.ratio, unit="×"),
-                Figure(name=f"{stem}.over_macs", value=row.over_macs, unit="×", target=target),
+                Figure(f"{stem}.over_full", row.ratio, "×"),
+                Figure(f"{stem}.over_macs", row.over_macs, "×", target=target),
             ]
         if row.zero_mask_ratio is not None:
-            figures.append(
-                Figure(name=f"{stem}.zero_mask_over_full", value=row.zero_mask_ratio, unit="×")
-            )
+            figures.append(Figure(f"{stem}.zero_mask_over_full", row.zero_mask_ratio, "×"))
         if row.rescaled_ratio is not None:
-            figures.append(
-                Figure(name=f"{stem}.rescaled_over_full", value=row.rescaled_ratio, unit="×")
-            )
+            figures.append(Figure(f"{stem}.rescaled_over_full", row.rescaled_ratio, "×"))
     return figures

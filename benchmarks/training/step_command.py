@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import add_families, chosen_families
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table, or_dash
+from benchmarks.report.tables import or_dash, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,15 +39,7 @@ def add_parser(commands: Any) -> None:
         example="step --quick --families cnn --json step.json",
         quick="fewer and shorter turns, more noise",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=(
-            f"which models, by name (default {','.join(STEP_FAMILIES)}; "
-            f"quick {','.join(QUICK_FAMILIES)})"
-        ),
-    )
+    add_families(parser, STEP_FAMILIES, QUICK_FAMILIES)
     parser.add_argument(
         "--batch", type=int, default=64, help="samples a step (default %(default)s)"
     )
@@ -65,8 +57,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report import imports
     from benchmarks.training.step import StepConfig, keep_freed_memory, measure_family, step_figures
 
-    families = arguments.families or (QUICK_FAMILIES if arguments.quick else STEP_FAMILIES)
-    check_families(families)
+    families = chosen_families(arguments, STEP_FAMILIES, QUICK_FAMILIES)
     config = StepConfig(
         batch=arguments.batch,
         threads=arguments.threads,
@@ -106,35 +97,29 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _step_table(name: str, batch: int, rows: Sequence[StepRow]) -> Table:
-    table = make_table(
+    return table_of(
         f"{name}: CPU time of a step of {batch} samples, and its ratio to the full model's",
-        *("level", "params", "MACs", "step\nms", "ratio", "÷\nMACs", "zero\nmask", "rescaled"),
-        *("onnx\nms", "onnx ÷\ntorch"),
+        rows,
+        ("level", lambda row: f"{row.level:.0%}"),
+        ("params", lambda row: f"{row.parameter_share:.1%}"),
+        ("MACs", lambda row: f"{row.macs_ratio:.3f}"),
+        ("step\nms", lambda row: f"{row.step_ms:.2f}"),
+        ("ratio", lambda row: f"{row.ratio:.3f}"),
+        ("÷\nMACs", lambda row: f"{row.over_macs:.2f}"),
+        ("zero\nmask", lambda row: or_dash(row.zero_mask_ratio)),
+        ("rescaled", lambda row: or_dash(row.rescaled_ratio)),
+        ("onnx\nms", lambda row: f"{row.onnx_ms:.2f}"),
+        ("onnx ÷\ntorch", lambda row: f"{row.onnx_over_torch:.3f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.level:.0%}",
-            f"{row.parameter_share:.1%}",
-            f"{row.macs_ratio:.3f}",
-            f"{row.step_ms:.2f}",
-            f"{row.ratio:.3f}",
-            f"{row.over_macs:.2f}",
-            or_dash(row.zero_mask_ratio),
-            or_dash(row.rescaled_ratio),
-            f"{row.onnx_ms:.2f}",
-            f"{row.onnx_over_torch:.3f}",
-        )
-    return table
 
 
 def _import_table(rows: Sequence[ImportRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Import in a fresh interpreter, one BLAS thread",
-        *("statement", "peak MB", "CPU ms", "÷ numpy"),
+        rows,
+        ("statement", lambda row: row.statement),
+        ("peak MB", lambda row: f"{row.rss_mb:.1f}"),
+        ("CPU ms", lambda row: f"{row.cpu_ms:.1f}"),
+        ("÷ numpy", lambda row: f"{row.cpu_ratio:.2f}"),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for row in rows:
-        table.add_row(
-            row.statement, f"{row.rss_mb:.1f}", f"{row.cpu_ms:.1f}", f"{row.cpu_ratio:.2f}"
-        )
-    return table

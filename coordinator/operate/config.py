@@ -30,15 +30,15 @@ from edge_sdk.program.settings import (
     Natural,
     Seconds,
     Share,
-    Spelling,
     Within,
     check_fields,
     load_settings,
     same_as,
 )
+from edge_sdk.program.settings.choices import EncodingText
 from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
-from edge_sdk.protocol.encoding.encoding import KNOWN, Encoding
+from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.topics import check_name
@@ -51,7 +51,6 @@ UPDATES = 500
 
 T = TypeVar("T")
 
-EncodingText = Annotated[Encoding, Spelling(lambda text, _: Encoding.parse(text), KNOWN)]
 Positive = Annotated[float, Within(above=0)]
 NotNegative = Annotated[float, Within(least=0)]
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Accept, Keep, Send
+from coordinator.rounds.persistent import as_persistent
 from coordinator.rounds.state import (
     PastRound,
     RoundPhase,
@@ -227,12 +228,9 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
     if past is None or not takes:
         why = "the round closed, or the device withdrew, before the movement was stored"
         return state, [receipt_of(device, round, Outcome.LATE, why)]
-    outcomes = {**past.outcomes, device: Outcome.MEMORY}
-    state = replace(
-        state,
-        late=state.late.adding((device, round)),
-        past={**state.past, round: replace(past, outcomes=outcomes)},
-    )
+    past = replace(past, outcomes=as_persistent(past.outcomes).putting(device, Outcome.MEMORY))
+    late, all_past = state.late.adding((device, round)), as_persistent(state.past)
+    state = replace(state, late=late, past=all_past.putting(round, past))
     return state, [receipt_of(device, round, Outcome.MEMORY, _is_closed(state, round))]
 
 

@@ -119,6 +119,11 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return self._items
 
 
+def as_persistent(items: Mapping[K, V]) -> PersistentMap[K, V]:
+    """Return a mapping as a persistent one, without a copy if it is one."""
+    return items if isinstance(items, PersistentMap) else PersistentMap(items)
+
+
 def _apply(items: dict[K, V], changes: Mapping[K, V]) -> None:
     for key, value in changes.items():
         if value is _ABSENT:

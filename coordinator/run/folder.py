@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected
 from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds.fleet import FleetRecord
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.saved_model import (
@@ -120,6 +120,12 @@ class Checkpoint:
     optimizer: str = "none"
     """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
 
+    @classmethod
+    def first(cls, plan: ModelPlan, theta: Float32, buffers: Mapping[str, Array]) -> Checkpoint:
+        """Return the model before any round."""
+        fleet = new_fleet(plan)
+        return cls(round=0, committed=0, version=0, theta=theta, buffers=buffers, fleet=fleet)
+
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
     """Create the folder of a new run, completely or not at all. Raises `ConfigError`."""
@@ -127,15 +133,7 @@ def create_run(folder: Path, about: About, model: SavedModel) -> None:
     with whole_folder(folder) as draft:
         save_model(model, draft / MODEL)
         make_folder(draft / CHECKPOINTS)
-        zeros = np.zeros(model.plan.block_count, dtype=np.int64)
-        first = Checkpoint(
-            round=0,
-            committed=0,
-            version=0,
-            theta=model.plan.flatten(model.weights),
-            buffers=model.buffers,
-            fleet=FleetRecord(zeros, zeros),
-        )
+        first = Checkpoint.first(model.plan, model.plan.flatten(model.weights), model.buffers)
         write_whole(_checkpoint_path(draft, 0), _encode(first))
         write_whole(draft / COUNTERS, _json({"opened": 0, "session": 0}))
         write_whole(draft / ABOUT, _json({"format": FORMAT, **asdict(about)}))

@@ -173,7 +173,7 @@ class FragmentsCourse:
             case events.Send(device, RoundOpen() as opening):
                 parts.store.note_opened(opening.round)
                 self._resting.pop(device, None)
-                self._openings[device] = parts.outlet.opening_for(device, opening)
+                self._openings[device] = parts.outlet.opening(opening, device)
                 said.append(events.Send(device, self._openings[device]))
             case events.Send() | events.Accept():
                 said.append(effect)

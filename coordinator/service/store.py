@@ -1,7 +1,7 @@
-"""Storage of a run: on disk, so that it survives any stop, or in RAM, for one process.
+"""Storage of a run: on disk, so that it survives any stop, or nowhere, for one process.
 
-`RunStore` is the interface that a course uses. `RunOnDisk` stores a served run; the in-process
-federation has its own store in RAM (`coordinator/simulate/ram.py`).
+`RunStore` is the interface that a course uses. `RunOnDisk` stores a served run; that of an
+in-process federation only hands on its reports (`coordinator/simulate/ram.py`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.optimizer import ServerMoments, ServerOptimizer
+from coordinator.aggregate.optimizer import RamMoments, ServerMoments, ServerOptimizer
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint, Run
@@ -58,26 +58,26 @@ class Tally:
             self.refusals.append({**why, "reason": receipt.reason})
 
 
-class RunStore(Protocol):
-    """Storage of a run, as its course uses it. When a method returns, its data is stored."""
+class RunStore:
+    """Storage of a run, as its course uses it. When a method returns, its data is stored.
 
-    @property
-    def opened(self) -> int:
-        """Number of the newest round ever opened; 0 if none was."""
+    This one is of a run that is never resumed, so it stores nothing.
+    """
 
-    @property
-    def save_s(self) -> float:
-        """Seconds the receipts of an asynchronous run may wait for a checkpoint."""
-
-    @property
-    def scratch(self) -> Path | None:
-        """Folder for what is needed only while a round closes; None: that for temporary files."""
+    opened: int = 0
+    """Number of the newest round ever opened; 0 if none was."""
+    save_s: float = 0.0
+    """Seconds the receipts of an asynchronous run may wait for a checkpoint."""
+    scratch: Path | None = None
+    """Folder for what is needed only while a round closes; None: that for temporary files."""
 
     def note_opened(self, round: int) -> None:
         """Mark a round's number as used, before any device hears of it."""
+        self.opened = max(self.opened, round)
 
     def interrupted(self) -> OpenRound | None:
         """Return the round that was open when the run last stopped; None if none was."""
+        return None
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `RunError` if the interrupted round has other terms."""
@@ -93,21 +93,27 @@ class RunStore(Protocol):
 
     def kept(self) -> Iterable[Movement | Replay]:
         """Return all movements kept for rounds that are not committed."""
+        return ()
 
     def clear_kept(self) -> None:
         """Drop the kept movements: they are in the model or in memory."""
 
-    def knows(self, offer: Offer) -> bool:
+    def knows(self, offer: Offer) -> bool:  # noqa: ARG002  nothing is uploaded here
         """True if a device's offer is already known."""
+        return False
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember the receipt for an upload; None means none was given, and an upload that was
         not kept may be sent again."""
 
     def moments(
-        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+        self,
+        plan: ModelPlan,
+        optimizer: ServerOptimizer,
+        checkpoint: Checkpoint,  # noqa: ARG002  every run is new
     ) -> ServerMoments:
         """Return the optimiser's moments as of a checkpoint. Raises `RunError`."""
+        return RamMoments(optimizer, plan)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint."""
@@ -138,7 +144,7 @@ class Keeping:
         check_fields(self)
 
 
-class RunOnDisk:
+class RunOnDisk(RunStore):
     """A run in its folder: nothing stored is lost, whenever the process ends."""
 
     save_s = SAVE_S
@@ -148,20 +154,14 @@ class RunOnDisk:
         self._journal = journal
         self._receiving = receiving
         self._keeping = keeping
-
-    @property
-    def opened(self) -> int:
-        """Number of the newest round ever opened."""
-        return self._run.opened
-
-    @property
-    def scratch(self) -> Path:
-        """The folder of uploads, emptied at every start: that for temporary files may be RAM."""
-        return self._receiving.folder
+        self.opened = run.opened
+        # Emptied at every start; the folder for temporary files may be RAM.
+        self.scratch = receiving.folder
 
     def note_opened(self, round: int) -> None:
         """Write the number down."""
         self._run.note_opened(round)
+        self.opened = self._run.opened
 
     def interrupted(self) -> OpenRound | None:
         """Read the journal. Raises `RunError` if it is damaged."""

@@ -32,7 +32,6 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
-from coordinator.rounds.fleet import new_fleet
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
@@ -182,15 +181,7 @@ class Federation:
     def _start(self) -> RoundsCourse | FragmentsCourse:
         config, model = self._config, self.model
         parts = Parts(self._store, model, self._outlet, threads=self._threads)
-        fleet = new_fleet(config.plan)
-        start = Checkpoint(
-            round=0,
-            committed=0,
-            version=0,
-            theta=model.theta,
-            buffers=model.buffers,
-            fleet=fleet,
-        )
+        start = Checkpoint.first(config.plan, model.theta, model.buffers)
         if isinstance(config, FragmentsConfig):
             return FragmentsCourse(config, parts, start, report_every=len(self._members))
         folder, dtype = self._memory

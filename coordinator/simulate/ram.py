@@ -2,83 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
 from coordinator.rounds.report import RoundReport
-from coordinator.rounds.state import OpenRound
-from coordinator.run.folder import Checkpoint
-from coordinator.run.journal import Terms
-from coordinator.service.store import Tally
+from coordinator.service.store import RunStore, Tally
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
-from edge_sdk.protocol.messages.round import Assignment, Movement, Receipt, Replay, RoundOpen
-from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.transport.uploads import Upload
 
 
-@dataclass(slots=True)
-class RunInRam:
-    """A `RunStore` that stores nothing durably, since such a run is never resumed."""
+class RunInRam(RunStore):
+    """Stores nothing but the reports that have not been taken yet."""
 
-    opened: int = 0
-    save_s: float = 0.0
-    """Receipts need not wait, because there are no checkpoints."""
-    scratch: None = None
-    """Files needed only while a round closes go to the folder for temporary files."""
-    reports: list[RoundReport] = field(default_factory=list)
-    """Reports that have not been taken yet."""
-
-    def note_opened(self, round: int) -> None:
-        """Remember the newest round."""
-        self.opened = max(self.opened, round)
-
-    def interrupted(self) -> OpenRound | None:
-        """Return None: every run is new."""
-        return None
-
-    def check_terms(self, terms: Terms) -> None:
-        """Do nothing: no round was interrupted."""
-
-    def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """Do nothing: the course has it."""
-
-    def forget_round(self) -> None:
-        """Do nothing: nothing was written."""
-
-    def keep(self, upload: Upload | None, device: str, round: int) -> None:
-        """Do nothing: the course has it."""
-
-    def kept(self) -> tuple[Movement | Replay, ...]:
-        """Return nothing: no earlier process left anything."""
-        return ()
-
-    def clear_kept(self) -> None:
-        """Do nothing: nothing was written."""
-
-    def knows(self, offer: Offer) -> bool:
-        """Return False: nothing is uploaded here."""
-        return False
-
-    def settle(self, upload: Upload, receipt: Receipt | None) -> None:
-        """Do nothing: nothing is uploaded here."""
-
-    def moments(
-        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
-    ) -> RamMoments:
-        """Return new moments: every run is new."""
-        return RamMoments(optimizer, plan)
-
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Do nothing: no process would read it."""
-
-    def prune(self) -> None:
-        """Do nothing: nothing was written."""
+    def __init__(self) -> None:
+        self.reports: list[RoundReport] = []
 
     def record(
         self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
@@ -107,12 +46,8 @@ class DirectOutlet:
         """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
 
-    def opening(self, opening: RoundOpen) -> RoundOpen:
+    def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return the opening unchanged: the model is not sent."""
-        return opening
-
-    def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """Return the opening unchanged."""
         return opening
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from edge_sdk.data.arrays import ArrayData
@@ -39,7 +40,7 @@ from edge_sdk.device.machine import (
     handle,
 )
 from edge_sdk.device.stores.movements import MovementStore
-from edge_sdk.device.stores.residuals import ArrayStore, MemoryStore, Residuals
+from edge_sdk.device.stores.residuals import ArrayStore, Residuals
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
 from edge_sdk.protocol.encoding.encoding import available_encodings
@@ -124,7 +125,7 @@ class DeviceApp(Generic[K]):
         self._source = source
         self._seed = seed
         self._residuals = Residuals(
-            backend.plan, MemoryStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
+            backend.plan, ArrayStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
         )
         self.unfit = _unfit(backend, data)
         """The reason why this device can never train; None: its data fits the task."""
@@ -190,13 +191,7 @@ class DeviceApp(Generic[K]):
         except KeyError:  # the disk had no room for it
             return []
         except OSError as error:
-            log.error(
-                "%s: cannot send the movement of round %d: %s",
-                self.name,
-                round,
-                error,
-                extra=fact("disk", round=round),
-            )
+            self._complain(round, f"cannot send the movement: {error}")
             return []
 
     def _perform(self, effect: Effect) -> Event | None:
@@ -210,12 +205,8 @@ class DeviceApp(Generic[K]):
                 log.info("round %d: assigned", round, extra=fact("assigned", round=round))
                 return self._attempt(round, lambda: self._fetch(assignment, opened))
             case Train(opened):
-                log.info(
-                    "round %d: training, %d steps",
-                    opened.round,
-                    opened.steps,
-                    extra=fact("training", round=opened.round, steps=opened.steps),
-                )
+                extra = fact("training", round=opened.round, steps=opened.steps)
+                log.info("round %d: training, %d steps", opened.round, opened.steps, extra=extra)
                 return self._attempt(opened.round, lambda: self._train(effect))
             case KeepMovement(movement):
                 log.info(
@@ -259,12 +250,7 @@ class DeviceApp(Generic[K]):
             payload = self._movements.payload(assignment.round)
             made = decode_header(self._backend.plan, payload).groups
         except (OSError, ProtocolError) as error:
-            log.warning(
-                "%s: cannot read the kept movement of round %d: %s",
-                self.name,
-                assignment.round,
-                error,
-            )
+            self._complain(assignment.round, f"cannot read the kept movement: {error}")
             return False
         return made == {axis: tuple(groups) for axis, groups in assignment.groups.items()}
 
@@ -272,15 +258,19 @@ class DeviceApp(Generic[K]):
         try:
             self._movements.keep(movement)
         except OSError as error:
-            # It can still be sent from memory.
-            log.error(
-                "%s: cannot keep the movement of round %d (%s): it is lost if this program stops "
-                "before the receipt",
-                self.name,
+            # It can still be sent from memory, but not one that was made for other groups before.
+            with suppress(OSError):
+                self._movements.forget(movement.round, rejected=True)
+            self._complain(
                 movement.round,
-                error,
-                extra=fact("disk", round=movement.round),
+                f"cannot keep the movement ({error}): it is lost if this program stops before the "
+                "receipt",
             )
+
+    def _complain(self, round: int, problem: str) -> None:
+        """Log an error of the disk, which does not end the round."""
+        extra = fact("disk", round=round)
+        log.error("%s: round %d: %s", self.name, round, problem, extra=extra)
 
     def _settle(self) -> bool:
         """Note the receipts in the residuals; False while the disk is full."""
@@ -289,14 +279,8 @@ class DeviceApp(Generic[K]):
                 self._residuals.settle(round, used=used)
                 del self._unsettled[round]
         except OSError as error:
-            rounds = ", ".join(map(str, self._unsettled))
-            log.error(
-                "%s: cannot note yet that the receipt of round %s came, for top-k: %s",
-                self.name,
-                rounds,
-                error,
-                extra=fact("disk"),
-            )
+            for round in self._unsettled:
+                self._complain(round, f"cannot note yet that its receipt came, for top-k: {error}")
             return False
         return True
 
@@ -396,13 +380,9 @@ class DeviceApp(Generic[K]):
         except OSError as error:
             # Values that were held back must not be sent without a note, or they would be sent
             # twice: this round goes without them.
-            log.error(
-                "%s: the values that top-k leaves out in round %d have no room on the disk and are "
-                "lost: %s",
-                self.name,
+            self._complain(
                 round,
-                error,
-                extra=fact("disk", round=round),
+                f"values that top-k leaves out have no room on the disk and are lost: {error}",
             )
             random = stream(self._seed, self.name, round, "encoding")
             return encode_blocks(plan, groups, movement, encoding, random)

@@ -71,10 +71,9 @@ class ChildProcess:
         return "\n  ".join([f"{self.name} ended with code {self.process.returncode}:", *said])
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it and its children; nothing happens if it has ended."""
-        if self.is_running:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+        """Signal it and its children, which may outlive it; nothing happens if all have ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
 
 
 class Children:
@@ -115,16 +114,18 @@ class Children:
 
     def stop(self, *children: ChildProcess) -> None:
         """Ask all to end, and kill those that do not; they are reaped and forgotten."""
+        running = [child for child in children if child.is_running]
         try:
-            for child in children:
+            for child in running:
                 child.signal(signal.SIGTERM)
             by = time.monotonic() + self._stop_s
             for child in children:
                 with suppress(subprocess.TimeoutExpired):
                     child.process.wait(max(0.0, by - time.monotonic()))
         finally:
+            for child in running:
+                child.signal(signal.SIGKILL)  # also for its children, which may outlive it
             for child in children:
-                child.signal(signal.SIGKILL)
                 child.process.wait()
                 self.started.remove(child)
 

@@ -18,8 +18,10 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.broker.embedded import available
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.processes import signals_noted
-from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.simulate.demo.run import make_demo
+from coordinator.simulate.demo.view import as_json
 from coordinator.task.saved_model import read_model
 from tests.waiting import until
 

@@ -22,10 +22,12 @@ from coordinator.aggregate.rules import ASYNC_RULES
 from coordinator.cli import main
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.synchronous import RoundsState
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.emulated import full_round_s, observe
-from coordinator.simulate.demo.run import DemoConfig, as_json, make_demo
+from coordinator.simulate.demo.run import make_demo
+from coordinator.simulate.demo.view import as_json
 from coordinator.simulate.federation import Federation, Member, RoundReport
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy

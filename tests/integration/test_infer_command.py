@@ -16,8 +16,9 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("safetensors")
 
 from coordinator.cli import main
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import load_digits
-from coordinator.simulate.demo.run import DemoConfig, make_demo
+from coordinator.simulate.demo.run import make_demo
 
 DEVICE = """
 import sys

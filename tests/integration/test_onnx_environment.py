@@ -19,7 +19,7 @@ pytest.importorskip("onnxruntime")
 import torch
 from torch import nn
 
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.messages.local_rule import LocalRule

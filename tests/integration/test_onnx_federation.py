@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from coordinator.simulate.federation import Federation, Member
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.decide.decision import Policy
 from edge_sdk.protocol.messages.local_rule import LocalRule

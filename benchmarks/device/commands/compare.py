@@ -6,22 +6,25 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.options import UsageError, add_common, check_writable
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import UsageError, check_writable
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "compare",
+        _measure,
         help="compare the results of several boards",
         description=(
             "Compares the costs of the same cases on several boards: seconds, joules and memory "
             "from files written by `tessera-bench device`, and their ratios to the first. Runs "
             "nothing."
         ),
-        epilog="example: tessera-bench compare pi4/results.json pi5/results.json --out boards.md",
+        example="compare pi4/results.json pi5/results.json --out boards.md",
+        quick="has no effect here",
     )
-    add_common(parser, "has no effect here")
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="two or more results.json"
     )
@@ -35,13 +38,10 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="plot time and energy: .png, .svg or .pdf"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
-
-    from rich.console import Console
 
     from benchmarks.device.report.comparison import (
         boards_sheet,
@@ -53,36 +53,30 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     from benchmarks.device.results import read_results
     from benchmarks.report.drawing import check_plot
-    from benchmarks.report.figures import print_figures, write_json
     from benchmarks.report.sheet import printable
 
-    for path in (arguments.json, arguments.out):
-        check_writable(path)
+    check_writable(arguments.out)
     check_plot(arguments.plot)
     if arguments.threads is not None and arguments.threads < 1:
         raise UsageError("--threads must be at least 1")
     comparison = compare([read_results(path) for path in arguments.files], arguments.threads)
-
-    console = Console()
-    boards_sheet(comparison).print(console)
-    for note in comparison.notes:
-        console.print(printable(note), markup=False, highlight=False)
-    for sheet in (*case_sheets(comparison), means_sheet(comparison)):
-        sheet.print(console)
-    console.print("~ modelled, not measured, or a ratio with such a number; – not known")
-    figures = comparison_figures(comparison)
-    print_figures(figures, console)
     if arguments.out:
         arguments.out.write_text(comparison_markdown(comparison), encoding="utf-8")
     if arguments.plot:
         from benchmarks.device.report.comparison_plot import write_comparison_plot
 
         write_comparison_plot(comparison, arguments.plot)
-    if arguments.json:
-        data = {
-            "command": "compare",
-            "config": {"files": [str(path) for path in arguments.files]}
-            | {"threads": arguments.threads, "quick": arguments.quick},
+    return Measured(
+        figures=comparison_figures(comparison),
+        shown=[
+            boards_sheet(comparison),
+            *map(printable, comparison.notes),
+            *case_sheets(comparison),
+            means_sheet(comparison),
+            "~ modelled, not measured, or a ratio with such a number; – not known",
+        ],
+        config={"files": [str(path) for path in arguments.files], "threads": arguments.threads},
+        data={
             "boards": [
                 {"title": results.title, "provenance": results.provenance}
                 for results in comparison.boards
@@ -90,6 +84,5 @@ def _run(arguments: argparse.Namespace) -> int:
             "work": comparison.work,
             "notes": list(comparison.notes),
             "lines": [asdict(line) for line in comparison.lines],
-        }
-        write_json(arguments.json, figures, data)
-    return 0
+        },
+    )

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import check_families, names
+from benchmarks.report.options import UsageError, add_families, chosen_families
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,14 +40,7 @@ def add_parser(commands: Any) -> None:
         example="costs --families cnn,vit-small --json costs.json",
         quick="four small models, fewer memory cases",
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=(
-            f"models by name (default {','.join(COSTS_FAMILIES)}; quick {','.join(QUICK_FAMILIES)})"
-        ),
-    )
+    add_families(parser, COSTS_FAMILIES, QUICK_FAMILIES)
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
@@ -55,10 +48,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
     from benchmarks.device.costs.comparison import METHOD, CostsConfig, compare_costs, cost_figures
     from benchmarks.report.imports import MEASURABLE
-    from benchmarks.report.options import UsageError
 
-    families = arguments.families or (QUICK_FAMILIES if arguments.quick else COSTS_FAMILIES)
-    check_families(families)
+    families = chosen_families(arguments, COSTS_FAMILIES, QUICK_FAMILIES)
     if not MEASURABLE:
         raise UsageError("peak memory cannot be measured here: this command needs Linux")
     config = CostsConfig(reps=3, burst_s=0.1, variants=False) if arguments.quick else CostsConfig()
@@ -80,39 +71,30 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _time_table(rows: Sequence[TimeRow], batch: int) -> Table:
-    table = make_table(
+    return table_of(
         f"CPU time of a step of {batch} samples, predicted and measured",
-        *("family", "calibrated\nin s", "level", "predicted\nms", "measured\nms", "ratio"),
+        rows,
+        ("family", lambda row: row.family),
+        ("calibrated\nin s", lambda row: f"{row.calibration_s:.1f}"),
+        ("level", lambda row: f"{row.level:.0%}"),
+        ("predicted\nms", lambda row: f"{row.predicted_s / row.steps * 1e3:.2f}"),
+        ("measured\nms", lambda row: f"{row.measured_s / row.steps * 1e3:.2f}"),
+        ("ratio", lambda row: f"{row.predicted_s / row.measured_s:.2f}"),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for row in rows:
-        table.add_row(
-            row.family,
-            f"{row.calibration_s:.1f}",
-            f"{row.level:.0%}",
-            f"{row.predicted_s / row.steps * 1e3:.2f}",
-            f"{row.measured_s / row.steps * 1e3:.2f}",
-            f"{row.predicted_s / row.measured_s:.2f}",
-        )
-    return table
 
 
 def _memory_table(rows: Sequence[PredictionRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Memory that a round takes, predicted and measured",
-        *("family", "level", "rule", "encoding", "after", "predicted\nMB", "measured\nMB", "ratio"),
+        rows,
+        ("family", lambda row: row.family),
+        ("level", lambda row: f"{row.level:.0%}"),
+        ("rule", lambda row: row.rule),
+        ("encoding", lambda row: row.encoding),
+        ("after", lambda row: "–" if row.before is None else f"{row.before:.0%}"),
+        ("predicted\nMB", lambda row: f"{row.predicted_bytes / 1e6:.1f}"),
+        ("measured\nMB", lambda row: f"{row.grown_bytes / 1e6:.1f}"),
+        ("ratio", lambda row: f"{row.over:.2f}" + (" under" if row.under else "")),
+        texts=4,
     )
-    for column in (0, 2, 3):
-        table.columns[column].justify = "left"
-    for row in rows:
-        table.add_row(
-            row.family,
-            f"{row.level:.0%}",
-            row.rule,
-            row.encoding,
-            "–" if row.before is None else f"{row.before:.0%}",
-            f"{row.predicted_bytes / 1e6:.1f}",
-            f"{row.grown_bytes / 1e6:.1f}",
-            f"{row.over:.2f}" + (" under" if row.under else ""),
-        )
-    return table

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.device.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
 from benchmarks.report.options import (
-    EXIT_INTERRUPTED,
     NO_TORCH,
     RUNS,
     UsageError,
     add_common,
+    add_families,
     check_families,
     check_writable,
     count,
@@ -29,6 +29,7 @@ from benchmarks.report.options import (
     numbers,
 )
 from benchmarks.report.progress import progress
+from edge_sdk.program.command import EXIT_INTERRUPTED
 from edge_sdk.protocol.plan import LEVELS
 
 if TYPE_CHECKING:
@@ -82,12 +83,7 @@ def add_parser(commands: Any) -> None:
         help=f"continue the run in --out, or the newest incomplete one in {RUNS}/",
     )
     what = parser.add_argument_group("what is measured")
-    what.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=f"models (default {','.join(KIT_FAMILIES)}; quick {','.join(QUICK_FAMILIES)})",
-    )
+    add_families(what, KIT_FAMILIES, QUICK_FAMILIES)
     what.add_argument(
         "--levels",
         type=levels,

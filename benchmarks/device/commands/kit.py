@@ -6,15 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report.options import (
-    add_common,
-    check_families,
-    check_writable,
-    count,
-    level_words,
-    levels,
-    names,
-)
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import add_families, chosen_families, count, level_words, levels
 from benchmarks.report.progress import progress
 from edge_sdk.protocol.plan import LEVELS
 
@@ -24,26 +17,23 @@ QUICK_FAMILIES = ("mlp", "cnn", "sensor-cnn")
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "kit",
+        _measure,
         help="compile models here, for `device --kit` on boards without torch",
         description=(
             "Compiles model families with torch into a folder. Copy it to a board with only "
             "tessera-fl[measure] (onnxruntime, no torch), and run `tessera-bench device --kit DIR` "
             "there. Takes half a minute."
         ),
-        epilog="example: tessera-bench kit --out kit && scp -r kit pi@board:",
+        example="kit --out kit && scp -r kit pi@board:",
+        quick=f"only {', '.join(QUICK_FAMILIES)}",
     )
-    add_common(parser, f"only {', '.join(QUICK_FAMILIES)}")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder; replaces a kit there"
     )
-    parser.add_argument(
-        "--families",
-        type=names,
-        metavar="A,B",
-        help=f"models by name (default {','.join(KIT_FAMILIES)})",
-    )
+    add_families(parser, KIT_FAMILIES, QUICK_FAMILIES)
     parser.add_argument(
         "--levels",
         type=levels,
@@ -54,34 +44,25 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--batch", type=count, default=32, help="samples per step (default %(default)s)"
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
+def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.device.kit import write_kit
-    from benchmarks.report.figures import Figure, environment, write_json
+    from benchmarks.report.figures import Figure
 
-    families = arguments.families or (QUICK_FAMILIES if arguments.quick else KIT_FAMILIES)
-    check_families(families)
-    check_writable(arguments.json)
+    families = chosen_families(arguments, KIT_FAMILIES, QUICK_FAMILIES)
     with progress("kit", len(families)) as part:
         kit = write_kit(
             arguments.out, families, levels=arguments.levels, batch=arguments.batch, begin=part
         )
     files = [path for path in arguments.out.rglob("*") if path.is_file()]
     size_mb = sum(path.stat().st_size for path in files) / 1e6
-    console = Console(highlight=False)
-    console.print(f"{arguments.out}: {', '.join(kit.families)}; {size_mb:.1f} MB. On the board:")
-    console.print(f"  tessera-bench device --kit {arguments.out.name}")
-    if arguments.json:
-        data = {
-            "command": "kit",
-            "environment": environment("torch", "onnx", "numpy", "tessera-fl"),
-            "families": list(kit.families),
-            "levels": list(kit.levels),
-            "batch": kit.batch,
-        }
-        write_json(arguments.json, [Figure(name="kit.size", value=size_mb, unit="MB")], data)
-    return 0
+    return Measured(
+        figures=[Figure("kit.size", size_mb, "MB")],
+        shown=[
+            f"{arguments.out}: {', '.join(kit.families)}; {size_mb:.1f} MB. On the board:",
+            f"  tessera-bench device --kit {arguments.out.name}",
+        ],
+        packages=("torch", "onnx", "numpy"),
+        data={"families": kit.families, "levels": kit.levels, "batch": kit.batch},
+    )

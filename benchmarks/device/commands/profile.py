@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.device.commands.kit import QUICK_FAMILIES
-from benchmarks.report.options import NO_TORCH, UsageError, add_common, check_writable
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import NO_TORCH, UsageError, check_writable
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,8 +33,10 @@ FAMILIES = ("mlp", "cnn", "sensor-cnn", "vit-small")
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "profile",
+        _measure,
         help="measure this machine, and write a profile for the emulator and the cost model",
         description=(
             "Measures how fast this machine trains with one thread and with all cores, its power "
@@ -42,9 +45,9 @@ def add_parser(commands: Any) -> None:
             "--quick, without heat, under one. On a device without torch, give it a kit made "
             "elsewhere by `tessera-bench kit`."
         ),
-        epilog="example: tessera-bench profile --write my_board.toml --cooling 'with fan'",
+        example="profile --write my_board.toml --cooling 'with fan'",
+        quick="three small models once, without the effect of heat",
     )
-    add_common(parser, "three small models once, without the effect of heat")
     parser.add_argument(
         "--write", type=Path, metavar="FILE", required=True, help="the profile, a .toml file"
     )
@@ -63,16 +66,12 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="folder of /proc and /sys (default /)",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     from tempfile import TemporaryDirectory
 
-    from rich.console import Console
-
     from benchmarks.device.own_profile.profiling import ProfilingConfig
-    from benchmarks.report.figures import environment, print_figures, write_json
     from edge_sdk.machine.board import write_board
     from edge_sdk.program.plain import to_plain
 
@@ -83,26 +82,21 @@ def _run(arguments: argparse.Namespace) -> int:
             families=config.families, reps=1, burst_s=1.0, rest_s=3.0, endure_s=6.0, heat=False
         )
     with TemporaryDirectory(prefix="tessera-bench-") as temporary:
-        made = _measure(arguments, name, config, Path(temporary) / "kit")
+        made = _make(arguments, name, config, Path(temporary) / "kit")
     write_board(arguments.write, made.board)
-
-    console = Console()
-    console.print(_table(made.paces))
-    print_figures(made.figures, console)
-    for line in _summary(arguments.write, made):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    if arguments.json:
-        data = {
-            "command": "profile",
-            "environment": environment("onnxruntime", "numpy", "tessera-fl"),
-            "config": {**to_plain(config), "quick": arguments.quick},
+    return Measured(
+        figures=made.figures,
+        shown=[_table(made.paces)],
+        closing=_summary(arguments.write, made),
+        packages=("onnxruntime", "numpy"),
+        config=to_plain(config),
+        data={
             "machine": to_plain(made.machine),
             "paces": [{**to_plain(pace), "macs_per_s": pace.macs_per_s} for pace in made.paces],
             "endurance": to_plain(made.endurance),
             "lacking": made.lacking,
-        }
-        write_json(arguments.json, made.figures, data)
-    return 0
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +118,7 @@ class _Made:
         return profile_figures(self.board, self.paces)
 
 
-def _measure(
+def _make(
     arguments: argparse.Namespace, name: str, config: ProfilingConfig, new_kit: Path
 ) -> _Made:
     """Measure with the given kit, or with a new one made in `new_kit`."""
@@ -187,7 +181,6 @@ def _measure(
 def _checked_name(arguments: argparse.Namespace) -> str:
     path: Path = arguments.write
     check_writable(path)
-    check_writable(arguments.json)
     name: str = arguments.name or path.stem
     if path.suffix != ".toml":
         raise UsageError(f"--write {path}: a profile's file must end in .toml")
@@ -231,20 +224,16 @@ def _check_enough(identity: Identity, snapshot: Snapshot) -> None:
 
 
 def _table(paces: Sequence[Pace]) -> Table:
-    table = make_table(
+    return table_of(
         "Training on the onnx backend",
-        *("family", "level", "threads", "ms per step", "10⁹ MACs per s"),
+        paces,
+        ("family", lambda pace: pace.family),
+        ("level", lambda pace: f"{pace.level:.0%}"),
+        ("threads", lambda pace: str(pace.threads)),
+        ("ms per step", lambda pace: f"{pace.step_s * 1e3:.2f}"),
+        ("10⁹ MACs per s", lambda pace: f"{pace.macs_per_s / 1e9:.2f}"),
+        texts=1,
     )
-    table.columns[0].justify = "left"
-    for pace in paces:
-        table.add_row(
-            pace.family,
-            f"{pace.level:.0%}",
-            str(pace.threads),
-            f"{pace.step_s * 1e3:.2f}",
-            f"{pace.macs_per_s / 1e9:.2f}",
-        )
-    return table
 
 
 def _summary(path: Path, made: _Made) -> list[str]:

@@ -162,25 +162,17 @@ def _child(function: str, folder: Path, *arguments: str) -> dict[str, Any]:
 def cost_figures(times: Sequence[TimeRow], memory: Sequence[PredictionRow]) -> list[Figure]:
     """Return the figures of `compare_costs`."""
     figures = [
+        Figure("costs.time_error", median(row.error for row in times), "×", target=TIME_TARGET),
         Figure(
-            name="costs.time_error",
-            value=median(row.error for row in times),
-            unit="×",
-            target=TIME_TARGET,
+            "costs.memory_under", sum(row.under for row in memory) / len(memory), "×", target=0.0
         ),
-        Figure(
-            name="costs.memory_under",
-            value=sum(row.under for row in memory) / len(memory),
-            unit="×",
-            target=0.0,
-        ),
-        Figure(name="costs.memory_over", value=median(row.over for row in memory), unit="×"),
+        Figure("costs.memory_over", median(row.over for row in memory), "×"),
     ]
     for family in dict.fromkeys(row.family for row in times):
         own = [row.error for row in times if row.family == family]
         over = [row.over for row in memory if row.family == family]
         figures += [
-            Figure(name=f"costs.{family}.time_error", value=median(own), unit="×"),
-            Figure(name=f"costs.{family}.memory_over", value=median(over), unit="×"),
+            Figure(f"costs.{family}.time_error", median(own), "×"),
+            Figure(f"costs.{family}.memory_over", median(over), "×"),
         ]
     return figures

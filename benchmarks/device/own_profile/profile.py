@@ -169,18 +169,18 @@ def profile_figures(board: Board, paces: Sequence[Pace]) -> list[Figure]:
     """Return the figures of a run."""
     errors = profile_errors(board, paces)
     figures = [
-        Figure(name="profile.error", value=median(errors), unit="×"),
-        Figure(name="profile.largest_error", value=max(errors), unit="×"),
+        Figure("profile.error", median(errors), "×"),
+        Figure("profile.largest_error", max(errors), "×"),
     ]
     speeds = {"speed_ratio": board.speed.speed_ratio, "one_core_ratio": board.speed.one_core_ratio}
     figures += [
-        Figure(name=f"profile.{key}", value=quantity.value, unit="×", better="higher")
+        Figure(f"profile.{key}", quantity.value, "×", better="higher")
         for key, quantity in speeds.items()
         if quantity is not None
     ]
     watts = {"idle_w": board.power.idle_w, "train_w": board.power.train_w}
     return figures + [
-        Figure(name=f"profile.{key}", value=quantity.value, unit="W")
+        Figure(f"profile.{key}", quantity.value, "W")
         for key, quantity in watts.items()
         if quantity is not None
     ]

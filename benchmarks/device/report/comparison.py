@@ -389,7 +389,7 @@ def comparison_markdown(comparison: BoardComparison) -> str:
 def comparison_figures(comparison: BoardComparison) -> list[Figure]:
     """Geometric means of the ratios to the first board, for each other: `compare.2.seconds`."""
     return [
-        Figure(name=f"compare.{board}.{name}", value=mean, unit="×")
+        Figure(f"compare.{board}.{name}", mean, "×")
         for board, _, means in _means(comparison)
         for name, (mean, _) in zip(("seconds", "joules", "memory"), means, strict=True)
         if mean is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.options import UsageError
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,45 +76,32 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _held_table(row: HeldRow) -> Table:
-    table = make_table(
-        f"{row.participants} of {row.devices} devices train in a round",
+    taken = (
         *(
-            "",
-            "CPU s\na round",
-            "CPU ms a round\nand device",
-            "RSS\nMB",
-            "kB more for\neach device",
+            (name, each.cpu_s, each.rss_mb, f"{each.kb_per_device:.1f}")
+            for name, each in (("coordinator", row.coordinator), ("broker", row.broker))
         ),
+        ("devices", row.devices_cpu_s, row.devices_mb, "–"),
     )
-    table.columns[0].justify = "left"
-    for name, taken in (("coordinator", row.coordinator), ("broker", row.broker)):
-        table.add_row(
-            name,
-            f"{taken.cpu_s:.2f}",
-            f"{taken.cpu_s * 1e3 / row.devices:.2f}",
-            f"{taken.rss_mb:.1f}",
-            f"{taken.kb_per_device:.1f}",
-        )
-    table.add_row(
-        "devices",
-        f"{row.devices_cpu_s:.2f}",
-        f"{row.devices_cpu_s * 1e3 / row.devices:.2f}",
-        f"{row.devices_mb:.1f}",
-        "–",
+    return table_of(
+        f"{row.participants} of {row.devices} devices train in a round",
+        taken,
+        ("", lambda each: each[0]),
+        ("CPU s\na round", lambda each: f"{each[1]:.2f}"),
+        ("CPU ms a round\nand device", lambda each: f"{each[1] * 1e3 / row.devices:.2f}"),
+        ("RSS\nMB", lambda each: f"{each[2]:.1f}"),
+        ("kB more for\neach device", lambda each: each[3]),
+        texts=1,
     )
-    return table
 
 
 def _recovery_table(row: RecoveryRow) -> Table:
-    table = make_table(
+    return table_of(
         "Seconds from the broker's return",
-        *("devices", "away\ns", "half are\nthere", "all are\nthere", "a round\nis over"),
+        [row],
+        ("devices", lambda row: str(row.devices)),
+        ("away\ns", lambda row: f"{row.away_s:.0f}"),
+        ("half are\nthere", lambda row: f"{row.half_s:.2f}"),
+        ("all are\nthere", lambda row: f"{row.all_s:.2f}"),
+        ("a round\nis over", lambda row: f"{row.round_s:.2f}"),
     )
-    table.add_row(
-        str(row.devices),
-        f"{row.away_s:.0f}",
-        f"{row.half_s:.2f}",
-        f"{row.all_s:.2f}",
-        f"{row.round_s:.2f}",
-    )
-    return table

@@ -173,19 +173,15 @@ def held_figures(row: HeldRow) -> list[Figure]:
     target = TARGET if row.devices >= TARGET else None
     stem = f"load.{row.devices}"
     figures = [
-        Figure(name=f"{stem}.held", value=row.held, unit="devices", target=target, better="higher"),
-        Figure(name=f"{stem}.joined", value=row.joined_s, unit="s"),
-        Figure(name=f"{stem}.round", value=row.round_s, unit="s"),
+        Figure(f"{stem}.held", row.held, "devices", target=target, better="higher"),
+        Figure(f"{stem}.joined", row.joined_s, "s"),
+        Figure(f"{stem}.round", row.round_s, "s"),
     ]
     for name, taken in (("coordinator", row.coordinator), ("broker", row.broker)):
         figures += [
-            Figure(name=f"{stem}.{name}.cpu_per_round", value=taken.cpu_s, unit="s"),
-            Figure(
-                name=f"{stem}.{name}.cpu_per_device",
-                value=taken.cpu_s * 1e3 / row.devices,
-                unit="ms",
-            ),
-            Figure(name=f"{stem}.{name}.rss", value=taken.rss_mb, unit="MB"),
-            Figure(name=f"{stem}.{name}.memory_per_device", value=taken.kb_per_device, unit="kB"),
+            Figure(f"{stem}.{name}.cpu_per_round", taken.cpu_s, "s"),
+            Figure(f"{stem}.{name}.cpu_per_device", taken.cpu_s * 1e3 / row.devices, "ms"),
+            Figure(f"{stem}.{name}.rss", taken.rss_mb, "MB"),
+            Figure(f"{stem}.{name}.memory_per_device", taken.kb_per_device, "kB"),
         ]
     return figures

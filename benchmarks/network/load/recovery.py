@@ -97,6 +97,6 @@ def recovery_figures(row: RecoveryRow) -> list[Figure]:
     """Return the figures of `measure_recovery`."""
     stem = f"load.recovery.{row.devices}"
     return [
-        Figure(name=f"{stem}.first_round", value=row.round_s, unit="s"),
-        Figure(name=f"{stem}.all_present", value=row.all_s, unit="s"),
+        Figure(f"{stem}.first_round", row.round_s, "s"),
+        Figure(f"{stem}.all_present", row.all_s, "s"),
     ]

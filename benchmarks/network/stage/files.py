@@ -55,24 +55,36 @@ def write_run(
     folder: Path, task: PreparedTask, settings: RunSettings, broker: BrokerSettings
 ) -> Path:
     """Write the coordinator's folder and settings; returns the settings' path."""
-    about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
-    create_run(run_folder(folder), about, task.model)
-    (folder / "data").mkdir()
-    np.savez(folder / "data" / "own.npz", x=task.data.inputs[0], y=task.data.targets)
     run = {
-        "folder": "run",
-        "rounds": settings.rounds,
         "steps": settings.steps,
-        "batch_size": BATCH_SIZE,
         "learning_rate": 0.01,
         "up": settings.up,
         "down": settings.down,
     }
     tables: dict[str, dict[str, Any]] = {
-        "task": {"name": TASK, "source": SOURCE},
-        "run": run,
         "rule": {"name": settings.rule},
         "round": {"min_devices": settings.devices, "bid_s": WAIT_S, "train_deadline_s": WAIT_S},
+    }
+    return write_tables(folder, task, settings.rounds, broker, run, tables)
+
+
+def write_tables(
+    folder: Path,
+    task: PreparedTask,
+    rounds: int,
+    broker: BrokerSettings,
+    run: Mapping[str, Any],
+    more: Mapping[str, Mapping[str, Any]],
+) -> Path:
+    """Write the coordinator's folder, and settings with these keys of `[run]` and these tables."""
+    about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
+    create_run(run_folder(folder), about, task.model)
+    (folder / "data").mkdir()
+    np.savez(folder / "data" / "own.npz", x=task.data.inputs[0], y=task.data.targets)
+    tables = {
+        "task": {"name": TASK, "source": SOURCE},
+        "run": {"folder": "run", "rounds": rounds, "batch_size": BATCH_SIZE, **run},
+        **more,
     }
     path = folder / "run.toml"
     text = "\n".join(f"[{name}]\n{_lines(values)}" for name, values in tables.items())

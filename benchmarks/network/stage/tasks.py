@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.models import FAMILIES, Family, mlp
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData

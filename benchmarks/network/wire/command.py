@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,117 +79,89 @@ def _tables(rows: WireRows) -> Iterator[Table]:
 
 
 def _bytes_table(rows: Sequence[BytesRow]) -> Table:
-    first = rows[0]
-    table = make_table(
-        f"{first.model}: kB on the socket of a device in a round; the whole model in fp32 has "
-        f"{first.full_bytes / 1e3:.0f}",
-        *("up", "down", "level", "kB up", "kB down", "÷ 2 ×\nmodel", "pulled ÷\nneeded"),
+    return table_of(
+        f"{rows[0].model}: kB on the socket of a device in a round; the whole model in fp32 has "
+        f"{rows[0].full_bytes / 1e3:.0f}",
+        rows,
+        ("up", lambda row: row.up_encoding),
+        ("down", lambda row: row.down_encoding),
+        ("level", lambda row: f"{row.level:.0%}"),
+        ("kB up", lambda row: f"{row.up_bytes / 1e3:.1f}"),
+        ("kB down", lambda row: f"{row.down_bytes / 1e3:.1f}"),
+        ("÷ 2 ×\nmodel", lambda row: f"{row.share:.1%}"),
+        ("pulled ÷\nneeded", lambda row: f"{row.pulled_over_needed:.4f}"),
+        texts=2,
     )
-    for column in table.columns[:2]:
-        column.justify = "left"
-    for row in rows:
-        table.add_row(
-            row.up_encoding,
-            row.down_encoding,
-            f"{row.level:.0%}",
-            f"{row.up_bytes / 1e3:.1f}",
-            f"{row.down_bytes / 1e3:.1f}",
-            f"{row.share:.1%}",
-            f"{row.pulled_over_needed:.4f}",
-        )
-    return table
 
 
 def _fan_out_table(rows: Sequence[FanOutRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Bytes that the coordinator sends in a round",
-        *("devices", "model", f"÷ {rows[0].devices} device", "control"),
+        rows,
+        ("devices", lambda row: str(row.devices)),
+        ("model", lambda row: f"{row.model_bytes:,.0f}"),
+        (f"÷ {rows[0].devices} device", lambda row: f"{row.model_ratio:.4f}"),
+        ("control", lambda row: f"{row.control_bytes:,.0f}"),
     )
-    for row in rows:
-        table.add_row(
-            str(row.devices),
-            f"{row.model_bytes:,.0f}",
-            f"{row.model_ratio:.4f}",
-            f"{row.control_bytes:,.0f}",
-        )
-    return table
 
 
 def _overhead_table(rows: Sequence[OverheadRow]) -> Table:
-    table = make_table(
+    def ms(seconds: float | None) -> str:
+        return "–" if seconds is None else f"{seconds * 1e3:.1f}"
+
+    return table_of(
         "A round of programs besides its training; CPU for each device",
-        *("devices", "round\ns", "training\ns", "overhead\ns", "longest\ns"),
-        *("coordinator\nCPU ms", "broker\nCPU ms", "device\nCPU ms", "of it\ntraining"),
-        "overhead\nCPU ms",
+        rows,
+        ("devices", lambda row: str(row.devices)),
+        ("round\ns", lambda row: f"{row.wall_s:.2f}"),
+        ("training\ns", lambda row: f"{row.slowest_training_s:.2f}"),
+        ("overhead\ns", lambda row: f"{row.overhead_s:.2f}"),
+        ("longest\ns", lambda row: f"{row.longest_overhead_s:.2f}"),
+        ("coordinator\nCPU ms", lambda row: ms(row.coordinator_cpu_s)),
+        ("broker\nCPU ms", lambda row: ms(row.broker_cpu_s)),
+        ("device\nCPU ms", lambda row: ms(row.device_cpu_s)),
+        ("of it\ntraining", lambda row: ms(row.training_cpu_s)),
+        ("overhead\nCPU ms", lambda row: ms(row.overhead_cpu_s)),
     )
-    for row in rows:
-        broker = "–" if row.broker_cpu_s is None else f"{row.broker_cpu_s * 1e3:.1f}"
-        table.add_row(
-            str(row.devices),
-            f"{row.wall_s:.2f}",
-            f"{row.slowest_training_s:.2f}",
-            f"{row.overhead_s:.2f}",
-            f"{row.longest_overhead_s:.2f}",
-            f"{row.coordinator_cpu_s * 1e3:.1f}",
-            broker,
-            f"{row.device_cpu_s * 1e3:.1f}",
-            f"{row.training_cpu_s * 1e3:.1f}",
-            f"{row.overhead_cpu_s * 1e3:.1f}",
-        )
-    return table
 
 
 def _device_table(memory: Sequence[ResidentRow], idle: Sequence[IdleRow]) -> Table:
-    table = make_table(
+    return table_of(
         "A device as a program: the most resident, and a minute of idling",
-        *("model", "program\nMB", "training\nalone MB", "more\nMB"),
-        *("watched\ns", "bytes\na minute", "CPU ms\na minute"),
+        zip(memory, idle, strict=True),
+        ("model", lambda row: row[0].model),
+        ("program\nMB", lambda row: f"{row[0].device_mb:.1f}"),
+        ("training\nalone MB", lambda row: f"{row[0].alone_mb:.1f}"),
+        ("more\nMB", lambda row: f"{row[0].more_mb:.1f}"),
+        ("watched\ns", lambda row: f"{row[1].seconds:.0f}"),
+        ("bytes\na minute", lambda row: f"{row[1].bytes_per_minute:.0f}"),
+        ("CPU ms\na minute", lambda row: f"{row[1].cpu_ms_per_minute:.0f}"),
     )
-    for most, minute in zip(memory, idle, strict=True):
-        table.add_row(
-            most.model,
-            f"{most.device_mb:.1f}",
-            f"{most.alone_mb:.1f}",
-            f"{most.more_mb:.1f}",
-            f"{minute.seconds:.0f}",
-            f"{minute.bytes_per_minute:.0f}",
-            f"{minute.cpu_ms_per_minute:.0f}",
-        )
-    return table
 
 
 def _serving_table(rows: Sequence[ServingRow]) -> Table:
-    table = make_table(
+    return table_of(
         "Anonymous memory of the coordinator, MB",
-        *("model", "devices", "idle,\nsmall model", "most while\npublishing", "published"),
-        *("most while\ndevices pull", "growth ÷\nmodel", "s"),
+        rows,
+        ("model", lambda row: f"{row.model_mb:.1f}"),
+        ("devices", lambda row: str(row.devices)),
+        ("idle,\nsmall model", lambda row: f"{row.small_mb:.1f}"),
+        ("most while\npublishing", lambda row: f"{row.publishing_peak_mb:.1f}"),
+        ("published", lambda row: f"{row.published_mb:.1f}"),
+        ("most while\ndevices pull", lambda row: f"{row.serving_peak_mb:.1f}"),
+        ("growth ÷\nmodel", lambda row: f"{row.growth:.2f}"),
+        ("s", lambda row: f"{row.seconds:.1f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.model_mb:.1f}",
-            str(row.devices),
-            f"{row.small_mb:.1f}",
-            f"{row.publishing_peak_mb:.1f}",
-            f"{row.published_mb:.1f}",
-            f"{row.serving_peak_mb:.1f}",
-            f"{row.growth:.2f}",
-            f"{row.seconds:.1f}",
-        )
-    return table
 
 
 def _bids_table(rows: Sequence[BidsRow]) -> Table:
-    table = make_table(
+    return table_of(
         "How long a bid is on its way",
-        *("MB beside it", "s", "bids", "p50 ms", "p95 ms", "longest ms"),
+        rows,
+        ("MB beside it", lambda row: f"{row.moved_mb:.0f}"),
+        ("s", lambda row: f"{row.seconds:.1f}"),
+        ("bids", lambda row: str(row.bids)),
+        ("p50 ms", lambda row: f"{row.p50_ms:.2f}"),
+        ("p95 ms", lambda row: f"{row.p95_ms:.2f}"),
+        ("longest ms", lambda row: f"{row.longest_ms:.2f}"),
     )
-    for row in rows:
-        table.add_row(
-            f"{row.moved_mb:.0f}",
-            f"{row.seconds:.1f}",
-            str(row.bids),
-            f"{row.p50_ms:.2f}",
-            f"{row.p95_ms:.2f}",
-            f"{row.longest_ms:.2f}",
-        )
-    return table

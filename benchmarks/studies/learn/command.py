@@ -6,19 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report.options import (
-    EXIT_INTERRUPTED,
-    UsageError,
-    add_common,
-    check_writable,
-    names,
-)
+from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import UsageError, names
 from benchmarks.report.progress import progress
-from benchmarks.report.tables import make_table
+from benchmarks.report.tables import table_of
 from benchmarks.studies.learn.config import DEVICES, QUICK, LearnConfig
+from edge_sdk.program.command import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from benchmarks.studies.learn.run import StudyRun
     from benchmarks.studies.learn.setting import Setting
@@ -28,27 +24,27 @@ if TYPE_CHECKING:
 def add_parser(commands: Any) -> None:
     """Add the command."""
     full = LearnConfig()
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "learn",
+        _measure,
         help="thirty emulated phones learn: accuracy against joules and bytes, rule by rule",
         description=(
             "A fleet of emulated phones of eight kinds (devices/fleets/phones.toml), in various "
             "states of battery, charger, load and network, learns one model. Every round each "
             "phone decides by itself how much of the model it can afford: all, a part, nothing. "
             "For each rule and seed, accuracy is set against the joules and bytes spent until "
-            "then. Training is real; seconds and joules are modelled from the phones' profiles."
-        ),
-        epilog=(
+            "then. Training is real; seconds and joules are modelled from the phones' profiles. "
             "With the data of UCI HAR each of its 30 people is a phone that learns from the motion "
             "sensors what its owner does: walking, sitting, lying … Without --data, the digits of "
             f"scikit-learn are dealt unevenly to {DEVICES} phones. A run of one rule and one seed "
-            "takes about 40 s; Ctrl-C keeps the runs that are done. Example: tessera-bench learn "
-            "--data ~/data/uci_har --rule ram-fed,fedavg --json learn.json"
+            "takes about 40 s; Ctrl-C keeps the runs that are done."
         ),
-    )
-    add_common(
-        parser,
-        f"only {' and '.join(QUICK.rules)}, {QUICK.rounds} rounds, one seed, unless told otherwise",
+        example="learn --data ~/data/uci_har --rule ram-fed,fedavg --json learn.json",
+        quick=(
+            f"only {' and '.join(QUICK.rules)}, {QUICK.rounds} rounds, one seed, "
+            "unless told otherwise"
+        ),
     )
     parser.add_argument(
         "--data",
@@ -78,10 +74,9 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         help="accuracy against joules and bytes: .png, .svg or .pdf (default %(default)s)",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _measure(arguments: argparse.Namespace) -> Measured:
     import logging
 
     from rich.console import Console
@@ -92,16 +87,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from benchmarks.studies.learn.study import run_study
 
     config = _config(arguments)
-    check_writable(arguments.json)
     check_plot(arguments.plot)
     # What a phone gives up is counted; its warnings would tear the progress bar.
     logging.getLogger("edge_sdk").addHandler(logging.NullHandler())
 
-    console = Console()
     setting = make_setting(load_data(arguments.data))
-    console.print(_scenario(setting, config), highlight=False, soft_wrap=True)
+    Console().print(_scenario(setting, config), highlight=False, soft_wrap=True)
     runs: list[StudyRun] = []
-    interrupted = False
     try:
         with progress("learn", len(config.cases) * config.rounds) as part:
             for run in run_study(setting, config, part):
@@ -109,12 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not runs:
             raise
-        interrupted = True
-    _conclude(arguments, config, setting, runs, console)
-    if not interrupted:
-        return 0
-    console.print(f"interrupted: {len(runs)} of {len(config.cases)} runs are done and kept")
-    return EXIT_INTERRUPTED
+    return _conclude(arguments.plot, config, setting, runs)
 
 
 def _config(arguments: argparse.Namespace) -> LearnConfig:
@@ -150,43 +137,33 @@ def _scenario(setting: Setting, config: LearnConfig) -> str:
     )
 
 
-def _conclude(
-    arguments: argparse.Namespace,
-    config: LearnConfig,
-    setting: Setting,
-    runs: list[StudyRun],
-    console: Console,
-) -> None:
+def _conclude(plot: Path, config: LearnConfig, setting: Setting, runs: list[StudyRun]) -> Measured:
     from dataclasses import asdict
 
-    from benchmarks.report.figures import environment, print_figures, write_json
     from benchmarks.studies.learn.plot import FEW, save_plot
     from benchmarks.studies.learn.setting import FLEET
     from benchmarks.studies.learn.study import METHOD, compare_runs, learn_figures
 
-    comparison = compare_runs(runs)
-    figures = learn_figures(comparison)
-    _print_tables(comparison, setting.fleet.work, console)
-    if config.rounds < FEW:
-        console.print(
-            f"rounds: {config.rounds}, too short to rank rules; give --rounds {FEW} or more",
-            highlight=False,
-            soft_wrap=True,
-        )
-    print_figures(figures, console)
+    comparison, interrupted = compare_runs(runs), len(runs) < len(config.cases)
     seeds = max(each.seeds for each in comparison.summaries)
     title = (
         f"{setting.data.name}, {setting.model}: {setting.devices} emulated phones, "
         f"{config.rounds} rounds; "
         + ("one seed" if seeds == 1 else f"mean and range of {seeds} seeds")
     )
-    save_plot(runs, arguments.plot, title)
-    console.print(f"plot: {arguments.plot}", highlight=False, soft_wrap=True)
-    if arguments.json:
-        data = {
-            "command": "learn",
-            "environment": environment("onnxruntime", "numpy", "torch", "tessera-fl"),
-            "config": {**asdict(config), "quick": arguments.quick},
+    save_plot(runs, plot, title)
+    few = f"rounds: {config.rounds}, too short to rank rules; give --rounds {FEW} or more"
+    kept = f"interrupted: {len(runs)} of {len(config.cases)} runs are done and kept"
+    return Measured(
+        figures=learn_figures(comparison),
+        shown=[
+            *_tables(comparison, setting.fleet.work),
+            *([few] if config.rounds < FEW else []),
+        ],
+        closing=[f"plot: {plot}", *([kept] if interrupted else [])],
+        packages=("onnxruntime", "numpy", "torch"),
+        config=asdict(config),
+        data={
             "method": METHOD,
             "data": {
                 "name": setting.data.name,
@@ -204,53 +181,46 @@ def _conclude(
             },
             "comparison": asdict(comparison),
             "runs": [asdict(run) for run in runs],
-        }
-        write_json(arguments.json, figures, data)
+        },
+        code=EXIT_INTERRUPTED if interrupted else 0,
+    )
 
 
-def _print_tables(comparison: RuleComparison, work: float, console: Console) -> None:
-    totals = make_table(
+def _tables(comparison: RuleComparison, work: float) -> list[Table | str]:
+    totals = table_of(
         "In all (joules and hours modelled)",
-        *("rule", "seeds", "accuracy %", "kJ", "MB", "phone\nhours", "trained\n%", "level\n%"),
+        comparison.summaries,
+        ("rule", lambda each: each.rule),
+        ("seeds", lambda each: str(each.seeds)),
+        ("accuracy %", lambda each: _range(each.accuracy, 100)),
+        ("kJ", lambda each: f"{each.joules.mean / 1e3:.1f}"),
+        ("MB", lambda each: f"{each.bytes.mean / 1e6:.1f}"),
+        ("phone\nhours", lambda each: f"{each.train_s.mean / 3600:.2f}"),
+        ("trained\n%", lambda each: f"{100 * each.trained:.0f}"),
+        ("level\n%", lambda each: f"{100 * each.level:.0f}"),
+        texts=1,
     )
-    fair = make_table(
+    right = f"until\n{comparison.common_accuracy:.0%} right"
+    joules, size = comparison.common_joules / 1e3, comparison.common_bytes / 1e6
+    fair = table_of(
         "Side by side",
-        "rule",
-        *(f"{unit} until\n{comparison.common_accuracy:.0%} right" for unit in ("kJ", "MB")),
-        f"accuracy %\nat {comparison.common_joules / 1e3:.1f} kJ",
-        f"accuracy %\nat {comparison.common_bytes / 1e6:.1f} MB",
+        comparison.summaries,
+        ("rule", lambda each: each.rule),
+        (f"kJ {right}", lambda each: _until(each)[0]),
+        (f"MB {right}", lambda each: _until(each)[1]),
+        (f"accuracy %\nat {joules:.1f} kJ", lambda each: _range(each.accuracy_at_joules, 100)),
+        (f"accuracy %\nat {size:.1f} MB", lambda each: _range(each.accuracy_at_bytes, 100)),
+        texts=1,
     )
-    for table in (totals, fair):
-        table.columns[0].justify = "left"
-    for each in comparison.summaries:
-        totals.add_row(
-            each.rule,
-            str(each.seeds),
-            _range(each.accuracy, 100),
-            f"{each.joules.mean / 1e3:.1f}",
-            f"{each.bytes.mean / 1e6:.1f}",
-            f"{each.train_s.mean / 3600:.2f}",
-            f"{100 * each.trained:.0f}",
-            f"{100 * each.level:.0f}",
-        )
-        fair.add_row(
-            each.rule,
-            *_until(each),
-            _range(each.accuracy_at_joules, 100),
-            _range(each.accuracy_at_bytes, 100),
-        )
-    console.print(totals)
-    console.print(fair)
-    console.print(
+    legend = (
         "phone hours: spent in training, all phones together, who do "
         f"{work:,.0f} steps where one is trained here; trained: share of phones that trained in a "
         "round; level: how much of the model those trained, on average\n"
         "until: spent when that accuracy was first reached on the way, which later rounds may "
         "lose again; it is what all runs reached\n"
-        "at: how good with as much spent as the thriftiest run spent in all",
-        highlight=False,
-        soft_wrap=True,
+        "at: how good with as much spent as the thriftiest run spent in all"
     )
+    return [totals, fair, legend]
 
 
 def _until(summary: Summary) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from coordinator.simulate.demo.digits import deal, make_model
 from coordinator.simulate.demo.emulated import choose_members, emulate_all
 from coordinator.simulate.demo.run import BATCH_SIZE, GROUPS
 from coordinator.simulate.partitions import key_parts
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import Emulation

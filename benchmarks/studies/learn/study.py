@@ -149,21 +149,16 @@ def _spent(run: StudyRun, what: Spent) -> list[float]:
 def learn_figures(comparison: RuleComparison) -> list[Figure]:
     """Return the figures of each rule; they have no targets."""
     figures = [
-        Figure(
-            name="learn.common_accuracy",
-            value=comparison.common_accuracy,
-            unit="share",
-            better="higher",
-        ),
-        Figure(name="learn.common_joules", value=comparison.common_joules, unit="J (modelled)"),
-        Figure(name="learn.common_bytes", value=comparison.common_bytes, unit="B"),
+        Figure("learn.common_accuracy", comparison.common_accuracy, "share", better="higher"),
+        Figure("learn.common_joules", comparison.common_joules, "J (modelled)"),
+        Figure("learn.common_bytes", comparison.common_bytes, "B"),
     ]
     for each in comparison.summaries:
         figures += [
             Figure(
-                name=f"learn.{each.rule}.{name}",
-                value=getattr(each, name).mean,
-                unit=unit,
+                f"learn.{each.rule}.{name}",
+                getattr(each, name).mean,
+                unit,
                 better="higher" if name.startswith("accuracy") else "lower",
             )
             for name, unit in _FIGURES.items()

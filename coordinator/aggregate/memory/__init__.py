@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator.aggregate.memory.contract import Made, Memory, MemoryConfig, MemoryType, Piece
+from coordinator.aggregate.memory.contract import Made, MemoryConfig, MemoryType, Piece
 from coordinator.aggregate.memory.disk.memory import DiskMemory
 from coordinator.aggregate.memory.disk.space import estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.newest import Memory
 from coordinator.aggregate.memory.ram import RamMemory
 
 __all__ = [

@@ -15,18 +15,16 @@ Laws, for both stores (tests/contract/memory):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.contribution import Contribution, Weighting
+from coordinator.aggregate.contribution import Weighting
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.layout import Indices
-from edge_sdk.protocol.plan.plan import ModelPlan
 
 MemoryType = Literal["fp32", "fp16", "int8"]
 Float64 = NDArray[np.float64]
@@ -85,57 +83,3 @@ class Piece:
     made: Made
     blocks: Blocks
     """Float32; at times a read-only view of the store, valid as long as it is referenced."""
-
-
-class Memory(Protocol):
-    """The newest movement of every device, block by block. Not safe for use by two threads."""
-
-    plan: ModelPlan
-    total: Float64
-    """Per parameter, in block order: Σ weight · damping^(now − made) · u / learning_rate.
-
-    Updated in place; not to be changed by others. Empty without sums."""
-    weight: Float64
-    """Per block, the sum of the entries' weights. Empty without sums."""
-    entries: NDArray[np.int64]
-    """Per block, the number of entries."""
-
-    @property
-    def now(self) -> int:
-        """Round that `advance` last went to; 0 at first."""
-
-    def recall(self, device: str, ids: Indices | None = None) -> list[Piece]:
-        """Return the entries of a device, by round made; only of these blocks, if ids are given.
-
-        `ids` are ascending. An unknown device has no pieces.
-        """
-
-    def rounds(self, device: str) -> Rounds:
-        """Return per block the round its entry was made in; 0 where there is none. Read-only."""
-
-    def oldest(self) -> int | None:
-        """Return the earliest round made that is still held; None when nothing is."""
-
-    def advance(self, now: int) -> None:
-        """Go to round `now`: `total` fades by damping per round passed, stale entries leave.
-
-        Raises `StateError` if that is before the present round.
-        """
-
-    def write(self, contributions: Sequence[Contribution], reader: Reader | None = None) -> None:
-        """Take movements where they are newer than what is held and not stale.
-
-        `reader` is shown, stretch by stretch, the change of `total` per parameter with the new
-        values as given rather than as held: Σ weight · damping^(now − made) · D / learning_rate
-        over what was taken, minus what left. Without sums it is shown nothing.
-
-        Values are finite, ids ascending and the plan's: a `Contribution` has been checked. Raises
-        `StateError` for a movement of a later round than `now`, `BlockError` for one that does not
-        fit the plan; nothing has changed then.
-        """
-
-    def commit(self) -> None:
-        """Make all changes since the last commit durable at once; a crash before leaves none."""
-
-    def close(self) -> None:
-        """Close files and threads. On disk, changes that were not committed are lost."""

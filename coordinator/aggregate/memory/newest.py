@@ -51,8 +51,11 @@ class _Taken:
     lost: Sequence[tuple[Stored, int, int]]
 
 
-class NewestMemory:
-    """A `Memory` over a store, which keeps the movements."""
+class Memory:
+    """The newest movement of every device, block by block. Not safe for use by two threads.
+
+    It lies over a store, which keeps the movements.
+    """
 
     def __init__(
         self, plan: ModelPlan, config: MemoryConfig, store: Store, sums: Sums, now: int = 0
@@ -60,8 +63,13 @@ class NewestMemory:
         self.plan = plan
         self.config = config
         self.total = sums.total
+        """Per parameter, in block order: Σ weight · damping^(now − made) · u / learning_rate.
+
+        Updated in place; not to be changed by others. Empty without sums."""
         self.weight = sums.weight
+        """Per block, the sum of the entries' weights. Empty without sums."""
         self.entries = sums.entries
+        """Per block, the number of entries."""
         self._store = store
         self._sums = sums
         self._kind = VALUE_TYPES[config.memory_type]
@@ -71,13 +79,16 @@ class NewestMemory:
 
     @property
     def now(self) -> int:
-        """See `Memory`."""
+        """Round that `advance` last went to; 0 at first."""
         return self._now
 
     # -- reading ----------------------------------------------------------------------------
 
     def recall(self, device: str, ids: Indices | None = None) -> list[Piece]:
-        """See `Memory`."""
+        """Return the entries of a device, by round made; only of these blocks, if ids are given.
+
+        `ids` are ascending. An unknown device has no pieces.
+        """
         self._check_usable()
         kept = self._store.kept(device)
         wanted = np.ones(self.plan.block_count, dtype=bool)
@@ -92,14 +103,14 @@ class NewestMemory:
         return pieces
 
     def rounds(self, device: str) -> Rounds:
-        """See `Memory`."""
+        """Return per block the round its entry was made in; 0 where there is none. Read-only."""
         self._check_usable()
         rounds = self._store.kept(device).rounds
         rounds.flags.writeable = False
         return rounds
 
     def oldest(self) -> int | None:
-        """See `Memory`."""
+        """Return the earliest round made that is still held; None when nothing is."""
         self._check_usable()
         return self._store.oldest()
 
@@ -117,7 +128,10 @@ class NewestMemory:
     # -- changing ---------------------------------------------------------------------------
 
     def advance(self, now: int) -> None:
-        """See `Memory`."""
+        """Go to round `now`: `total` fades by damping per round passed, stale entries leave.
+
+        Raises `StateError` if that is before the present round.
+        """
         if now < self._now:
             raise StateError(f"memory is at round {self._now}; it cannot go back to {now}")
         with self._changing():
@@ -128,7 +142,16 @@ class NewestMemory:
                 self._drop(devices, limit)
 
     def write(self, contributions: Sequence[Contribution], reader: Reader | None = None) -> None:
-        """See `Memory`."""
+        """Take movements where they are newer than what is held and not stale.
+
+        `reader` is shown, stretch by stretch, the change of `total` per parameter with the new
+        values as given rather than as held: Σ weight · damping^(now − made) · D / learning_rate
+        over what was taken, minus what left. Without sums it is shown nothing.
+
+        Values are finite, ids ascending and the plan's: a `Contribution` has been checked. Raises
+        `StateError` for a movement of a later round than `now`, `BlockError` for one that does not
+        fit the plan; nothing has changed then.
+        """
         for contribution in contributions:
             self._check(contribution)
         if not len(self.total):
@@ -174,14 +197,14 @@ class NewestMemory:
         yield batches, True
 
     def commit(self) -> None:
-        """See `Memory`."""
+        """Make all changes since the last commit durable at once; a crash before leaves none."""
         if self._changed:
             with self._changing():
                 self._store.commit(self._now, self._sums.arrays)
             self._changed = False
 
     def close(self) -> None:
-        """See `Memory`."""
+        """Close files and threads. On disk, changes that were not committed are lost."""
         self._broken = True
         self._sums.close()
         self._store.close()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
-from coordinator.aggregate.memory.newest import NewestMemory, pick
+from coordinator.aggregate.memory.newest import Memory, pick
 from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES, Held, ValueType
@@ -18,7 +18,7 @@ from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 
-class RamMemory(NewestMemory):
+class RamMemory(Memory):
     """A memory that lives as long as the process; `commit` has nothing to do."""
 
     def __init__(self, plan: ModelPlan, config: MemoryConfig) -> None:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.operate.identity.errors import IdentityError
+
 # Load only what argparse needs: `cryptography` is loaded by the commands that sign.
 if TYPE_CHECKING:
     from coordinator.operate.identity.authority import Authority
@@ -207,7 +209,6 @@ def _add_folder(command: Any) -> None:
 
 def _authority(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.authority import Authority
-    from coordinator.operate.identity.errors import IdentityError
 
     with Authority(arguments.dir, create_days=arguments.days) as authority:
         if not authority.is_new:
@@ -222,7 +223,6 @@ def _authority(arguments: argparse.Namespace) -> int:
 def _enroll(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.authority import Authority, coordinator_name, device_name
     from coordinator.operate.identity.bundles import coordinator_bundle, device_bundle
-    from coordinator.operate.identity.errors import IdentityError
     from coordinator.operate.identity.files import check_free, folder_in, write_bundle
 
     is_device = arguments.coordinator is None
@@ -322,7 +322,6 @@ def _facts(enrolment: Enrolment) -> dict[str, Any]:
 def _broker_config(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.authority import Authority
     from coordinator.operate.identity.bundles import make_place
-    from coordinator.operate.identity.errors import IdentityError
     from coordinator.operate.identity.files import write_file
     from coordinator.operate.identity.mosquitto import CONFIG, mosquitto_files
     from edge_sdk.program.files import make_folder
@@ -372,7 +371,6 @@ def _say_new(authority: Authority) -> None:
 
 
 def _check_task(task: str | None) -> None:
-    from coordinator.operate.identity.errors import IdentityError
     from edge_sdk.protocol.errors import MessageError
     from edge_sdk.protocol.messages.topics import check_name
 
@@ -385,7 +383,6 @@ def _check_task(task: str | None) -> None:
 def _place(authority: Authority, text: str | None) -> BrokerPlace:
     """Return the broker's address: the given one, which is remembered, or the last one."""
     from coordinator.operate.identity.bundles import parse_place
-    from coordinator.operate.identity.errors import IdentityError
 
     known = authority.index.broker
     if text is None:
@@ -406,8 +403,6 @@ def _account(given: str | None) -> str | None:
         return given
     import pwd
 
-    from coordinator.operate.identity.errors import IdentityError
-
     try:
         pwd.getpwnam(given or MOSQUITTO)
     except KeyError as error:
@@ -422,8 +417,6 @@ def _check_reach(folder: Path, user: str | None) -> None:
     if user in (None, "root"):
         return
     import pwd
-
-    from coordinator.operate.identity.errors import IdentityError
 
     owner = pwd.getpwnam(str(user)).pw_uid
     for each in folder.parents:

@@ -35,11 +35,11 @@ class ModelOutlet(Protocol):
     def publish(self) -> None:
         """Offer the current model to all devices."""
 
-    def opening(self, opening: RoundOpen) -> RoundOpen:
-        """Return an opening for all devices, completed with the offered version."""
+    def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
+        """Return an opening, completed with the offered version.
 
-    def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """Return an opening for one device of an asynchronous run, with the newest version."""
+        `device` is the one it is for in an asynchronous run, which gets the newest version.
+        """
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """Keep these groups of the version a device was told of, for the device and the rule."""
@@ -90,19 +90,30 @@ class BrokerOutlet:
         self._newest: tuple[EncodedModel, dict[str, Array]]
         """The model as last published, which most devices will ask for."""
 
-    def publish(self) -> None:
-        """See `ModelOutlet`."""
-        self._publish()
+    def publish(
+        self,
+        versions: Iterable[int] = (),
+        *,
+        since: Published | None = None,
+        changed: Collection[int] = (),
+    ) -> None:
+        """Publish the current model, and clear all versions but these and the last two."""
+        begun, model, encoded = self._clock(), self._model, self._model.serve()
+        self._published = self._publisher.publish_model(
+            model.plan, model.version, encoded, model.buffers, since=since, changed=changed
+        )
+        self._newest = (encoded, model.buffers)
+        self._publisher.keep_models({model.version, model.version - 1, *versions})
+        self._changed.clear()
+        now = self._clock()
+        self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
 
-    def opening(self, opening: RoundOpen) -> RoundOpen:
+    def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """See `ModelOutlet`."""
-        return self._stamped(opening)
-
-    def opening_for(self, device: str, opening: RoundOpen) -> RoundOpen:
-        """See `ModelOutlet`."""
-        self._publish_if_due()
-        self._told[device] = self._published
-        return self._stamped(opening)
+        if device is not None:
+            self._publish_if_due()
+            self._told[device] = self._published
+        return replace(opening, run=self._run, model=self._published.blob)
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """See `ModelOutlet`."""
@@ -145,9 +156,6 @@ class BrokerOutlet:
             for name in self._evaluators.pop(min(self._evaluators)):
                 del self._earlier[name]
 
-    def _stamped(self, opening: RoundOpen) -> RoundOpen:
-        return replace(opening, run=self._run, model=self._published.blob)
-
     def _publish_if_due(self) -> None:
         last = self._published
         is_newest = last.version == self._model.version
@@ -157,22 +165,4 @@ class BrokerOutlet:
         held |= {last.version, *self._evaluators}
         # int8 rounds at random, so every pack differs between versions.
         since = None if self._model.serve().encoding.kind == "int8" else last
-        self._publish(held, since=since, changed=self._changed)
-
-    def _publish(
-        self,
-        versions: Iterable[int] = (),
-        *,
-        since: Published | None = None,
-        changed: Collection[int] = (),
-    ) -> None:
-        """Publish the current model, and clear all versions but these and the last two."""
-        begun, model, encoded = self._clock(), self._model, self._model.serve()
-        self._published = self._publisher.publish_model(
-            model.plan, model.version, encoded, model.buffers, since=since, changed=changed
-        )
-        self._newest = (encoded, model.buffers)
-        self._publisher.keep_models({model.version, model.version - 1, *versions})
-        self._changed.clear()
-        now = self._clock()
-        self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+        self.publish(held, since=since, changed=self._changed)

@@ -41,12 +41,12 @@ from coordinator.operate.serving import broker_table
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
 from coordinator.service.courses import make_model
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import choose_members, emulate_all, moment_of
 from coordinator.simulate.demo.run import (
     BATCH_SIZE,
     STEPS,
-    DemoConfig,
     DemoRound,
     Ledger,
     choose_masks,
@@ -88,7 +88,7 @@ class ProcessDemo:
         for refused, option, reason in (
             (config.backend != "onnx", "--backend torch", "programs train with onnx"),
             (
-                config.memory_dir is not None,
+                config.memory is not None,
                 "--memory",
                 "each program keeps its memory in its run's folder",
             ),

@@ -1,24 +1,23 @@
-"""The demo's run: rounds with accuracy, their savings, and everything as JSON."""
+"""The demo's run: rounds with accuracy, and their savings."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
-from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits, make_model
 from coordinator.simulate.demo.emulated import (
     Chronicle,
@@ -34,15 +33,14 @@ from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
-from edge_sdk.decide.emulation.fleet import Fleet, load_fleet, shipped_fleet
-from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.decide.emulation.fleet import Fleet, load_fleet
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.torch import TorchBackend
 
 if TYPE_CHECKING:
-    from coordinator.task.graphs import CompiledGraphs
+    from coordinator.task.graphs.compiled import CompiledGraphs
 
 GROUPS = 4
 STEPS = 10
@@ -50,52 +48,6 @@ BATCH_SIZE = 32
 LOCAL_RULE = LocalRule(learning_rate=0.1, momentum=0.5)
 SAM_RADIUS = 0.05
 """Radius for `subdismo`, whose devices train with SAM."""
-SCHEMA = 3
-
-BackendName = Literal["onnx", "torch"]
-"""Training backend of the demo's devices: the compiled graph without torch, or the torch module."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoConfig:
-    """Options of the command line."""
-
-    rounds: int = 30
-    fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
-    """File of the fleet to emulate."""
-    devices: int = 8
-    """Number of devices (`choose_members`)."""
-    weigh: bool = True
-    """Devices decide for themselves; False: all train the whole model in every round."""
-    seed: int = 0
-    backend: BackendName = "onnx"
-    init: Path | None = None
-    """A file with the weights to start from; None: random ones."""
-    rule: str = "ram-fed"
-    rule_options: Mapping[str, Any] = field(default_factory=dict)
-    mask: str | None = None
-    """`mask` and `rule` are names for `make_masks` and `make_rule`. None: the best for the rule."""
-    mask_options: Mapping[str, Any] = field(default_factory=dict)
-    local: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the devices' local rule that differ from the demo's."""
-    up: Encoding = field(default_factory=Encoding)
-    """Encoding of movements; `down` is that of the model."""
-    down: Encoding = field(default_factory=Encoding)
-    memory_dir: Path | None = None
-    """Folder of the rule's memory; None: in RAM."""
-    memory_type: MemoryType = "fp32"
-    threads: int = 1
-    """Devices that train at the same time."""
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"--rounds must be at least 1, not {self.rounds}")
-        if not 1 <= self.devices <= 200:
-            raise ConfigError(f"--devices must be from 1 to 200, not {self.devices}")
-        if not 1 <= self.threads <= 64:
-            raise ConfigError(f"--threads must be from 1 to 64, not {self.threads}")
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"--seed must be from 0 to 2^63 − 1, not {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,50 +86,9 @@ class DemoRound:
         return max((each.train_s + (each.transfer_s or 0.0) for each in self.lived), default=0.0)
 
 
-class AnyDemo(Protocol):
-    """A run in progress, in one process or several: iterate over `run()`, and close it.
-
-    Everything except `config` and `rounds` is available once a round is done.
-    """
-
-    @property
-    def config(self) -> DemoConfig:
-        """Options of the run, with a mask policy filled in."""
-
-    @property
-    def rounds(self) -> Sequence[DemoRound]:
-        """Rounds done so far."""
-
-    @property
-    def plan(self) -> ModelPlan:
-        """Plan of the trained model."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """Fleet that the devices emulate."""
-
-    @property
-    def test_samples(self) -> int:
-        """Number of digits on which accuracy is measured."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the global model (`GlobalModel.digest`)."""
-
-    @property
-    def repeatable(self) -> bool:
-        """True if the same seed gives the same bits."""
-
-    def run(self) -> Generator[DemoRound]:
-        """Train, yielding every round as it closes."""
-
-    def save(self, path: Path) -> None:
-        """Save the global model in a new folder (`coordinator.task.saved_model`)."""
-
-
 @dataclass(slots=True)
 class Demo:
-    """The run in this process alone, over the in-memory link."""
+    """The run in this process alone, over the in-memory link: iterate over `run()`."""
 
     config: DemoConfig
     task: Task
@@ -231,39 +142,6 @@ class Demo:
             self.task.plan, model.weights, model.buffers, graphs.manifest, graphs.files
         )
         save_model(saved, path)
-
-
-def as_json(demo: AnyDemo) -> dict[str, Any]:
-    """Return the whole run as plain data. `rounds` depends only on config and versions."""
-    config, plan, rounds = demo.config, demo.plan, demo.rounds
-    return {
-        "schema": SCHEMA,
-        "seed": config.seed,
-        "rule": config.rule,
-        "rule_options": dict(config.rule_options),
-        "mask": config.mask,
-        "mask_options": dict(config.mask_options),
-        "local": dict(config.local),
-        "encoding_up": str(config.up),
-        "encoding_down": str(config.down),
-        "backend": config.backend,
-        "fleet": config.fleet.stem,
-        "work": demo.fleet.work,
-        "weigh": config.weigh,
-        "plan_hash": plan.hash,
-        "parameters": plan.parameters,
-        "rounds": [_round_json(done) for done in rounds],
-        "model_sha256": demo.digest,
-        "bytes": sum(done.bytes_moved for done in rounds),
-        "bytes_full_training": sum(done.full_bytes for done in rounds),
-        "joules": sum(done.joules for done in rounds),
-        "train_s": sum(done.train_s for done in rounds),
-        "slowest_s": sum(done.slowest_s for done in rounds),
-        "timings": {
-            "torch": torch.__version__,
-            "wall_s": [round(done.report.seconds, 6) for done in rounds],
-        },
-    }
 
 
 class Ledger:
@@ -320,7 +198,8 @@ def demo_task(seed: int, init: Path | None) -> Task:
 def local_rule(config: DemoConfig) -> LocalRule:
     """Return the devices' local training rule."""
     radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    return replace(LOCAL_RULE, sam_radius=radius, **config.local)
+    chosen = {"sam_radius": radius, "widths": config.widths, **config.local}
+    return replace(LOCAL_RULE, **chosen)
 
 
 def make_demo(config: DemoConfig) -> Demo:
@@ -380,7 +259,7 @@ def make_demo(config: DemoConfig) -> Demo:
         lambda: _make_backend(task, graphs),
         members,
         threads=config.threads,
-        memory_dir=config.memory_dir,
+        memory_dir=config.memory,
         memory_type=config.memory_type,
     )
     return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
@@ -394,7 +273,7 @@ def run_full(config: DemoConfig) -> Demo | None:
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    demo = make_demo(replace(config, weigh=False, memory_dir=None))
+    demo = make_demo(replace(config, weigh=False, memory=None))
     for _ in demo.run():
         pass
     return demo
@@ -402,7 +281,7 @@ def run_full(config: DemoConfig) -> Demo | None:
 
 def _compile(task: Task) -> CompiledGraphs:
     # Imported here, so that the torch backend does not need onnx.
-    from coordinator.task.graphs import compile_graphs
+    from coordinator.task.graphs.compilation import compile_graphs
 
     return compile_graphs(task, batch_sizes=(BATCH_SIZE,))
 
@@ -413,38 +292,3 @@ def _make_backend(task: Task, graphs: CompiledGraphs | None) -> Backend:
     from edge_sdk.train.onnx import OnnxBackend
 
     return OnnxBackend(task.plan, graphs.manifest, graphs.files)
-
-
-def _round_json(done: DemoRound) -> dict[str, Any]:
-    return {
-        "round": done.report.round,
-        "accuracy": done.accuracy,
-        "coverage_min": done.report.coverage_min,
-        "coverage_mean": done.report.coverage_mean,
-        "trained_coverage_min": done.report.trained_coverage_min,
-        "trained_blocks": done.report.trained_blocks,
-        "oldest_uncovered": done.report.oldest_uncovered,
-        "gap_bound": done.report.gap_bound,
-        "oldest_memory": done.report.oldest_memory,
-        "compression_noise": done.report.compression_noise,
-        "skip_share": done.report.skip_share,
-        "longest_skip": done.report.longest_skip,
-        "devices": [
-            {
-                "device": device.device,
-                "skip": device.level is None,
-                "level": device.level,
-                "reason": device.reason,
-                "loss": device.loss,
-                "parameters": device.parameters,
-                "bytes_down": device.bytes_down,
-                "bytes_up": device.bytes_up,
-                "reduction_noise": device.reduction_noise,
-                "replayed": device.replayed,
-                "battery_percent": lived.percent,
-                "train_s": lived.train_s,
-                "joules": lived.joules,
-            }
-            for device, lived in zip(done.report.devices, done.lived, strict=True)
-        ],
-    }

@@ -1,4 +1,4 @@
-"""The demo's display: a live table, a one-screen summary, and a plot."""
+"""The demo's output: a live table, a one-screen summary, a plot, and everything as data."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.simulate.demo.run import AnyDemo, DemoRound
+from coordinator.simulate.demo.processes import ProcessDemo
+from coordinator.simulate.demo.run import Demo, DemoRound
 from coordinator.simulate.federation import DeviceRound
 
+AnyDemo = Demo | ProcessDemo
+
+SCHEMA = 3
 RECENT_ROUNDS = 8
 FRAME_LINES = 8
 """Lines of the live view that are neither a round nor a device."""
@@ -285,3 +291,75 @@ def _mark(device: DeviceRound) -> Text:
 
 def _mega(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.1f} MB"
+
+
+# -- as data --------------------------------------------------------------------------------------
+
+
+def as_json(demo: AnyDemo) -> dict[str, Any]:
+    """Return the whole run as plain data. `rounds` depends only on config and versions."""
+    config, plan, rounds = demo.config, demo.plan, demo.rounds
+    widths = {} if config.widths == "own" else {"widths": config.widths}
+    return {
+        "schema": SCHEMA,
+        "seed": config.seed,
+        "rule": config.rule,
+        "rule_options": dict(config.rule_options),
+        "mask": config.mask,
+        "mask_options": dict(config.mask_options),
+        "local": {**widths, **config.local},
+        "encoding_up": str(config.up),
+        "encoding_down": str(config.down),
+        "backend": config.backend,
+        "fleet": config.fleet.stem,
+        "work": demo.fleet.work,
+        "weigh": config.weigh,
+        "plan_hash": plan.hash,
+        "parameters": plan.parameters,
+        "rounds": [_round_json(done) for done in rounds],
+        "model_sha256": demo.digest,
+        "bytes": sum(done.bytes_moved for done in rounds),
+        "bytes_full_training": sum(done.full_bytes for done in rounds),
+        "joules": sum(done.joules for done in rounds),
+        "train_s": sum(done.train_s for done in rounds),
+        "slowest_s": sum(done.slowest_s for done in rounds),
+        "timings": {
+            "torch": torch.__version__,
+            "wall_s": [round(done.report.seconds, 6) for done in rounds],
+        },
+    }
+
+
+def _round_json(done: DemoRound) -> dict[str, Any]:
+    return {
+        "round": done.report.round,
+        "accuracy": done.accuracy,
+        "coverage_min": done.report.coverage_min,
+        "coverage_mean": done.report.coverage_mean,
+        "trained_coverage_min": done.report.trained_coverage_min,
+        "trained_blocks": done.report.trained_blocks,
+        "oldest_uncovered": done.report.oldest_uncovered,
+        "gap_bound": done.report.gap_bound,
+        "oldest_memory": done.report.oldest_memory,
+        "compression_noise": done.report.compression_noise,
+        "skip_share": done.report.skip_share,
+        "longest_skip": done.report.longest_skip,
+        "devices": [
+            {
+                "device": device.device,
+                "skip": device.level is None,
+                "level": device.level,
+                "reason": device.reason,
+                "loss": device.loss,
+                "parameters": device.parameters,
+                "bytes_down": device.bytes_down,
+                "bytes_up": device.bytes_up,
+                "reduction_noise": device.reduction_noise,
+                "replayed": device.replayed,
+                "battery_percent": lived.percent,
+                "train_s": lived.train_s,
+                "joules": lived.joules,
+            }
+            for device, lived in zip(done.report.devices, done.lived, strict=True)
+        ],
+    }

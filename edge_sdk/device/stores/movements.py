@@ -137,39 +137,39 @@ class FolderMovements:
         make_folder(folder)
         remove_leftovers(folder)
         self._folder = folder
-        self._waiting: set[int] = set()
-        self._copy: int | None = None
+        self.waiting: frozenset[int] = frozenset()
+        self.copy: int | None = None
         found = [(_round_of(path), path) for path in folder.iterdir()]
         for round, path in sorted((round, path) for round, path in found if round is not None):
             movement = _read_or_set_aside(path, round)
             if movement is None:
                 continue
             if path.suffix == WAITING:
-                self._waiting.add(round)
-            self._copy = round if movement.keeps_copy else None
+                self.waiting |= {round}
+            self.copy = round if movement.keeps_copy else None
 
     def keep(self, movement: Movement) -> None:
         """See `MovementStore`."""
         round = movement.round
         write_whole(self._path(round, WAITING), encode_movement(movement))
-        self._waiting.add(round)
-        self._copy = round if movement.keeps_copy else None
+        self.waiting |= {round}
+        self.copy = round if movement.keeps_copy else None
         for path in self._folder.glob(f"*{COPY}"):
             remove(path)
 
     def forget(self, round: int, *, rejected: bool = False) -> None:
         """See `MovementStore`."""
-        if round not in self._waiting:
+        if round not in self.waiting:
             return
-        if rejected and round == self._copy:
-            self._copy = None
+        if rejected and round == self.copy:
+            self.copy = None
         path = self._path(round, WAITING)
-        if round == self._copy:
+        if round == self.copy:
             move(path, self._path(round, COPY))
         else:
             remove(path)
             sync_folder(self._folder)
-        self._waiting.discard(round)
+        self.waiting -= {round}
 
     def again(self, round: int, *, answers: int | None = None) -> StoredMovement:
         """See `MovementStore`."""
@@ -180,19 +180,9 @@ class FolderMovements:
         return decode_movement(self._map(round)).payload
 
     def _map(self, round: int) -> memoryview:
-        if round not in self._waiting and round != self._copy:
+        if round not in self.waiting and round != self.copy:
             raise KeyError(round)
-        return _mapped(self._path(round, WAITING if round in self._waiting else COPY))
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """See `MovementStore`."""
-        return frozenset(self._waiting)
-
-    @property
-    def copy(self) -> int | None:
-        """See `MovementStore`."""
-        return self._copy
+        return _mapped(self._path(round, WAITING if round in self.waiting else COPY))
 
     def _path(self, round: int, suffix: str) -> Path:
         return self._folder / f"{round}{suffix}"

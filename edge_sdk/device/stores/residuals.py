@@ -27,7 +27,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,46 +42,30 @@ log = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class ArrayStore(Protocol):
-    """Named sets of arrays. Names are letters, digits and dashes."""
-
-    def read(self, name: str) -> Arrays | None:
-        """Return the arrays under this name; None if there are none, or they are damaged."""
-
-    def write(self, name: str, arrays: Arrays) -> None:
-        """Replace the arrays under this name, all at once or not at all."""
-
-    def remove(self, name: str) -> None:
-        """Forget the name, if it is there."""
-
-    def names(self) -> Iterable[str]:
-        """Return all names."""
-
-
-class MemoryStore:
-    """An `ArrayStore` in memory."""
+class ArrayStore:
+    """Named sets of arrays; this one is in memory. Names are letters, digits and dashes."""
 
     def __init__(self) -> None:
         self._held: dict[str, Arrays] = {}
 
     def read(self, name: str) -> Arrays | None:
-        """See `ArrayStore`."""
+        """Return the arrays under this name; None if there are none, or they are damaged."""
         return self._held.get(name)
 
     def write(self, name: str, arrays: Arrays) -> None:
-        """See `ArrayStore`."""
+        """Replace the arrays under this name, all at once or not at all."""
         self._held[name] = {key: array.copy() for key, array in arrays.items()}
 
     def remove(self, name: str) -> None:
-        """See `ArrayStore`."""
+        """Forget the name, if it is there."""
         self._held.pop(name, None)
 
     def names(self) -> Iterable[str]:
-        """See `ArrayStore`."""
+        """Return all names."""
         return list(self._held)
 
 
-class FolderStore:
+class FolderStore(ArrayStore):
     """An `ArrayStore` in a folder: one `.npz` file per name, replaced as a whole.
 
     Raises `OSError` where the disk does, also when it is full; the old file then stays.

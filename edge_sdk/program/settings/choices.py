@@ -1,15 +1,19 @@
-"""Choices by name: rules and mask policies as configuration and the command line spell them."""
+"""Choices by name: rules, mask policies and encodings, as files and the command line spell them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from edge_sdk.program.settings.reader import nearest, read_table
+from edge_sdk.program.settings.types import Spelling
+from edge_sdk.protocol.encoding.encoding import KNOWN, Encoding
 from edge_sdk.protocol.errors import ConfigError
 
 T = TypeVar("T")
+
+EncodingText = Annotated[Encoding, Spelling(lambda text, _: Encoding.parse(text), KNOWN)]
 
 
 def make_named(kind: str, known: Mapping[str, type[T]], name: str, options: Mapping[str, Any]) -> T:

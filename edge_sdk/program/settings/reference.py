@@ -167,12 +167,15 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any], names: Iterable[s
         key = known[name]
         allowed = get_args(key.kind.plain) if get_origin(key.kind.plain) is Literal else None
         meaning = meanings(key.owner).get(key.path[-1], "")
+        words = (meaning[:1].lower() + meaning[1:].rstrip(".")).replace("%", "%%")
+        default = key.entry.default
+        shown = isinstance(default, str | int | float) and not isinstance(default, bool)
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=name,
             metavar=key.path[-1].upper() if allowed is None else None,
             choices=allowed,
-            help=(meaning[:1].lower() + meaning[1:].rstrip(".")).replace("%", "%%"),
+            help=words + (f" (default {default})" if shown and default != "" else ""),
         )
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import resource
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks.network.stage.files import SOURCE, TASK, run_folder
-from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
+from benchmarks.network.stage.files import write_tables
+from benchmarks.network.stage.tasks import PreparedTask
 from benchmarks.report.figures import FigureError
-from coordinator.operate.serving import broker_table
-from coordinator.run.folder import About, create_run
 from edge_sdk.transport.settings import BrokerSettings
 
 SHARE = 0.2
@@ -36,28 +29,10 @@ def write_run(folder: Path, task: PreparedTask, devices: int, broker: BrokerSett
 
     Bid and movement deadlines, and everything else, have their defaults.
     """
-    about = About(task=TASK, run=secrets.token_hex(8), source=SOURCE, batch_size=BATCH_SIZE)
-    create_run(run_folder(folder), about, task.model)
-    (folder / "data").mkdir()
-    np.savez(folder / "data" / "own.npz", x=task.data.inputs[0], y=task.data.targets)
-    tables: dict[str, dict[str, Any]] = {
-        "task": {"name": TASK, "source": SOURCE},
-        "run": {"folder": "run", "rounds": ENDLESS, "steps": 1, "batch_size": BATCH_SIZE},
-        # All devices answer every round: that is the load.
-        "round": {
-            "min_devices": devices,
-            "participants": participants_of(devices),
-            "select": "after",
-        },
-    }
-    lines = [
-        line
-        for name, values in tables.items()
-        for line in (f"[{name}]", *(f"{key} = {json.dumps(it)}" for key, it in values.items()))
-    ]
-    path = folder / "run.toml"
-    path.write_text("\n".join([*lines, broker_table(broker) + "probe = false\n"]))
-    return path
+    # All devices answer every round: that is the load.
+    picked = {"participants": participants_of(devices), "select": "after"}
+    tables = {"round": {"min_devices": devices, **picked}}
+    return write_tables(folder, task, ENDLESS, broker, {"steps": 1}, tables)
 
 
 @contextmanager

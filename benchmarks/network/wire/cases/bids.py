@@ -192,9 +192,9 @@ def bids_figures(rows: Sequence[BidsRow]) -> list[Figure]:
     """Return the figures of `measure_bids`."""
     quiet, busy = rows
     return [
-        Figure(name="wire.bid.quiet.p95", value=quiet.p95_ms, unit="ms"),
-        Figure(name="wire.bid.busy.p50", value=busy.p50_ms, unit="ms"),
-        Figure(name="wire.bid.busy.p95", value=busy.p95_ms, unit="ms"),
+        Figure("wire.bid.quiet.p95", quiet.p95_ms, "ms"),
+        Figure("wire.bid.busy.p50", busy.p50_ms, "ms"),
+        Figure("wire.bid.busy.p95", busy.p95_ms, "ms"),
     ]
 
 

@@ -178,14 +178,14 @@ def bytes_figures(rows: Sequence[BytesRow]) -> list[Figure]:
     figures = []
     for row in rows:
         stem = f"wire.{row.model}.{row.level * 100:.0f}.{encoding_word(row.up_encoding)}"
-        figures.append(Figure(name=f"{stem}.bytes_over_full", value=row.share, unit="×"))
+        figures.append(Figure(f"{stem}.bytes_over_full", row.share, "×"))
         if row.level in AIMED_LEVELS:
             aimed = row.down_encoding == AIMED_ENCODING
             figures.append(
                 Figure(
-                    name=f"{stem}.pulled_over_needed",
-                    value=row.pulled_over_needed,
-                    unit="×",
+                    f"{stem}.pulled_over_needed",
+                    row.pulled_over_needed,
+                    "×",
                     target=TARGET if aimed else None,
                 )
             )

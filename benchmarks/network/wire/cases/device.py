@@ -200,12 +200,12 @@ def device_figures(memory: ResidentRow, idle: IdleRow) -> list[Figure]:
     """Return the figures of a watched device."""
     return [
         Figure(
-            name=f"wire.device.{memory.model}.rss_over_training",
-            value=memory.more_mb,
-            unit="MB",
+            f"wire.device.{memory.model}.rss_over_training",
+            memory.more_mb,
+            "MB",
             target=MEMORY_TARGET_MB,
         ),
-        Figure(name=f"wire.device.{memory.model}.rss", value=memory.device_mb, unit="MB"),
-        Figure(name="wire.device.idle.bytes_per_minute", value=idle.bytes_per_minute, unit="B"),
-        Figure(name="wire.device.idle.cpu_per_minute", value=idle.cpu_ms_per_minute, unit="ms"),
+        Figure(f"wire.device.{memory.model}.rss", memory.device_mb, "MB"),
+        Figure("wire.device.idle.bytes_per_minute", idle.bytes_per_minute, "B"),
+        Figure("wire.device.idle.cpu_per_minute", idle.cpu_ms_per_minute, "ms"),
     ]

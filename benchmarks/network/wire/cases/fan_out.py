@@ -105,9 +105,9 @@ def fan_out_figures(rows: Sequence[FanOutRow]) -> list[Figure]:
     first, last = rows[0], rows[-1]
     figures = [
         Figure(
-            name=f"wire.coordinator.{row.devices}.model_over_{first.devices}",
-            value=row.model_ratio,
-            unit="×",
+            f"wire.coordinator.{row.devices}.model_over_{first.devices}",
+            row.model_ratio,
+            "×",
             target=TARGET,
         )
         for row in rows[1:]
@@ -115,5 +115,5 @@ def fan_out_figures(rows: Sequence[FanOutRow]) -> list[Figure]:
     if len(rows) > 1:
         more = (last.control_bytes - first.control_bytes) / (last.devices - first.devices)
         name = "wire.coordinator.control_per_further_device"
-        figures.append(Figure(name=name, value=more, unit="B"))
+        figures.append(Figure(name, more, "B"))
     return figures

@@ -170,14 +170,9 @@ def overhead_figures(row: OverheadRow) -> list[Figure]:
     """Return the figures of `measure_overhead`."""
     stem = f"wire.round.{row.devices}"
     return [
-        Figure(name=f"{stem}.overhead", value=row.overhead_s, unit="s", target=WALL_TARGET_S),
-        Figure(name=f"{stem}.wall", value=row.wall_s, unit="s"),
-        Figure(
-            name=f"{stem}.cpu_per_device",
-            value=row.overhead_cpu_s,
-            unit="s",
-            target=CPU_TARGET_S,
-        ),
+        Figure(f"{stem}.overhead", row.overhead_s, "s", target=WALL_TARGET_S),
+        Figure(f"{stem}.wall", row.wall_s, "s"),
+        Figure(f"{stem}.cpu_per_device", row.overhead_cpu_s, "s", target=CPU_TARGET_S),
     ]
 
 

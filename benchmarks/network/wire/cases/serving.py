@@ -181,6 +181,6 @@ def serving_figures(row: ServingRow) -> list[Figure]:
     """Return the figures of `measure_serving`."""
     stem = f"wire.serving.{row.devices}"
     return [
-        Figure(name=f"{stem}.growth_over_model", value=row.growth, unit="×", target=TARGET),
-        Figure(name=f"{stem}.pulling_over_model", value=row.serving_growth, unit="×"),
+        Figure(f"{stem}.growth_over_model", row.growth, "×", target=TARGET),
+        Figure(f"{stem}.pulling_over_model", row.serving_growth, "×"),
     ]

@@ -36,7 +36,7 @@ from coordinator.aggregate.memory.disk.segments import (
 )
 from coordinator.aggregate.memory.disk.space import SHARE_LIVE, check_space, estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
-from coordinator.aggregate.memory.newest import NewestMemory, pick
+from coordinator.aggregate.memory.newest import Memory, pick
 from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
@@ -53,7 +53,7 @@ SUMS_HEADER = struct.Struct("<24sq32x")
 """Magic and the number of the commit."""
 
 
-class DiskMemory(NewestMemory):
+class DiskMemory(Memory):
     """A memory in a folder of its own, which one process at a time has open.
 
     A new folder is made; an old one must be of the same plan, dtype, damping, weighting and sums.

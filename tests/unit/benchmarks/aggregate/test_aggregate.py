@@ -66,7 +66,7 @@ THROUGHPUT = ThroughputConfig(
 )
 SMALL = ClosesConfig(inputs=5, widths=(16, 24), outputs=3, devices=4, rounds=2)
 SCALE = ScaleConfig(
-    fleets=(4, 10), inputs=5, widths=(16,), outputs=3, participants=3, batch=4, warm=1, turns=2
+    fleets=(4, 10), inputs=5, widths=(16,), outputs=3, devices=3, batch=4, warm=1, turns=2
 )
 TRAFFIC = TrafficConfig(inputs=32, widths=(64, 64), outputs=10)
 MEMBERS = MembersConfig(fleets=(4, 40), participants=3, warm=1, turns=3)
@@ -168,7 +168,7 @@ def test_runs_are_of_the_sizes_they_are_said_to_be() -> None:
     assert (FULL.throughput.devices, FULL.throughput.level, FULL.throughput.threads) == (32, 0.5, 2)
     assert FULL.scale.plan.parameters == pytest.approx(100_000, rel=0.02)
     assert FULL.scale.fleets == (100, 1_000, 10_000)
-    assert FULL.scale.participants == 32
+    assert FULL.scale.devices == 32
     # What 10,000 devices hold in half precision, were it all live, and what 32 do in full.
     assert FULL.scale.disk_bytes > 10_000 * FULL.scale.plan.parameters * 2
     assert FULL.throughput.disk_bytes > 32 * FULL.throughput.plan.parameters * 4

@@ -14,7 +14,7 @@ from benchmarks.device.modelled import HELD_BYTES, board_threads, model_results
 from benchmarks.device.report.page import BEGIN, CONFIG, END, PageError, profiles_table, update_page
 from benchmarks.device.results import Case, Config, read_results, write_results
 from benchmarks.models import FAMILIES
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch

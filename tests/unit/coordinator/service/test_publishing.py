@@ -247,11 +247,11 @@ def test_reserved_fragment_is_of_the_version_that_was_published(
         model = make_model(PLAN, run.latest(), Encoding(), 0)
         outlet = BrokerOutlet(model, made, store, run=about.run, clock=lambda: 0.0)
         outlet.publish()
-        told = outlet.opening_for("a", fragments_config().opening(5))
+        told = outlet.opening(fragments_config().opening(5), "a")
         start, groups = model.theta, {"hidden": (1, 3)}
         model.commit(np.ones_like(start), [])
         outlet.publish()
-        assert outlet.opening_for("b", fragments_config().opening(6)).model != told.model
+        assert outlet.opening(fragments_config().opening(6), "b").model != told.model
         outlet.reserve("a", 5, groups)
         message, buffers = model.reserved("a", 5) or (b"", {})
         assert outlet.applied("a", groups) == 1

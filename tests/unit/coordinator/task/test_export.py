@@ -26,7 +26,7 @@ from torch import nn
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.task.export import FORMATS, export_model
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.saved_model import SavedModel, load_weights, read_model, save_model
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.errors import GraphError, PlanError, ProtocolError, TensorError

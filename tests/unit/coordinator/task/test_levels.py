@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.levels import best_level, level_model, score_levels
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData

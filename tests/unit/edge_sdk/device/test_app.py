@@ -20,7 +20,7 @@ from edge_sdk.device.stores.movements import (
     MovementStore,
     StoredMovement,
 )
-from edge_sdk.device.stores.residuals import Arrays, MemoryStore
+from edge_sdk.device.stores.residuals import Arrays, ArrayStore
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
@@ -93,7 +93,7 @@ class Bench:
     movements: MovementStore[Movement | Replay | StoredMovement] = field(
         default_factory=MemoryMovements
     )
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: ArrayStore = field(default_factory=ArrayStore)
 
     def __post_init__(self) -> None:
         self.app = DeviceApp(
@@ -307,7 +307,7 @@ def test_copy_that_cannot_be_read_does_not_silence_the_skip(
     assert second.sent == [skip]
     assert isinstance(skip, Bid)
     assert skip.level is None
-    assert "cannot send the movement of round 1" in caplog.text
+    assert "round 1: cannot send the movement" in caplog.text
 
 
 def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixture) -> None:
@@ -325,7 +325,25 @@ def test_movement_is_sent_though_the_disk_is_full(caplog: pytest.LogCaptureFixtu
     assert isinstance(bench.assign(2), Movement)
 
 
-class SmallStore(MemoryStore):
+def test_movement_for_other_groups_is_the_one_sent_though_the_disk_is_full() -> None:
+    class Filling(MemoryMovements):
+        def keep(self, movement: Movement) -> None:
+            if self.waiting:
+                raise OSError(28, "No space left on device")
+            super().keep(movement)
+
+    movements = Filling()
+    before = Bench(movements=movements)
+    before.open(1)
+    before.assign(1)
+    bench = Bench(movements=movements)
+    bench.open(1)
+    movement = bench.assign(1, (0,))
+    assert isinstance(movement, Movement)
+    assert decode_blocks(PLAN, movement.payload)[0] == {"a": (0,)}
+
+
+class SmallStore(ArrayStore):
     """Residuals on a disk that is full at times."""
 
     full = False

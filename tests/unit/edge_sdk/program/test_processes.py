@@ -104,11 +104,13 @@ def test_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert child.process.returncode == -signal.SIGKILL
 
 
-def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grandchild_code", [SLEEPS, STUBBORN])
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path, grandchild_code: str) -> None:
     code = (
         "import subprocess, sys, time\n"
-        "started = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print(started.pid, 'here', flush=True)\n"
+        f"said = [sys.executable, '-c', {grandchild_code!r}]\n"
+        "started = subprocess.Popen(said, stdout=subprocess.PIPE, text=True)\n"
+        "print(started.pid, started.stdout.readline(), flush=True)\n"
         "time.sleep(600)"
     )
     with Children() as children:

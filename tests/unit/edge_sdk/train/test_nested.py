@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import GroupError, TrainingError

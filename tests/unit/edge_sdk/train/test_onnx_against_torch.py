@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.models import FAMILIES, Family, LeNet, ViT, cnn
-from coordinator.task.graphs import CompiledGraphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.messages.local_rule import LocalRule

@@ -19,7 +19,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from benchmarks.models import FAMILIES, Family, cnn
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.messages.local_rule import LocalRule

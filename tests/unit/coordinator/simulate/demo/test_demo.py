@@ -13,9 +13,10 @@ from rich.text import Text
 
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound, RoundReport
+from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
-from coordinator.simulate.demo.run import Demo, DemoConfig, make_demo, run_full
+from coordinator.simulate.demo.run import Demo, make_demo, run_full
 from coordinator.simulate.demo.view import screen, summarise, watch
 from edge_sdk.decide.emulation.emulation import Moment
 from edge_sdk.decide.emulation.fleet import find_fleet

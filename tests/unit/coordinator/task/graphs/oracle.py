@@ -11,7 +11,9 @@ import onnxruntime
 import torch
 
 from benchmarks.models import Family
-from coordinator.task.graphs import CompiledGraphs, compile_graphs, compiled_graphs
+from coordinator.task.graphs.cache import compiled_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups

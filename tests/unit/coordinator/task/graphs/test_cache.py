@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coordinator.task.graphs import compile_graphs, compiled_graphs
-from coordinator.task.graphs.cache import cache_key
+from coordinator.task.graphs.cache import cache_key, compiled_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
 
 

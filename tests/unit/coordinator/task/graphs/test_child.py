@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.task.graphs import GraphCompileError, child, compile_graphs, compile_in_child
+from coordinator.task.graphs import child
+from coordinator.task.graphs.child import compile_in_child
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.saved_model import read_model
 from tests.unit.coordinator.task.graphs.test_cache import files_of, task_of
 
@@ -57,7 +60,7 @@ def number():
 PARENT = """
 import sys
 from pathlib import Path
-from coordinator.task.graphs import compile_in_child
+from coordinator.task.graphs.child import compile_in_child
 from coordinator.task.saved_model import save_model
 model = compile_in_child(sys.argv[1], levels=(1.0,), batch_sizes=(8,))
 save_model(model, Path("out"))

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from benchmarks.models import FAMILIES
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.task.graphs import GraphCompileError, compile_graphs
 from coordinator.task.graphs.check import check_graph
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.task import make_task
 from tests.unit.coordinator.task.graphs.oracle import CompiledModel
 

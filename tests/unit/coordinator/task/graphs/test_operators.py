@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.models import Family
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import make_task
 from tests.unit.coordinator.task.graphs.oracle import (
     LEVELS,

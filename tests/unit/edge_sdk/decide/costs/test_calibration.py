@@ -17,7 +17,8 @@ pytest.importorskip("torch", reason="needs torch: a task is compiled")
 import torch
 
 from benchmarks.models import mlp
-from coordinator.task.graphs import CompiledGraphs, compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.costs.calibration import (

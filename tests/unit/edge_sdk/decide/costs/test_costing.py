@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: a task is compiled")
 
-from coordinator.task.graphs import compile_graphs
+from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task
 from edge_sdk.decide.costs.costing import Costing
 from edge_sdk.decide.costs.model import Known

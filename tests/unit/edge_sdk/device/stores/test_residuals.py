@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edge_sdk.device.stores.residuals import ArrayStore, FolderStore, MemoryStore, Residuals
+from edge_sdk.device.stores.residuals import ArrayStore, FolderStore, Residuals
 from edge_sdk.protocol.encoding.codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -34,7 +34,7 @@ LONG = 10**6
 
 @pytest.fixture(params=["memory", "folder"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArrayStore:
-    return MemoryStore() if request.param == "memory" else FolderStore(tmp_path / "residuals")
+    return ArrayStore() if request.param == "memory" else FolderStore(tmp_path / "residuals")
 
 
 def movement_of(groups: dict[str, tuple[int, ...]], seed: int) -> Blocks:
@@ -89,7 +89,7 @@ def test_used_and_residual_sum_to_the_movements(
     history: list[tuple[tuple[int, ...], bool, int]],
 ) -> None:
     """Whatever is used or not, and however late receipts come, several at once and in any order."""
-    residuals = Residuals(PLAN, MemoryStore(), forget_after=LONG)
+    residuals = Residuals(PLAN, ArrayStore(), forget_after=LONG)
     awaited: list[tuple[int, int, bool]] = []
     moved, used_up = np.zeros(PLAN.parameters), np.zeros(PLAN.parameters)
     for round, (chosen, used, delay) in enumerate(history, start=1):
@@ -267,7 +267,7 @@ def test_movement_that_waits_too_long_settles_nothing(store: ArrayStore) -> None
 
 def test_residuals_must_be_kept_for_a_round_at_least() -> None:
     with pytest.raises(ValueError, match="1 round or more, not 0"):
-        Residuals(PLAN, MemoryStore(), forget_after=0)
+        Residuals(PLAN, ArrayStore(), forget_after=0)
 
 
 # -- stores ------------------------------------------------------------------------------------
