@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -86,15 +86,11 @@ def summarise(
 
 def save_plot(demo: AnyDemo, path: Path) -> None:
     """Plot accuracy by round above the fewest devices that trained any block."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     rounds = [done.report.round for done in demo.rounds]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, sharex=True, figsize=(8, 5), height_ratios=(3, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     top.plot(rounds, [100 * done.accuracy for done in demo.rounds], marker="o", markersize=3)
     top.set_ylabel("test accuracy, %")
     top.set_title(
@@ -108,7 +104,6 @@ def save_plot(demo: AnyDemo, path: Path) -> None:
     bottom.set_ylim(bottom=0)
     bottom.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def screen(demo: AnyDemo, width: int, height: int) -> Group:
@@ -324,7 +319,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "train_s": sum(done.train_s for done in rounds),
         "slowest_s": sum(done.slowest_s for done in rounds),
         "timings": {
-            "torch": torch.__version__,
+            "torch": version("torch"),
             "wall_s": [round(done.report.seconds, 6) for done in rounds],
         },
     }
