@@ -455,7 +455,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
         full = None
         if not code and not arguments.no_compare:
             with console.status("the same with every device training the whole model …"):
-                full = run_full(config)
+                full = run_full(config, demo.initial)
         summarise(demo, console, plot=arguments.plot, full=full)
         if arguments.save is not None:
             demo.save(arguments.save)

@@ -40,7 +40,7 @@ class Watched:
         self.output = folder / "output"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [PROGRAM, "demo", "--no-compare", "--devices", str(devices), *arguments],
+                [PROGRAM, "demo", "--devices", str(devices), *arguments],
                 cwd=folder,
                 env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
                 stdout=output,
@@ -54,7 +54,7 @@ class Watched:
             self.look()
             return condition()
 
-        until(holds, lambda: self.text, every_s=0.1)  # looking takes a while itself
+        until(holds, lambda: self.text, every_s=0.3)  # looking takes a while itself
 
     def look(self) -> None:
         try:
@@ -132,6 +132,21 @@ def test_demo_of_programs_ends_with_the_bits_of_one_process_and_leaves_none(
     assert decided(run) == decided(expected)
     assert "round   3/3" in demo.text
     assert run["model_sha256"][:16] in demo.text
+    assert_compared(run, demo.text)
+
+
+def assert_compared(run: dict[str, Any], said: str) -> None:
+    """The second run, in which everybody trains everything, is told beside the first."""
+    full = run["full"]
+    assert {d["level"] for each in full["rounds"] for d in each["devices"]} == {1.0}
+    assert {d["level"] for each in run["rounds"] for d in each["devices"]} != {1.0}
+    for key in ("bytes", "joules", "train_s", "slowest_s"):
+        assert 0 < run[key] < full[key]
+    # What was said to be saved while the run went on is what the second run takes.
+    assert full["bytes"] == pytest.approx(run["bytes_full_training"], rel=1e-3)  # headers
+    accuracy = full["rounds"][-1]["accuracy"]
+    assert re.search(rf"all train everything.*\n.*accuracy.* {accuracy:.1%}", said)
+    assert re.search(r"too late for the round +0 times +[1-9]", said)
 
 
 def test_demo_of_programs_interrupted_keeps_the_model_and_leaves_none(tmp_path: Path) -> None:
@@ -147,15 +162,12 @@ def test_demo_of_programs_interrupted_keeps_the_model_and_leaves_none(tmp_path: 
     assert not list(tmp_path.glob("tessera-demo-*"))
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_demo_of_programs_stopped_while_it_starts_leaves_none(
-    tmp_path: Path, sent: signal.Signals, code: int
-) -> None:
+def test_demo_of_programs_stopped_while_it_starts_leaves_none(tmp_path: Path) -> None:
     with watched(tmp_path) as demo:
         demo.until(lambda: bool(demo.find("coordinator.task.graphs.child")))
-        demo.process.send_signal(sent)
+        demo.process.send_signal(signal.SIGTERM)
         demo.until(lambda: demo.ended)
-        assert demo.process.returncode == code, demo.text
+        assert demo.process.returncode == 143, demo.text
         assert demo.left() == []
     assert "Traceback" not in demo.text
     assert not list(tmp_path.glob("tessera-*"))
@@ -164,10 +176,9 @@ def test_demo_of_programs_stopped_while_it_starts_leaves_none(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends programs with their parent")
 def test_programs_end_with_a_demo_that_was_killed(tmp_path: Path) -> None:
     with watched(tmp_path, "--rounds", "100000") as demo:
-        demo.until(lambda: "round   2/" in demo.text)
-        demo.process.kill()
-        assert len(demo.find("edge_sdk.cli run")) == 2
+        demo.until(lambda: len(demo.find("edge_sdk.cli run")) == 2)
         assert demo.find("coordinator.cli serve")
+        demo.process.kill()
         demo.until(lambda: demo.left() == [])
 
 
@@ -232,26 +243,6 @@ def test_demo_of_programs_does_not_wait_for_a_device_that_died(tmp_path: Path) -
         assert demo.process.returncode == 1, demo.text
         assert demo.left() == []
     assert "galaxy-s23 ended with code -9" in demo.text
-
-
-def test_demo_compares_with_everybody_training_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = ["--in-process", "--rounds", "2", "--devices", "3", "--json", "run.json"]
-    assert main(["demo", *arguments]) == 0
-    run = json.loads((tmp_path / "run.json").read_text())
-    full = run["full"]
-    assert {d["level"] for each in full["rounds"] for d in each["devices"]} == {1.0}
-    assert {d["level"] for each in run["rounds"] for d in each["devices"]} != {1.0}
-    for key in ("bytes", "joules", "train_s", "slowest_s"):
-        assert 0 < run[key] < full[key]
-    # What was said to be saved while the run went on is what the second run takes.
-    assert full["bytes"] == pytest.approx(run["bytes_full_training"], rel=1e-3)  # headers
-    said = capsys.readouterr().out
-    accuracy = full["rounds"][-1]["accuracy"]
-    assert re.search(rf"all train everything.*\n.*accuracy.* {accuracy:.1%}", said)
-    assert re.search(r"too late for the round +0 times +[1-9]", said)
 
 
 def test_demo_names_what_is_wrong_with_a_fleet(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
 
 from coordinator.simulate.partitions import dirichlet_parts
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
+if TYPE_CHECKING:
+    from torch import nn
+
+DIGITS = "datasets/data/digits.csv.gz"
+"""Their file in scikit-learn."""
 TEST_SAMPLES = 360
 CONCENTRATION = 1.0
 """Dirichlet concentration of each class over the devices: below 1 very uneven, above 10 even."""
@@ -28,9 +34,11 @@ class Digits:
 
 def load_digits(seed: int) -> Digits:
     """Load and shuffle the 1,797 digits that ship with scikit-learn."""
-    from sklearn.datasets import load_digits as load
-
-    pixels, labels = load(return_X_y=True)
+    sklearn = find_spec("sklearn")  # importing it takes a hundred times as long as the file
+    if sklearn is None or sklearn.origin is None:
+        raise ModuleNotFoundError("scikit-learn is not installed", name="sklearn")
+    rows = np.loadtxt(Path(sklearn.origin).parent / DIGITS, delimiter=",")
+    pixels, labels = rows[:, :-1], rows[:, -1].astype(np.int64)
     images = (pixels / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     order = stream(seed, "demo", "split").permutation(len(labels))
     test, train = order[:TEST_SAMPLES], order[TEST_SAMPLES:]
@@ -41,6 +49,9 @@ def load_digits(seed: int) -> Digits:
 
 def make_model(seed: int) -> nn.Module:
     """Make a small CNN without touching torch's global generator."""
+    import torch
+    from torch import nn
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(

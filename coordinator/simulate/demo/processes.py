@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.aggregate.model import PLAIN
+from coordinator.aggregate.model import PLAIN, GlobalModel
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
@@ -52,6 +52,7 @@ from coordinator.simulate.demo.run import (
     choose_masks,
     local_rule,
 )
+from coordinator.task.levels import LevelScores
 from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
@@ -114,13 +115,21 @@ class ProcessDemo:
         self._shares = deal(digits.train, tuple(self._members), config.seed)
         self._ledger: Ledger | None = None
         self._test = digits.test
-        self._model: SavedModel | None = None
-        self._digest: str | None = None
+        self._initial: SavedModel | None = None
+        self._result: GlobalModel | None = None
+        self._levels = LevelScores()
+
+    @property
+    def initial(self) -> SavedModel:
+        """The model before the first round. Raises `RunError` until that has closed."""
+        if self._initial is None:
+            raise RunError("the run ended before its first round closed")
+        return self._initial
 
     @property
     def plan(self) -> ModelPlan:
         """Plan of the trained model. Raises `RunError` before the first round."""
-        return self._known_model.plan
+        return self.initial.plan
 
     @property
     def test_samples(self) -> int:
@@ -130,9 +139,7 @@ class ProcessDemo:
     @property
     def digest(self) -> str:
         """SHA-256 of the last checkpoint's model. Raises `RunError` before the end of `run`."""
-        if self._digest is None:
-            raise RunError("there is no result until the run ends")
-        return self._digest
+        return self._ended.digest
 
     @property
     def repeatable(self) -> bool:
@@ -141,7 +148,11 @@ class ProcessDemo:
 
     def save(self, path: Path) -> None:
         """Save the last checkpoint's model in a new folder."""
-        save_model(self._known_model, path)
+        ended = self._ended
+        saved = replace(
+            self.initial, weights=ended.weights, buffers=ended.buffers, levels=self._levels
+        )
+        save_model(saved.with_statistics(), path)
 
     def run(self) -> Generator[DemoRound]:
         """Start everything, yield every round as it closes, stop everything. Main thread only.
@@ -168,10 +179,10 @@ class ProcessDemo:
                 self._read_result(folder / RUN)
 
     @property
-    def _known_model(self) -> SavedModel:
-        if self._model is None:
-            raise RunError("the run ended before its first round closed")
-        return self._model
+    def _ended(self) -> GlobalModel:
+        if self._result is None:
+            raise RunError("there is no result until the run ends")
+        return self._result
 
     # -- input of the programs --------------------------------------------------------------
 
@@ -268,9 +279,9 @@ class ProcessDemo:
         if not is_run(run):
             return
         for entry in list(read_history(run))[len(self.rounds) :]:
-            if self._model is None or self._ledger is None:
-                self._model = read_model(run / MODEL)
-                self._ledger = self._new_ledger(self._model.plan)
+            if self._initial is None or self._ledger is None:
+                self._initial = read_model(run / MODEL)
+                self._ledger = self._new_ledger(self._initial.plan)
             report = _read_report(entry)
             # Devices may already be in the next round; asynchronous ones have their own rounds.
             until = None if self._asynchronous else report.round
@@ -292,16 +303,12 @@ class ProcessDemo:
         return Ledger(plan, local_rule(self.config), emulations, samples)
 
     def _read_result(self, run: Path) -> None:
-        if self._model is None:
+        if self._initial is None:
             return
         with Run(run) as opened:
             checkpoint = opened.latest()
-            model = make_model(opened.plan, checkpoint, PLAIN, self.config.seed)
-        known = replace(
-            self._model, weights=model.weights, buffers=model.buffers, levels=checkpoint.levels
-        )
-        self._model = known.with_statistics()
-        self._digest = model.digest
+            self._result = make_model(opened.plan, checkpoint, PLAIN, self.config.seed)
+        self._levels = checkpoint.levels
 
 
 @contextmanager

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
@@ -29,7 +27,6 @@ from coordinator.simulate.demo.emulated import (
 )
 from coordinator.simulate.federation import Federation, Member, RoundReport
 from coordinator.task.saved_model import SavedModel, load_weights, save_model
-from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
@@ -37,10 +34,9 @@ from edge_sdk.decide.emulation.fleet import Fleet, load_fleet
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
-from edge_sdk.train.torch import TorchBackend
 
 if TYPE_CHECKING:
-    from coordinator.task.graphs.compiled import CompiledGraphs
+    from coordinator.task.task import Task
 
 GROUPS = 4
 STEPS = 10
@@ -95,11 +91,10 @@ class Demo:
     """The run in this process alone, over the in-memory link: iterate over `run()`."""
 
     config: DemoConfig
-    task: Task
+    initial: SavedModel
+    """The model before the first round, with its graphs."""
     federation: Federation
     test: ArrayData
-    graphs: CompiledGraphs | None
-    """Graphs for the onnx backend; None on torch."""
     fleet: Fleet
     ledger: Ledger
     rounds: list[DemoRound] = field(default_factory=list)
@@ -107,7 +102,7 @@ class Demo:
     @property
     def plan(self) -> ModelPlan:
         """Plan of the trained model."""
-        return self.task.plan
+        return self.initial.plan
 
     @property
     def test_samples(self) -> int:
@@ -135,14 +130,11 @@ class Demo:
     def save(self, path: Path) -> None:
         """Save the current global model in a new folder (`coordinator.task.saved_model`)."""
         model = self.federation.model
-        graphs = self.graphs or _compile(self.task)
-        saved = SavedModel(
-            self.task.plan,
-            model.weights,
-            model.buffers,
-            graphs.manifest,
-            graphs.files,
-            self.federation.levels,
+        saved = replace(
+            self.initial,
+            weights=model.weights,
+            buffers=model.buffers,
+            levels=self.federation.levels,
         )
         save_model(saved.with_statistics(), path)
 
@@ -188,6 +180,10 @@ def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
 
 def demo_task(seed: int, init: Path | None) -> Task:
     """Make the task, with the weights in `init` if given. Raises `TesseraError`."""
+    import torch
+
+    from coordinator.task.task import make_task
+
     task = make_task(make_model(seed), torch.zeros(2, 1, 8, 8), groups=GROUPS)
     if init is None:
         return task
@@ -202,16 +198,25 @@ def local_rule(config: DemoConfig) -> LocalRule:
     return replace(LOCAL_RULE, **chosen)
 
 
-def make_demo(config: DemoConfig) -> Demo:
-    """Load the data, trace the model, and set up the devices."""
+def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
+    """Load the data, compile the model, and set up the devices.
+
+    `initial`: the model of an earlier run with this seed and `init`, which is not compiled again.
+    """
+    from edge_sdk.train.inference import Predictor
+
     rule, config = choose_masks(config)
     masks = make_masks(str(config.mask), **config.mask_options)
     digits = load_digits(config.seed)
-    task = demo_task(config.seed, config.init)
+    if initial is None or config.backend == "torch":
+        task = demo_task(config.seed, config.init)
+    if initial is None:
+        initial = _compile(task, local_rule(config).distillation > 0)
+    plan, manifest, files = initial.plan, initial.manifest, initial.files
     fleet = load_fleet(config.fleet)
     emulations = emulate_all(fleet, choose_members(fleet, config.devices))
     common: dict[str, Any] = {
-        "plan": task.plan,
+        "plan": plan,
         "masks": masks,
         "local_rule": local_rule(config),
         "steps": STEPS,
@@ -227,47 +232,40 @@ def make_demo(config: DemoConfig) -> Demo:
         # A round in which all skip counts.
         else RoundsConfig(rule=rule, rounds=config.rounds, min_participants=0, **common)
     )
-    distils = local_rule(config).distillation > 0
-    graphs = _compile(task, distils) if config.backend == "onnx" else None
     model = GlobalModel(
-        task.plan, task.weights, task.buffers, encoding=config.down, seed=config.seed
+        plan, initial.weights, initial.buffers, encoding=config.down, seed=config.seed
     )
     shares = deal(digits.train, tuple(emulations), config.seed)
     policy = Policy()
-    # Costs of a step are counted from the graphs, even if torch takes the steps.
-    manifest = (graphs or _compile(task)).manifest
     members = [
         Member(
             name,
             policy,
             shares[name],
             emulation,
+            # Costs of a step are counted from the graphs, even if torch takes the steps.
             partial(observe, emulation, manifest=manifest, policy=policy, data=shares[name])
             if config.weigh
             else None,
         )
         for name, emulation in emulations.items()
     ]
-    ledger = Ledger(
-        task.plan,
-        local_rule(config),
-        emulations,
-        {name: len(share) for name, share in shares.items()},
-    )
+    samples = {name: len(share) for name, share in shares.items()}
+    ledger = Ledger(plan, local_rule(config), emulations, samples)
     federation = Federation(
         run,
         model,
-        lambda: _make_backend(task, graphs),
+        lambda: _onnx(initial) if config.backend == "onnx" else _torch(task),
         members,
         threads=config.threads,
         memory_dir=config.memory,
         memory_type=config.memory_type,
-        evaluate=Evaluator(task.traced, digits.test),
+        evaluate=Evaluator(Predictor(plan, manifest, files), digits.test),
     )
-    return Demo(config, task, federation, digits.test, graphs, fleet, ledger)
+    return Demo(config, initial, federation, digits.test, fleet, ledger)
 
 
-def run_full(config: DemoConfig) -> Demo | None:
+def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | None:
     """Repeat the run in this process with every device training the whole model.
 
     None for asynchronous rules: they end after a number of movements, whoever made them, and a
@@ -275,22 +273,26 @@ def run_full(config: DemoConfig) -> Demo | None:
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    demo = make_demo(replace(config, weigh=False, memory=None))
+    demo = make_demo(replace(config, weigh=False, memory=None), initial)
     for _ in demo.run():
         pass
     return demo
 
 
-def _compile(task: Task, distillation: bool = False) -> CompiledGraphs:
-    # Imported here, so that the torch backend does not need onnx.
+def _compile(task: Task, distillation: bool) -> SavedModel:
     from coordinator.task.graphs.compilation import compile_graphs
 
-    return compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
+    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
+    return SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
 
 
-def _make_backend(task: Task, graphs: CompiledGraphs | None) -> Backend:
-    if graphs is None:
-        return TorchBackend(task)
+def _onnx(model: SavedModel) -> Backend:
     from edge_sdk.train.onnx import OnnxBackend
 
-    return OnnxBackend(task.plan, graphs.manifest, graphs.files)
+    return OnnxBackend(model.plan, model.manifest, model.files)
+
+
+def _torch(task: Task) -> Backend:
+    from edge_sdk.train.torch import TorchBackend
+
+    return TorchBackend(task)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -89,15 +89,11 @@ def summarise(
 
 def save_plot(demo: AnyDemo, path: Path) -> None:
     """Plot every level's accuracy by round above the fewest devices that trained any block."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     rounds = [done.report.round for done in demo.rounds]
-    figure, (top, bottom) = plt.subplots(
-        2, 1, sharex=True, figsize=(8, 5), height_ratios=(3, 1), layout="constrained"
-    )
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for number, level in enumerate(demo.rounds[-1].report.levels):
         right = [100 * (done.report.levels[number].accuracy or 0.0) for done in demo.rounds]
         best = ", to deploy" if level.level == demo.rounds[-1].report.deploy else ""
@@ -116,7 +112,6 @@ def save_plot(demo: AnyDemo, path: Path) -> None:
     bottom.set_ylim(bottom=0)
     bottom.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def screen(demo: AnyDemo, width: int, height: int) -> Group:
@@ -361,7 +356,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "train_s": sum(done.train_s for done in rounds),
         "slowest_s": sum(done.slowest_s for done in rounds),
         "timings": {
-            "torch": torch.__version__,
+            "torch": version("torch"),
             "wall_s": [round(done.report.seconds, 6) for done in rounds],
         },
     }

@@ -33,8 +33,8 @@ def demo() -> Demo:
 
 
 @pytest.fixture(scope="module")
-def full() -> Demo:
-    ran = run_full(CONFIG)
+def full(demo: Demo) -> Demo:
+    ran = run_full(CONFIG, demo.initial)
     assert ran is not None
     return ran
 
@@ -150,9 +150,9 @@ def test_asynchronous_rule_has_no_full_training_to_compare_with() -> None:
     assert run_full(DemoConfig(rule="fed-raa")) is None
 
 
-def test_asynchronous_devices_are_told_once_each() -> None:
+def test_asynchronous_devices_are_told_once_each(demo: Demo) -> None:
     console = shown()
-    ran = make_demo(DemoConfig(rounds=1, rule="fed-raa"))
+    ran = make_demo(DemoConfig(rounds=1, rule="fed-raa"), demo.initial)
     watch(ran, Console(file=io.StringIO()))
     names = [device.device for device in ran.rounds[0].report.devices]
     assert len(names) > len(set(names)) == 8  # while others skip, some are there twice
@@ -180,7 +180,7 @@ def test_live_view_fits_the_terminal_and_says_why(demo: Demo, width: int, height
 
 def test_lines_tell_every_change_with_its_reason(demo: Demo) -> None:
     console = Console(file=io.StringIO())
-    again = make_demo(CONFIG)
+    again = make_demo(CONFIG, demo.initial)
     watch(again, console)
     text = text_of(console)
     assert "A step stands for 900 of theirs" in text

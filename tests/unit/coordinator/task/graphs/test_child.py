@@ -50,9 +50,6 @@ def normalised():
 def unsupported():
     return task_of(Odd)
 
-def broken():
-    raise ZeroDivisionError("in the task's own code")
-
 def number():
     return 7
 """
@@ -107,8 +104,10 @@ def test_parent_without_torch_gets_the_same_model(tasks: Path) -> None:
         np.testing.assert_array_equal(got.weights[name], array)
 
 
+@pytest.mark.usefixtures("importable")
 def test_child_passes_buffers_on(tasks: Path) -> None:
-    model = compile_in_child("my_tasks:normalised")
+    assert child.main(["my_tasks:normalised", "out", "--level=1.0"]) == 0
+    model = read_model(tasks / "out")
     torch.manual_seed(3)
     mean = torch.empty(4).uniform_(-1, 1)
     np.testing.assert_array_equal(model.buffers["1.running_mean"], mean.numpy())
@@ -130,21 +129,31 @@ def test_child_uses_the_cache(tasks: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("reference", "said"),
     [
-        ("unsupported", r"my_tasks:unsupported.*aten\.atan \(module '1'\)"),
-        ("broken", "(?s)Traceback.*ZeroDivisionError: in the task's own code"),
+        ("neighbour:good", "task 'neighbour:good' did not compile: neighbour has no function"),
+        ("broken:task", "(?s)Traceback.*ZeroDivisionError: in the task's own code"),
     ],
 )
-def test_failure_is_told_as_the_child_said_it(tasks: Path, function: str, said: str) -> None:
+def test_failure_is_told_as_the_child_said_it(tasks: Path, reference: str, said: str) -> None:
+    (tasks / "broken.py").write_text("""raise ZeroDivisionError("in the task's own code")\n""")
     with pytest.raises(GraphCompileError, match=said):
-        compile_in_child(f"my_tasks:{function}")
+        compile_in_child(reference)
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("unsupported", r"aten\.atan \(module '1'\)"),
+        ("number", "^my_tasks:number returned int, not a Task\n$"),
+    ],
+)
 @pytest.mark.usefixtures("importable")
-def test_child_says_what_is_not_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert child.main(["my_tasks:number", "out"]) == 1
-    assert capsys.readouterr().err == "my_tasks:number returned int, not a Task\n"
+def test_child_says_what_cannot_be_compiled(
+    capsys: pytest.CaptureFixture[str], function: str, said: str
+) -> None:
+    assert child.main([f"my_tasks:{function}", "out"]) == 1
+    assert re.search(said, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
