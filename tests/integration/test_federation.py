@@ -449,7 +449,7 @@ def test_demo_learns_reports_and_repeats_itself(
         (["--json", "."], "cannot write"),
         (["--plot", "accuracy.foo"], "--plot"),
         (["--rule", "best"], "ccfl-2, "),
-        (["--mask", "best"], ", gre-raa"),
+        (["--mask", "zigzag"], ", gre-raa"),
         (["--rule", "ram-fed", "--rule-option", "dampng=1"], "damping"),
         (["--rule", "fedavg", "--mask", "coverage"], "whole models"),
         (["--rule", "ram-fed", "--up", "top-k"], "top-k"),
