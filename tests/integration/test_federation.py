@@ -447,7 +447,7 @@ def test_demo_learns_reports_and_repeats_itself(
         (["--json", "."], "cannot write"),
         (["--plot", "accuracy.foo"], "--plot"),
         (["--rule", "best"], "ccfl-2, "),
-        (["--mask", "best"], ", gre-raa"),
+        (["--mask", "xyz"], ", gre-raa"),
         (["--rule", "ram-fed", "--rule-option", "dampng=1"], "damping"),
         (["--rule", "fedavg", "--mask", "coverage"], "whole models"),
         (["--rule", "ram-fed", "--up", "top-k"], "top-k"),
