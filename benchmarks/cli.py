@@ -12,6 +12,7 @@ from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
 from benchmarks.studies.learn import command as learn
+from benchmarks.studies.levels import command as levels
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from edge_sdk import __version__
@@ -23,6 +24,7 @@ COMMANDS = (
     compare,
     profile,
     learn,
+    levels,
     partition,
     step,
     footprint,

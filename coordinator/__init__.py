@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from coordinator.operate.broker.embedded import embedded_broker
     from coordinator.rounds.fragments import FragmentsConfig
     from coordinator.rounds.synchronous import RoundsConfig
+    from coordinator.run.folder import read_result
+    from coordinator.service.courses import Evaluator
     from coordinator.simulate.federation import Federation, Member
     from coordinator.simulate.partitions import (
         dirichlet_parts,
@@ -41,6 +43,7 @@ __all__ = [
     "Ccfl1",
     "Ccfl2",
     "Ccfl3",
+    "Evaluator",
     "FedAsync",
     "FedAvg",
     "FedRaa",
@@ -71,6 +74,7 @@ __all__ = [
     "make_rule",
     "make_task",
     "read_model",
+    "read_result",
     "shard_parts",
     "trace_plan",
 ]
@@ -79,6 +83,7 @@ _HOMES = {
     "Ccfl1": "coordinator.aggregate.rules.ccfl",
     "Ccfl2": "coordinator.aggregate.rules.ccfl",
     "Ccfl3": "coordinator.aggregate.rules.ccfl",
+    "Evaluator": "coordinator.service.courses",
     "FedAsync": "coordinator.aggregate.rules.fed_raa",
     "FedAvg": "coordinator.aggregate.rules.ra_fed",
     "FedRaa": "coordinator.aggregate.rules.fed_raa",
@@ -109,6 +114,7 @@ _HOMES = {
     "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
     "read_model": "coordinator.task.saved_model",
+    "read_result": "coordinator.run.folder",
     "shard_parts": "coordinator.simulate.partitions",
     "trace_plan": "coordinator.task.tracing.trace",
 }

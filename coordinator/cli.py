@@ -112,20 +112,35 @@ def _add_demo(commands: Any) -> None:
 def _add_export(commands: Any) -> None:
     export = commands.add_parser(
         "export",
-        help="convert a saved model to ONNX, safetensors or a torch state_dict",
+        help="convert a trained model to ONNX, safetensors or a torch state_dict",
         description=(
-            "Writes a saved model to one file. onnx: the model for inference with its weights "
-            "inside, for plain onnxruntime; safetensors, torch: weights and buffers under their "
-            "names in the torch module."
+            "Writes a saved model, or the newest model of a run, to one file. onnx: the model for "
+            "inference with its weights inside, for plain onnxruntime; safetensors, torch: weights "
+            "and buffers under their names in the torch module. A level below 1 is a narrower "
+            "model with BatchNorm statistics of its own."
         ),
         epilog=(
             "example: tessera-coordinator demo --save digits && "
             "tessera-coordinator export digits --format onnx --out model.onnx"
         ),
     )
-    export.add_argument("model", type=Path, metavar="MODEL_DIR", help="a folder made by --save")
+    export.add_argument(
+        "model", type=Path, metavar="MODEL_DIR", help="a folder made by --save, or a run's folder"
+    )
     export.add_argument("--format", choices=("onnx", "safetensors", "torch"), required=True)
     export.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write")
+    export.add_argument(
+        "--level",
+        type=float,
+        help="level to export, as a share (default: the one to deploy, else the whole model)",
+    )
+    export.add_argument(
+        "--samples",
+        type=Path,
+        metavar="FILE",
+        help="unlabelled data (.npz with x, or x0, x1 …) for BatchNorm statistics (default: those "
+        "of the last evaluation)",
+    )
     export.add_argument("--force", action="store_true", help="replace an existing file")
     export.set_defaults(run=_export)
 
@@ -284,10 +299,15 @@ def _history_line(entry: dict[str, Any]) -> str:
     devices = entry["devices"]
     trained = sum(device["level"] is not None for device in devices)
     accuracy = "      –" if entry["accuracy"] is None else f"{entry['accuracy']:7.2%}"
+    deploy = ""
+    for level in entry.get("levels", ()):  # older lines have none
+        if level["level"] == entry["deploy"]:
+            deploy = f"  deploy level {level['level']:g} {level['accuracy']:7.2%}"
     up, down = (sum(device[name] for device in devices) for name in ("bytes_up", "bytes_down"))
     return (
         f"round {entry['round']:5}  {trained:4} of {len(devices):4} trained  accuracy {accuracy}  "
         f"{entry['seconds']:8.1f} s  {up / 1e6:9.2f} MB up  {down / 1e6:9.2f} MB down"
+        f"{deploy}"
     )
 
 
@@ -301,14 +321,35 @@ def _rollback(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from coordinator.run.folder import is_run, read_result
     from coordinator.task.export import export_model
     from coordinator.task.saved_model import read_model
 
-    model = read_model(arguments.model)
-    export_model(model, arguments.format, arguments.out, force=arguments.force)
+    model = (read_result if is_run(arguments.model) else read_model)(arguments.model)
+    part = export_model(
+        model,
+        arguments.format,
+        arguments.out,
+        level=arguments.level,
+        samples=None if arguments.samples is None else _samples(arguments.samples),
+        force=arguments.force,
+    )
     size = arguments.out.stat().st_size
-    print(f"{arguments.out}: {arguments.format}, {model.plan.parameters:,} parameters, {size:,} B")
+    parameters = sum(array.size for array in part.weights.values())
+    print(
+        f"{arguments.out}: {arguments.format}, level {part.level:g}, {parameters:,} parameters, "
+        f"{size:,} B"
+    )
     return 0
+
+
+def _samples(path: Path) -> list[Any]:
+    """Read unlabelled inputs, in order."""
+    from edge_sdk.data.files import read_data
+
+    inputs, _ = read_data(path)
+    places = [f"x{number}" for number in range(len(inputs))]
+    return [inputs[name] for name in places if name in inputs]
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -178,6 +178,7 @@ class ZeroMaskedTask:
         plan.paste(mask, plan.cut(ones, groups), groups)
         self.plan = plan
         self.loss = task.loss
+        self.loss_name = task.loss_name
         self.data = task.data
         self.train_program = _ZeroMaskedProgram(
             task, tuple(torch.from_numpy(mask[tensor.name]) for tensor in plan.tensors)

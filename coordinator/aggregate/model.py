@@ -101,7 +101,7 @@ class GlobalModel:
         self._reserved.pop((device, round), None)
 
     def commit(self, movement: Float32, arrivals: Sequence[Arrival]) -> None:
-        """Move θ; statistics become the mean over the arrivals that covered them.
+        """Move θ; statistics become the mean over the arrivals of the whole model.
 
         The memory of `movement` becomes that of the new θ. Raises `StateError`, and the model has
         not changed, if the result is not finite.
@@ -142,15 +142,19 @@ class GlobalModel:
 def mean_statistics(
     plan: ModelPlan, buffers: Mapping[str, Array], arrivals: Sequence[Arrival]
 ) -> dict[str, Array]:
-    """Average statistics over the devices that covered them; other buffers stay."""
-    totals = {buffer.name: np.zeros(buffer.shape) for buffer in plan.buffers if buffer.statistic}
-    counts = {name: np.zeros(total.shape) for name, total in totals.items()}
-    for arrival in arrivals:
-        for name, places in plan.statistic_places(arrival.groups).items():
-            totals[name][places] += arrival.movement.statistics[name]
-            counts[name][places] += 1
+    """Average statistics over the devices that trained the whole model; other buffers stay.
+
+    Statistics of a submodel are of another model: mixed in, they can make good weights useless.
+    """
+    whole = plan.choose(plan.all_groups())
+    heard = [
+        arrival.movement.statistics for arrival in arrivals if plan.choose(arrival.groups) == whole
+    ]
+    if not heard:
+        return dict(buffers)
     new = dict(buffers)
-    for name, total in totals.items():
-        mean = total / np.maximum(counts[name], 1)
-        new[name] = np.where(counts[name] > 0, mean, buffers[name]).astype(buffers[name].dtype)
+    for buffer in plan.buffers:
+        if buffer.statistic:
+            total = sum((each[buffer.name] for each in heard), np.zeros(buffer.shape))
+            new[buffer.name] = np.asarray(total / len(heard), dtype=buffers[buffer.name].dtype)
     return new

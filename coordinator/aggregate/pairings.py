@@ -11,6 +11,7 @@ from coordinator.masks.policies.random import RandomMasks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
 
 
 def check_pairing(
@@ -35,12 +36,21 @@ def check_pairing(
         raise ConfigError(problem)
 
 
-def check_distillation(local_rule: LocalRule, loss: str) -> None:
-    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes."""
-    if local_rule.distillation and loss != "cross-entropy":
+def check_distillation(local_rule: LocalRule, manifest: Manifest) -> None:
+    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes, or have
+    no graphs for it.
+    """
+    if not local_rule.distillation:
+        return
+    if manifest.loss != "cross-entropy":
         raise ConfigError(
             f"distillation takes the wide outputs as scores of classes, but the task's loss is "
-            f"{loss}: set distillation = 0, or train with cross-entropy"
+            f"{manifest.loss}: set distillation = 0, or train with cross-entropy"
+        )
+    if not any(entry.kind == "distillation" for entry in manifest.graphs):
+        raise ConfigError(
+            "this run was made without graphs for distillation: set distillation = 0, or start a "
+            "new run in another folder"
         )
 
 
@@ -51,6 +61,40 @@ def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
     if widths != "own":
         return "nested"
     return "random" if rule.whole_models else "coverage"
+
+
+def level_advice(
+    rule: Rule | FedRaa, masks: MaskPolicy, widths: Widths, plan: ModelPlan, *, has_data: bool
+) -> list[str]:
+    """Say, in sentences, what becomes of the levels of a run, and where that is known to fail.
+
+    `has_data`: the coordinator has data to compute BatchNorm statistics from (docs/levels.md).
+    """
+    if isinstance(rule, FedRaa) or rule.whole_models:
+        return []
+    said = []
+    if widths != "own":
+        said.append(
+            f"every level becomes a model: {widths} trains the narrower ones on each device"
+        )
+    elif isinstance(masks, OrderedMasks):
+        said.append("devices train their own width only, which spoils the widths of others")
+    else:
+        said.append(
+            'only the whole model is for use; widths = "sandwich" makes every level a model'
+        )
+    if any(buffer.statistic for buffer in plan.buffers):
+        if widths == "own":
+            said.append(
+                "warning: a model with BatchNorm learns badly if devices of different levels train "
+                'their own width only: set widths = "sandwich" or "ordered-dropout"'
+            )
+        if not has_data:
+            said.append(
+                "warning: BatchNorm statistics belong to a level and are computed from data here: "
+                "without task.evaluation, levels below 100 % have none"
+            )
+    return said
 
 
 def rule_name(rule: Rule | FedRaa) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.masks.contract import MaskPolicy, Masks, OrderedMasks
 from coordinator.masks.groups.fragments import fragments_of
-from coordinator.masks.levels import Narrower, level_groups, settle_masks
+from coordinator.masks.levels import Narrower, level_choices, level_groups, settle_masks
 from coordinator.masks.policies.coverage import CoverageMasks
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
@@ -31,6 +31,7 @@ __all__ = [
     "OrderedMasks",
     "Situation",
     "fragments_of",
+    "level_choices",
     "level_groups",
     "make_masks",
     "settle_masks",

@@ -26,6 +26,18 @@ def level_groups(masks: MaskPolicy, plan: ModelPlan, level: float) -> dict[str, 
     return ordered.groups_at(plan, level)
 
 
+def level_choices(
+    masks: MaskPolicy, plan: ModelPlan, levels: Sequence[float]
+) -> dict[float, dict[str, tuple[int, ...]]]:
+    """Return the groups of every level, largest first; one of several that mean the same groups."""
+    found: dict[float, dict[str, tuple[int, ...]]] = {}
+    for level in levels:
+        groups = level_groups(masks, plan, level)
+        if groups not in found.values():
+            found[level] = groups
+    return found
+
+
 def settle_masks(
     masks: MaskPolicy, plan: ModelPlan, norms: Callable[[], NDArray[np.float64]]
 ) -> MaskPolicy:

@@ -13,17 +13,18 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from coordinator.aggregate.pairings import check_distillation, rule_name
+from coordinator.aggregate.pairings import check_distillation, level_advice, rule_name
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
 from coordinator.operate.config import ServeConfig
-from coordinator.operate.taskfile import Evaluator, compile_task, load_evaluation
+from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
 from coordinator.service.service import Service, ServiceConfig
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.transport.mqtt.certificates import certificate_advice
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.probe import BrokerFacts, probe_broker
@@ -44,7 +45,13 @@ def open_run(config: ServeConfig) -> Run:
     """
     folder, task = config.run.folder, config.task
     if not is_run(folder):
-        model = compile_task(task.source, config.base, batch_size=config.run.batch_size)
+        model = compile_task(
+            task.source,
+            config.base,
+            batch_size=config.run.batch_size,
+            levels=sorted({*LEVELS, *config.run.levels}, reverse=True),
+            distillation=config.run.distillation > 0,
+        )
         about = About(
             task=task.name,
             run=secrets.token_hex(8),
@@ -52,7 +59,7 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
         )
         # Report what does not fit before writing anything.
-        check_distillation(config.machine(model.plan).local_rule, model.manifest.loss)
+        check_distillation(config.machine(model.plan).local_rule, model.manifest)
         create_run(folder, about, model)
     run = Run(folder)
     wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
@@ -129,12 +136,12 @@ def serve(
     with open_run(config) as run, reach_broker(config) as settings:
         evaluate = None
         if evaluation is not None:
-            evaluate = Evaluator(run.task, load_evaluation(evaluation, config.base))
+            evaluate = make_evaluator(run.task, load_evaluation(evaluation, config.base))
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False
         machine = config.machine(run.plan)
-        check_distillation(machine.local_rule, run.task.manifest.loss)
+        check_distillation(machine.local_rule, run.task.manifest)
         service_config = ServiceConfig(
             machine=machine,
             down=config.run.down,
@@ -183,6 +190,16 @@ def start_report(
     if machine.local_rule.widths != "own":
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         yield f"widths     {machine.local_rule.widths}, levels {levels}"
+    for number, sentence in enumerate(
+        level_advice(
+            machine.rule,
+            machine.masks,
+            machine.local_rule.widths,
+            plan,
+            has_data=config.task.evaluation is not None,
+        )
+    ):
+        yield f"{'' if number else 'levels':10} {sentence}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (embedded; devices find it in {run.folder / BROKER_FILE})"

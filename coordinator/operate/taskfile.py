@@ -12,26 +12,40 @@ calls a function and writes the test data it returns.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
 from coordinator.run.folder import TaskFiles
+from coordinator.service.courses import Evaluator
 from coordinator.task.graphs.child import compile_in_child, load_function
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError
+from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.layout import Array
 
 
-def compile_task(source: str, base: Path, *, batch_size: int) -> SavedModel:
+def compile_task(
+    source: str,
+    base: Path,
+    *,
+    batch_size: int,
+    levels: Sequence[float] = LEVELS,
+    distillation: bool = False,
+) -> SavedModel:
     """Trace and compile a task. Raises `GraphCompileError` with the error of its code."""
-    return compile_in_child(_located(source, base), batch_sizes=(batch_size,))
+    return compile_in_child(
+        _located(source, base),
+        levels=levels,
+        batch_sizes=(batch_size,),
+        distillation=distillation,
+    )
 
 
 def load_evaluation(source: str, base: Path) -> ArrayData:
@@ -51,27 +65,19 @@ def load_evaluation(source: str, base: Path) -> ArrayData:
         return _read_npz(path)
 
 
-class Evaluator:
-    """Measures the model's accuracy on test data, with the task's graph and onnxruntime alone."""
+def make_evaluator(task: TaskFiles, data: ArrayData) -> Evaluator:
+    """Make an evaluator that needs the task's graphs and onnxruntime alone.
 
-    def __init__(self, task: TaskFiles, data: ArrayData) -> None:
-        """Raises `ConfigError` when the data does not fit the task."""
-        # onnxruntime is optional, and slow to load.
-        from edge_sdk.train.inference import Predictor
+    Raises `ConfigError` when the data does not fit the task.
+    """
+    # onnxruntime is optional, and slow to load.
+    from edge_sdk.train.inference import Predictor
 
-        try:
-            task.manifest.data.check(data)
-        except TensorError as error:
-            raise ConfigError(f"[task] evaluation: {error}") from error
-        self._data = data
-        self._predictor = Predictor(task.plan, task.manifest, task.files)
-
-    def __call__(self, model: GlobalModel) -> float | None:
-        """Share of correct answers; None if the task has no such notion."""
-        from edge_sdk.train.inference import accuracy
-
-        outputs = self._predictor.predict(model.weights, model.buffers, self._data.inputs)
-        return accuracy(outputs, self._data.targets)
+    try:
+        task.manifest.data.check(data)
+    except TensorError as error:
+        raise ConfigError(f"[task] evaluation: {error}") from error
+    return Evaluator(Predictor(task.plan, task.manifest, task.files), data)
 
 
 def main(arguments: list[str]) -> int:

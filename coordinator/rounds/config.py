@@ -8,7 +8,8 @@ from typing import Annotated
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import FedRaa, Rule
 from coordinator.errors import ConfigError
-from coordinator.masks import MaskPolicy, Narrower, OrderedMasks
+from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
+from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.program.settings import Count, Seconds, Share, Within, check_fields
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -45,6 +46,12 @@ class RunConfig:
         check_fields(self)
         check_levels(self.levels)
         check_pairing(self.rule, self.masks, self.up, self.local_rule.widths, self.plan)
+
+    def unscored(self) -> LevelScores:
+        """Return the run's levels and the groups they mean, before anything is known of them."""
+        choices = level_choices(self.masks, self.plan, self.levels)
+        levels = tuple(LevelScore(level, groups) for level, groups in choices.items())
+        return LevelScores(levels, self.local_rule.rescale)
 
     def narrower(self, round: int) -> Narrower:
         """Return the submodels that a device may train beside its own in a round."""

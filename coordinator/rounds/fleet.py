@@ -12,7 +12,50 @@ from coordinator.aggregate.screening import Usual
 from coordinator.rounds.persistent import PersistentMap
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
-from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Teachers:
+    """Devices that ever trained each block; an immutable record."""
+
+    devices: Indices
+    """Per block, the number of devices whose movements ever contained it."""
+    samples: Indices
+    """Per block, the training samples of those devices, as they last reported them."""
+    blocks: PersistentMap[str, bytes] = field(default_factory=PersistentMap)
+    """Per device, the blocks that it ever trained: one bit each, as `numpy.packbits` packs them."""
+    news: Mapping[str, bytes] = field(default_factory=dict)
+    """The entries of `blocks` that are not on disk yet."""
+
+    def joined(self, trained: Mapping[str, bytes], samples: Mapping[str, int]) -> Teachers:
+        """Return the record with more blocks of some devices, whose samples are these."""
+        alike: dict[tuple[bytes, bytes], list[str]] = {}
+        for name, bits in trained.items():
+            alike.setdefault((self.blocks.get(name, b""), bits), []).append(name)
+        devices, total = self.devices.copy(), self.samples.copy()
+        grown: dict[str, bytes] = {}
+        for (known, bits), names in alike.items():
+            had, got = self._flags(known), self._flags(bits)
+            if (more := got & ~had).any():
+                devices += more * len(names)
+                total += more * sum(samples.get(name, 0) for name in names)
+                grown |= dict.fromkeys(names, np.packbits(had | got).tobytes())
+        if not grown:
+            return self
+        return Teachers(devices, total, self.blocks.merging(grown), {**self.news, **grown})
+
+    def resampled(self, changes: Mapping[str, int]) -> Teachers:
+        """Return the record after devices reported so many more samples than before, or fewer."""
+        total = self.samples.copy()
+        for name, more in changes.items():
+            if (bits := self.blocks.get(name)) is not None:
+                total += self._flags(bits) * more
+        return replace(self, samples=total)
+
+    def _flags(self, bits: bytes) -> NDArray[np.bool_]:
+        packed = np.frombuffer(bits or bytes(-(-len(self.devices) // 8)), np.uint8)
+        return np.unpackbits(packed, count=len(self.devices)).astype(bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +66,7 @@ class FleetRecord:
     """Per block, the round that last covered it; 0 means never."""
     times_covered: Indices
     """Per block, the number of movements that ever contained it."""
+    teachers: Teachers
     trained: PersistentMap[str, int] = field(default_factory=PersistentMap)
     """Per device, the last round in which its own fresh movement counted."""
     samples: PersistentMap[str, int] = field(default_factory=PersistentMap)
@@ -42,21 +86,40 @@ class FleetRecord:
             for bid in bids
             if bid.samples and bid.samples != known.get(bid.device)
         }
-        more = sum(number - known.get(name, 0) for name, number in said.items())
-        return replace(self, samples=known.merging(said), total_samples=self.total_samples + more)
+        more = {name: number - known.get(name, 0) for name, number in said.items()}
+        return replace(
+            self,
+            samples=known.merging(said),
+            total_samples=self.total_samples + sum(more.values()),
+            teachers=self.teachers.resampled(more),
+        )
 
     def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
         """Return the record after a round in which these devices trained these groups."""
         coverage = plan.coverage(counted.values())
         return replace(
-            self,
+            self.taught(plan, counted),
             last_covered=np.where(coverage > 0, round, self.last_covered),
             times_covered=self.times_covered + coverage,
             trained=self.trained.merging(dict.fromkeys(counted, round)),
         )
 
+    def taught(self, plan: ModelPlan, trained: Mapping[str, Groups]) -> FleetRecord:
+        """Return the record with these devices among the teachers of these groups."""
+        packed: dict[Chosen, bytes] = {}
+        found = {}
+        for name, groups in trained.items():
+            if (chosen := plan.choose(groups)) not in packed:
+                packed[chosen] = np.packbits(plan.covers(chosen)).tobytes()
+            found[name] = packed[chosen]
+        return replace(self, teachers=self.teachers.joined(found, self.samples))
+
+    def settled(self) -> FleetRecord:
+        """Return the record once its news are on disk."""
+        return replace(self, teachers=replace(self.teachers, news={}))
+
 
 def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> FleetRecord:
     """Make the record of a fleet about which nothing is known."""
     zeros = np.zeros(plan.block_count, dtype=np.int64)
-    return FleetRecord(zeros, zeros, norms=norms)
+    return FleetRecord(zeros, zeros, Teachers(zeros, zeros), norms=norms)

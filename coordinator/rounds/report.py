@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.rounds.fleet import FleetRecord
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -33,6 +34,20 @@ class DeviceRound:
     """`δ²_n = ‖θ − θ⊙m_n‖² / ‖θ‖²`: the share of the model that the submodel left out."""
     replayed: bool = False
     """True if the device skipped and sent its last movement again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """One level of the model: how good it is, and what has taught its least-covered block."""
+
+    level: float
+    parameters: int
+    accuracy: float | None
+    """Share of correct answers on the coordinator's data; None if it is not known."""
+    devices: int
+    """Devices that ever trained the block."""
+    data_share: float | None
+    """Their share of the training samples of all devices; None if no device said its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,20 @@ class RoundReport:
     """Duration of the round by this machine's clock."""
     time_s: float | None = None
     """Time of closing in virtual seconds since the run began; None in a run in real time."""
+    levels: tuple[LevelReport, ...] = ()
+    """The run's levels, largest first."""
+    deploy: float | None = None
+    """The level to deploy: the most accurate one, the smallest of equals; None if not known."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy of the whole model; None if it is not known."""
+        return next((each.accuracy for each in self.levels if each.level == 1), None)
+
+    @property
+    def best(self) -> float | None:
+        """Accuracy of the level to deploy; None if it is not known."""
+        return next((each.accuracy for each in self.levels if each.level == self.deploy), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +122,25 @@ def theorem_terms(
         len(trained),
         round - int(fleet.last_covered.min()),
     )
+
+
+def level_reports(
+    plan: ModelPlan, fleet: FleetRecord, scores: LevelScores
+) -> tuple[LevelReport, ...]:
+    """Report every level of the model that a record of the fleet already includes."""
+    found, total = [], fleet.total_samples
+    for each in scores.levels:
+        held = plan.covers(plan.choose(each.groups))
+        found.append(
+            LevelReport(
+                each.level,
+                plan.submodel_parameters(each.groups),
+                each.accuracy,
+                int(fleet.teachers.devices[held].min()),
+                int(fleet.teachers.samples[held].min()) / total if total else None,
+            )
+        )
+    return tuple(found)
 
 
 def device_round(

@@ -10,11 +10,13 @@
     round.json                    assignments of the open round (`journal.py`)
     movements/, uploads/          movements for open rounds (`receiving.py`)
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
+    teachers.jsonl                blocks that each device ever trained, a line per round with news
     history.jsonl                 one line per closed round, and one per rollback
 
 Rules:
 - A round's number is used once: it is on disk before any device hears of it. An interrupted run
   resumes its round if there were assignments, and otherwise opens the next one.
+- A round's teachers are written before its checkpoint. Lines of rounds without one are removed.
 - A round's checkpoint is written before its memory. If a crash leaves memory behind, the round
   closes again from the previous checkpoint, to the same bits.
 - Files appear whole or not at all: they are written under another name, synced and renamed.
@@ -28,7 +30,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,10 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected
 from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.rounds.fleet import FleetRecord, new_fleet
+from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
+from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from coordinator.task.saved_model import (
     SavedModel,
     check_folder_free,
@@ -68,7 +71,7 @@ FORMAT = 1
 LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
-ROUND = "round.json"
+ROUND, TEACHERS = "round.json", "teachers.jsonl"
 
 _BUFFER = "buffer/"
 _STATE = "state"
@@ -117,6 +120,8 @@ class Checkpoint:
     past: Mapping[int, PastRound] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     """Asynchronous: per device, the newest round whose movement was applied."""
+    levels: LevelScores = field(default_factory=LevelScores)
+    """The run's levels, as far as this model was evaluated."""
     optimizer: str = "none"
     """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
 
@@ -207,7 +212,10 @@ class Run:
     # -- checkpoints ------------------------------------------------------------------------
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, and before it the news of its teachers."""
+        if news := checkpoint.fleet.teachers.news:
+            line = {"round": checkpoint.round, "blocks": {n: b.hex() for n, b in news.items()}}
+            append_line(self.folder / TEACHERS, _json(line))
         write_whole(_checkpoint_path(self.folder, checkpoint.round), _encode(checkpoint))
 
     def drop_latest(self) -> None:
@@ -224,15 +232,26 @@ class Run:
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
-        found = (self.folder / CHECKPOINTS).glob("*.safetensors")
-        return sorted(int(path.stem) for path in found if path.stem.isdecimal())
+        return _rounds(self.folder)
 
     def latest(self) -> Checkpoint:
         """Read the newest checkpoint. Raises `RunError` if it is damaged or missing."""
         rounds = self.rounds()
         if not rounds:
             raise RunError(f"{self.folder / CHECKPOINTS} contains no checkpoint")
-        return _decode(_checkpoint_path(self.folder, rounds[-1]), self.plan)
+        checkpoint = _decode(_checkpoint_path(self.folder, rounds[-1]), self.plan)
+        fleet = checkpoint.fleet
+        teachers = fleet.teachers.joined(self._read_teachers(checkpoint.round), fleet.samples)
+        return replace(checkpoint, fleet=replace(fleet, teachers=teachers).settled())
+
+    def _read_teachers(self, round: int) -> dict[str, bytes]:
+        """Read the blocks that devices had trained by a round; remove the lines of later rounds."""
+        path = self.folder / TEACHERS
+        entries = list(_read_lines(path))
+        if len(kept := [entry for entry in entries if entry["round"] <= round]) < len(entries):
+            write_whole(path, b"".join(map(_json, kept)))
+        # A later line of a device has all that an earlier one has.
+        return {n: bytes.fromhex(b) for entry in kept for n, b in entry["blocks"].items()}
 
     def rollback(self, to_round: int) -> None:
         """Return to a checkpoint and continue from it. Raises `ConfigError`, `RunError`."""
@@ -276,7 +295,28 @@ def read_history(folder: Path) -> Iterator[dict[str, Any]]:
     """Read a run's history, even if the run is open elsewhere. Raises `ConfigError`."""
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
-    path = folder / HISTORY
+    return _read_lines(folder / HISTORY)
+
+
+def read_result(folder: Path) -> SavedModel:
+    """Read a run's newest model, even if the run is open elsewhere.
+
+    Its buffers are the statistics that were computed for the whole model, where there are any.
+    Raises `ConfigError` and `RunError`.
+    """
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
+    model = read_model(folder / MODEL)
+    rounds = _rounds(folder)
+    if not rounds:
+        raise RunError(f"{folder / CHECKPOINTS} contains no checkpoint")
+    newest = _decode(_checkpoint_path(folder, rounds[-1]), model.plan)
+    weights = model.plan.unflatten(newest.theta)
+    model = replace(model, weights=weights, buffers=newest.buffers, levels=newest.levels)
+    return model.with_statistics()
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
             entry = json.loads(line)
@@ -286,6 +326,11 @@ def read_history(folder: Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
+def _rounds(folder: Path) -> list[int]:
+    found = (folder / CHECKPOINTS).glob("*.safetensors")
+    return sorted(int(path.stem) for path in found if path.stem.isdecimal())
+
+
 # -- formats -------------------------------------------------------------------------------------
 
 
@@ -293,7 +338,9 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     from safetensors.numpy import save
 
     fleet = checkpoint.fleet
+    levels, statistics = pack_levels(checkpoint.levels)
     arrays = {
+        **statistics,
         "theta": checkpoint.theta,
         "last_covered": fleet.last_covered,
         "times_covered": fleet.times_covered,
@@ -309,6 +356,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         "trained": dict(fleet.trained),
         "samples": dict(fleet.samples),
         "counted": dict(checkpoint.counted),
+        "levels": levels,
         "past": {
             str(round): {
                 "expected": {
@@ -349,6 +397,7 @@ def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
 
 def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
     accuracy, best_round = state["best"]
+    nobody = np.zeros_like(arrays["last_covered"])
     return Checkpoint(
         round=state["round"],
         committed=state["committed"],
@@ -362,6 +411,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
         fleet=FleetRecord(
             arrays["last_covered"],
             arrays["times_covered"],
+            Teachers(nobody, nobody),
             trained=PersistentMap(state["trained"]),
             samples=PersistentMap(state["samples"]),
             total_samples=sum(state["samples"].values()),
@@ -376,6 +426,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             for round, past in state["past"].items()
         },
         counted=state["counted"],
+        levels=unpack_levels(state["levels"], arrays) if "levels" in state else LevelScores(),
         optimizer=state.get("optimizer", "none"),
     )
 

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds import events
+from coordinator.rounds.config import RunConfig
 from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.store import RunStore, Tally
+from coordinator.task.levels import LevelRuntime, LevelScores, evaluate_levels
+from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.round import Outcome, Receipt
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
@@ -29,8 +32,24 @@ log = logging.getLogger(__name__)
 
 Said = events.Broadcast | events.Send | events.Accept
 """Output for devices; an accepted offer gets a credit."""
-Evaluate = Callable[[GlobalModel], float | None]
-"""Returns a model's accuracy from 0 to 1; None means unknown."""
+Evaluate = Callable[[GlobalModel, LevelScores], LevelScores]
+"""Returns the levels of a model with the accuracy and the statistics of each."""
+
+
+class Evaluator:
+    """Measures every level's accuracy on test data, and computes its statistics from the inputs."""
+
+    def __init__(self, runtime: LevelRuntime, data: ArrayData) -> None:
+        self._runtime = runtime
+        self._data = data
+
+    def __call__(self, model: GlobalModel, levels: LevelScores) -> LevelScores:
+        """See `Evaluate`."""
+        choices = {each.level: each.groups for each in levels.levels}
+        weights, buffers, rescale = model.weights, model.buffers, levels.rescale
+        return evaluate_levels(
+            self._runtime, weights, buffers, choices, self._data, rescale=rescale
+        )
 
 
 @dataclass(slots=True)
@@ -44,6 +63,11 @@ class Parts:
     threads: int = 1
     """Threads that a rule may use when a round closes."""
     tally: Tally = field(default_factory=Tally)
+
+    def score(self, config: RunConfig) -> LevelScores:
+        """Return the run's levels, evaluated if there is data for it."""
+        levels = config.unscored()
+        return levels if self.evaluate is None else self.evaluate(self.model, levels)
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
         """Remember a device's evaluation of the model for the next report."""
@@ -69,10 +93,10 @@ class Parts:
             return not (isinstance(event, Offer) and self.store.knows(event))
         return isinstance(event, events.Kept)
 
-    def record(self, report: RoundReport, accuracy: float | None) -> None:
+    def record(self, report: RoundReport) -> None:
         """Store a report, with the evaluations and outcomes since the last one."""
         tally, self.tally = self.tally, Tally()
-        self.store.record(report, tally, self.model, accuracy)
+        self.store.record(report, tally, self.model)
 
 
 def upload_of(event: object) -> Upload | None:

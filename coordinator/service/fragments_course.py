@@ -13,6 +13,7 @@ from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.run.folder import Checkpoint, RunError
 from coordinator.service.courses import Parts, Said, log_receipt, upload_of
 from coordinator.service.reports import report_updates
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -251,21 +252,23 @@ class FragmentsCourse:
         parts, model = self._parts, self._parts.model
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
+        scores = parts.score(self._config)
         report = report_updates(
             self._config,
             self._state,
             self._window,
             self._skips,
+            scores,
             norms=model.norms,
             noise=model.noise,
             seconds=seconds,
             every=self._round_updates,
         )
         self._window, self._skips = [], dict(self._resting)
-        self._save()
-        parts.record(report, None if parts.evaluate is None else parts.evaluate(model))
+        self._save(scores)
+        parts.record(report)
 
-    def _save(self) -> None:
+    def _save(self, scores: LevelScores | None = None) -> None:
         state, model = self._state, self._parts.model
         self._parts.store.save(
             Checkpoint(
@@ -277,8 +280,10 @@ class FragmentsCourse:
                 fleet=state.fleet,
                 devices=state.devices,
                 counted=state.counted,
+                levels=self._config.unscored() if scores is None else scores,
             )
         )
+        self._state = replace(state, fleet=state.fleet.settled())
         self._saved = state.version
         self._unsaved.clear()
         self._save_by = None

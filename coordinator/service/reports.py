@@ -15,12 +15,14 @@ from coordinator.rounds.report import (
     DeviceRound,
     RoundReport,
     device_round,
+    level_reports,
     longest_skip,
     reduction_noise,
     theorem_terms,
 )
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from coordinator.service.close import Arrivals
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Bid
 
 Norms = NDArray[np.float64]
@@ -32,13 +34,15 @@ def report_round(
     commit: Commit,
     arrivals: Arrivals,
     memory: Memory | None,
+    scores: LevelScores,
     *,
     norms: Norms,
     noise: float,
     fetched: Mapping[str, int],
     seconds: float,
 ) -> RoundReport:
-    """Report a round. `norms`, `noise` and `fetched` (bytes) belong to the model it sent out.
+    """Report a round. `norms`, `noise` and `fetched` (bytes) belong to the model it sent out,
+    `scores` to the one it made.
 
     `state` is the machine's state when it asked for the commit.
     """
@@ -74,6 +78,8 @@ def report_round(
         skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),
         longest_skip=longest_skip(state.fleet, round, state.selected),
         seconds=seconds,
+        levels=level_reports(plan, state.fleet, scores),
+        deploy=scores.deploy,
     )
 
 
@@ -82,6 +88,7 @@ def report_updates(
     state: FragmentsState,
     updates: Sequence[tuple[DeviceRound, GroupsByAxis]],
     skips: Mapping[str, Bid],
+    scores: LevelScores,
     *,
     norms: Norms,
     noise: float,
@@ -120,4 +127,6 @@ def report_updates(
         skip_share=1 - len(trained) / max(1, len(state.devices)),
         longest_skip=-(-longest // every),
         seconds=seconds,
+        levels=level_reports(plan, state.fleet, scores),
+        deploy=scores.deploy,
     )

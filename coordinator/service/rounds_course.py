@@ -13,6 +13,7 @@ from coordinator.aggregate.memory import Memory
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
@@ -267,13 +268,15 @@ class RoundsCourse:
             threads=parts.threads,
             scratch=parts.store.scratch,
         )
-        accuracy = None if parts.evaluate is None else parts.evaluate(model)
+        state = self._state = replace(state, fleet=self._taught(commit))
+        scores = parts.score(self._config)
         report = report_round(
             self._config,
             state,
             commit,
             self._arrivals,
             self._memory,
+            scores,
             norms=norms,
             noise=noise,
             fetched={
@@ -284,8 +287,8 @@ class RoundsCourse:
         )
         self._norms = model.norms
         self._committed += 1
-        better = accuracy is not None and accuracy > state.best[0]
-        best = (accuracy or 0.0, self._committed) if better else state.best
+        better = scores.best is not None and scores.best > state.best[0]
+        best = (scores.best or 0.0, self._committed) if better else state.best
         parts.store.save(
             Checkpoint(
                 round=commit.round,
@@ -297,18 +300,32 @@ class RoundsCourse:
                 best=best,
                 devices=state.devices,
                 past=state.past,
+                levels=scores,
                 optimizer=self._config.server_optimizer.name,
             )
         )
+        self._state = replace(state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
-        parts.record(report, accuracy)
+        parts.record(report)
         self._arrivals.clear()
         parts.store.clear_kept()
         parts.store.forget_round()
         parts.outlet.publish()
-        self._due = rounds.Committed(commit.round, self._norms, accuracy)
+        self._due = rounds.Committed(commit.round, self._norms, scores.best)
+
+    def _taught(self, commit: rounds.Commit) -> FleetRecord:
+        """Return the fleet's record with those who taught the model beside the fresh movements."""
+        fleet = self._state.fleet
+        keys = [(device, commit.round) for device in commit.replayed]
+        if self._memory is not None:
+            keys += commit.late
+        for key in keys:
+            arrival = self._arrivals[key]
+            if key not in commit.late or self._config.rule.takes(arrival.contribution):
+                fleet = fleet.taught(self._config.plan, {key[0]: arrival.groups})
+        return fleet
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:

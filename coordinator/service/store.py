@@ -121,10 +121,8 @@ class RunStore:
     def prune(self) -> None:
         """Drop old checkpoints, now that the newest one is complete."""
 
-    def record(
-        self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
-    ) -> None:
-        """Store a report with the accuracy of the round's model; None means unknown."""
+    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
+        """Store a report of the round that made this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,14 +215,12 @@ class RunOnDisk(RunStore):
         keeping = self._keeping
         self._run.prune(keep_last=keeping.keep_last, keep_every=keeping.keep_every)
 
-    def record(
-        self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
-    ) -> None:
+    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Append a line to the history and log it."""
         outcomes = {each.value: tally.outcomes[each.value] for each in Outcome}
         line = {
             **asdict(report),
-            "accuracy": accuracy,
+            "accuracy": report.accuracy,
             "movements": outcomes,
             "refusals": tally.refusals,
             "evaluations": _summary(tally.evaluations.values()),
@@ -232,7 +228,9 @@ class RunOnDisk(RunStore):
             "time": round(time.time(), 3),
         }
         self._run.record(line)
-        said = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+        said = "" if report.accuracy is None else f", accuracy {report.accuracy:.2%}"
+        if report.best is not None and report.deploy != 1:
+            said += f", {report.best:.2%} at level {report.deploy:g}"
         for name in (Outcome.MEMORY, Outcome.LATE, Outcome.REJECTED):
             if outcomes[name.value]:
                 said += f", {outcomes[name.value]} {name.value}"

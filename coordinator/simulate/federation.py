@@ -37,12 +37,13 @@ from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import open_memory
-from coordinator.service.courses import Parts, Said
+from coordinator.service.courses import Evaluate, Parts, Said
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
 from coordinator.simulate.pace import DeviceClock, MemberTimes, times_of
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from coordinator.simulate.timeline import Happening, Timeline
+from coordinator.task.levels import LevelScores
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation
@@ -108,10 +109,12 @@ class Federation:
         threads: int = 1,
         memory_dir: Path | None = None,
         memory_type: MemoryType = "fp32",
+        evaluate: Evaluate | None = None,
     ) -> None:
         """`make_backend` is called once for each of the `threads` in which devices train.
 
-        `memory_dir` is the folder of the rule's memory; None means RAM. Raises `ConfigError`.
+        `memory_dir` is the folder of the rule's memory; None means RAM. `evaluate` measures the
+        levels for every report, for example an `Evaluator`. Raises `ConfigError`.
         """
         if config.min_devices > len(members):
             raise ConfigError(
@@ -126,6 +129,7 @@ class Federation:
         self._virtual = time == "profile"
         self._threads = threads
         self._memory = memory_dir, memory_type
+        self._evaluate = evaluate
         self._store = RunInRam()
         self._outlet = DirectOutlet(model)
         self._course: RoundsCourse | FragmentsCourse | None = None
@@ -151,6 +155,11 @@ class Federation:
         if self._course is None:
             raise CoordinatorError("the federation has not started: iterate over run() first")
         return self._course.state
+
+    @property
+    def levels(self) -> LevelScores:
+        """The levels of the newest model, evaluated if there is an `evaluate`."""
+        return self._store.levels
 
     def run(self) -> Iterator[RoundReport]:
         """Train to the end, yielding every round as it closes.
@@ -180,7 +189,9 @@ class Federation:
 
     def _start(self) -> RoundsCourse | FragmentsCourse:
         config, model = self._config, self.model
-        parts = Parts(self._store, model, self._outlet, threads=self._threads)
+        parts = Parts(
+            self._store, model, self._outlet, evaluate=self._evaluate, threads=self._threads
+        )
         start = Checkpoint.first(config.plan, model.theta, model.buffers)
         if isinstance(config, FragmentsConfig):
             return FragmentsCourse(config, parts, start, report_every=len(self._members))

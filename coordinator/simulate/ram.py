@@ -5,7 +5,9 @@ from __future__ import annotations
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds.report import RoundReport
+from coordinator.run.folder import Checkpoint
 from coordinator.service.store import RunStore, Tally
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
@@ -18,10 +20,14 @@ class RunInRam(RunStore):
 
     def __init__(self) -> None:
         self.reports: list[RoundReport] = []
+        self.levels = LevelScores()
+        """The levels of the newest model, as far as it was evaluated."""
 
-    def record(
-        self, report: RoundReport, tally: Tally, model: GlobalModel, accuracy: float | None
-    ) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Hold the levels alone: no process would read the rest."""
+        self.levels = checkpoint.levels
+
+    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Hold a report until it is taken."""
         self.reports.append(report)
 

@@ -1,14 +1,15 @@
 """Export a saved model in common formats: ONNX, safetensors, a torch state_dict.
 
-The ONNX file is the evaluation graph of the whole model with its weights inside: inputs x0, x1 …,
-output `outputs`. It accepts any number of samples if the graph does, otherwise only the number it
-was compiled for. Weights and buffers keep the names they have in the torch module.
+The ONNX file is the evaluation graph of a level with its weights inside: inputs x0, x1 …, output
+`outputs`. It accepts any number of samples if the graph does, otherwise only the number it was
+compiled for. Weights and buffers keep the names they have in the torch module. A level below 1 is a
+narrower model, with BatchNorm statistics of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.errors import ConfigError
+from coordinator.task.levels import LevelModel, level_model
 from coordinator.task.saved_model import SavedModel, contiguous
 from edge_sdk import __version__
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.graphs import GraphEntry, Port
+from edge_sdk.train.local import axis_scales
 
 if TYPE_CHECKING:
     import onnx
@@ -34,11 +38,20 @@ BATCH = "batch"
 _DATA = re.compile(r"x[0-9]+")
 
 
-def export_model(model: SavedModel, format: str, path: Path, *, force: bool = False) -> None:
-    """Write the model to a file in one of `FORMATS`, completely or not at all.
+def export_model(
+    model: SavedModel,
+    format: str,
+    path: Path,
+    *,
+    level: float | None = None,
+    samples: Sequence[Array] | None = None,
+    force: bool = False,
+) -> LevelModel:
+    """Write a level of the model to a file in one of `FORMATS`, completely or not at all.
 
-    `force` replaces an existing file. Raises `ConfigError` for an unusable path or format,
-    and `GraphError` when the model has no graph to export.
+    `force` replaces an existing file; see `pick_level` for the others. Returns what was written.
+    Raises `ConfigError` for an unusable path, format or level, and `GraphError` when the model has
+    no graph to export.
     """
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}; choose one of {', '.join(FORMATS)}")
@@ -46,56 +59,106 @@ def export_model(model: SavedModel, format: str, path: Path, *, force: bool = Fa
         raise ConfigError(f"cannot write {path}: name a file in an existing folder")
     if path.exists() and not force:
         raise ConfigError(f"{path} already exists: name another file, or replace it with --force")
-    write_whole(path, FORMATS[format](model))
+    part = pick_level(model, level, samples)
+    write_whole(path, FORMATS[format](model, part))
+    return part
 
 
-def _safetensors_bytes(model: SavedModel) -> bytes:
+def pick_level(
+    model: SavedModel, level: float | None = None, samples: Sequence[Array] | None = None
+) -> LevelModel:
+    """Return a level as a model of its own.
+
+    `level` None means the one to deploy, or the whole model if that is not known. The statistics
+    of BatchNorm are computed from `samples`, unlabelled inputs; without these, they are those that
+    were computed when the level was last evaluated. Raises `ConfigError` if there are none.
+    """
+    plan, known = model.plan, model.levels.by_level
+    if level is None:
+        level = model.levels.deploy or 1.0
+    if level not in known and level != 1:
+        levels = ", ".join(f"{each:g}" for each in known) or "1 alone"
+        raise ConfigError(f"the model has no level {level:g}; its levels are {levels}")
+    groups = known[level].groups if level in known else plan.all_groups()
+    rescale = model.levels.rescale
+    if samples is not None:
+        # onnxruntime is optional, and slow to load.
+        from edge_sdk.train.inference import Predictor
+
+        runtime = Predictor(plan, model.manifest, model.files)
+        return level_model(
+            runtime, model.weights, model.buffers, level, groups, rescale=rescale, samples=samples
+        )
+    own = known[level].statistics if level in known else {}
+    if level != 1 and not own and any(buffer.statistic for buffer in plan.buffers):
+        raise ConfigError(
+            f"level {level:g} needs BatchNorm statistics of its own, and none were computed: give "
+            "unlabelled data (--samples FILE.npz), or evaluation data to the run (task.evaluation)"
+        )
+    buffers = {**plan.cut_buffers(model.buffers, groups), **own}
+    return LevelModel(level, groups, plan.cut(model.weights, groups), buffers, rescale, own)
+
+
+def _arrays(model: SavedModel, part: LevelModel) -> dict[str, Array]:
+    """Return weights and buffers together. Raises `ConfigError` if they are not the whole model."""
+    scales = axis_scales(model.plan, part.groups, part.rescale)
+    if any(scale != 1 for scale in scales.values()):
+        raise ConfigError(
+            f"level {part.level:g} was trained with scaled inputs (rescale = {part.rescale:g}), "
+            "which weights alone cannot express: export it with --format onnx, or the whole model "
+            "with --level 1"
+        )
+    return {**part.weights, **part.buffers}
+
+
+def _safetensors_bytes(model: SavedModel, part: LevelModel) -> bytes:
     from safetensors.numpy import save
 
-    encoded: bytes = save(contiguous(model.arrays))
+    encoded: bytes = save(contiguous(_arrays(model, part)))
     return encoded
 
 
-def _torch_bytes(model: SavedModel) -> bytes:
+def _torch_bytes(model: SavedModel, part: LevelModel) -> bytes:
     import torch
 
     data = BytesIO()
-    torch.save({n: torch.from_numpy(np.array(a)) for n, a in model.arrays.items()}, data)
+    arrays = _arrays(model, part)
+    torch.save({n: torch.from_numpy(np.array(a)) for n, a in arrays.items()}, data)
     return data.getvalue()
 
 
-def _onnx_bytes(model: SavedModel) -> bytes:
-    size = sum(array.nbytes for array in model.arrays.values())
+def _onnx_bytes(model: SavedModel, part: LevelModel) -> bytes:
+    size = sum(array.nbytes for array in (*part.weights.values(), *part.buffers.values()))
     if size > MAX_ONNX_BYTES:
         raise ConfigError(
             f"the model has {size} bytes of weights, but an ONNX file holds at most "
             f"{MAX_ONNX_BYTES}: export to safetensors instead"
         )
-    encoded: bytes = inference_graph(model).SerializeToString(deterministic=True)
+    encoded: bytes = inference_graph(model, part).SerializeToString(deterministic=True)
     return encoded
 
 
-FORMATS: dict[str, Callable[[SavedModel], bytes]] = {
+FORMATS: dict[str, Callable[[SavedModel, LevelModel], bytes]] = {
     "onnx": _onnx_bytes,
     "safetensors": _safetensors_bytes,
     "torch": _torch_bytes,
 }
 
 
-def inference_graph(model: SavedModel) -> onnx.ModelProto:
-    """Return the whole model's evaluation graph with weights and buffers inside."""
+def inference_graph(model: SavedModel, part: LevelModel) -> onnx.ModelProto:
+    """Return a level's evaluation graph with weights, buffers and scales inside."""
     import onnx
     from onnx import helper, numpy_helper
 
     plan, manifest = model.plan, model.manifest
-    whole = tuple(axis.atoms for axis in plan.axes)
-    largest = manifest.largest_batch("evaluate", whole)
-    entry = manifest.pick("evaluate", whole, largest or 1)
+    kept = plan.kept_atoms(plan.choose(part.groups))
+    largest = manifest.largest_batch("evaluate", kept)
+    entry = manifest.pick("evaluate", kept, largest or 1)
     proto = onnx.load_from_string(model.files[entry.sha256])
-    # Nothing is left out, so nothing is rescaled.
-    values = {f"s:{axis.name}": np.ones((), dtype=np.float32) for axis in plan.axes}
-    values |= {f"w:{name}": array for name, array in model.weights.items()}
-    values |= {f"b:{name}": array for name, array in model.buffers.items()}
+    scales = axis_scales(plan, part.groups, part.rescale)
+    values = {f"s:{name}": np.array(scale, np.float32) for name, scale in scales.items()}
+    values |= {f"w:{name}": array for name, array in part.weights.items()}
+    values |= {f"b:{name}": array for name, array in part.buffers.items()}
     ports = {port.name: port for port in (*entry.inputs, *entry.outputs)}
     graph, inputs = proto.graph, []
     for given in graph.input:
@@ -107,25 +170,26 @@ def inference_graph(model: SavedModel) -> onnx.ModelProto:
         else:
             raise GraphError(f"{entry} takes {given.name!r}, which is neither data nor a weight")
     for value in (*inputs, *graph.output):
-        _name_sizes(value, ports[value.name], entry, whole)
-    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in inputs]
+        _name_sizes(value, ports[value.name], entry, kept)
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in inputs]
     del graph.input[:]
-    graph.input.extend(kept)
+    graph.input.extend(copies)
     proto.producer_name, proto.producer_version = "tessera-fl", __version__
-    helper.set_model_props(proto, {"tessera.plan": plan.hash, "tessera.loss": manifest.loss})
+    props = {"tessera.plan": plan.hash, "tessera.loss": manifest.loss}
+    helper.set_model_props(proto, {**props, "tessera.level": f"{part.level:g}"})
     onnx.checker.check_model(proto)
     return proto
 
 
 def _name_sizes(
-    value: onnx.ValueInfoProto, port: Port, entry: GraphEntry, whole: tuple[int, ...]
+    value: onnx.ValueInfoProto, port: Port, entry: GraphEntry, kept: tuple[int, ...]
 ) -> None:
     """Fix the widths, which are known now; only the number of samples stays open."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != len(port.dims):
         raise GraphError(f"{entry}: {port.name!r} has {len(dims)} dimensions, not {len(port.dims)}")
     for dim, term in zip(dims, port.dims, strict=True):
-        factor = term.value(whole, 1)
+        factor = term.value(kept, 1)
         if not term.batch:
             dim.dim_value = factor
         elif factor == 1:

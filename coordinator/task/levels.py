@@ -7,18 +7,18 @@ batches. They are never averaged from other submodels.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.train.inference import accuracy
 from edge_sdk.train.statistics import Moments
 
-PIECE = 500
+PIECE = 512
 """Samples to predict at a time."""
 STATISTICS_SAMPLES = 1024
 """Samples from which statistics are computed, if there are as many."""
@@ -63,10 +63,15 @@ class LevelModel:
     weights: Mapping[str, Array]
     buffers: Mapping[str, Array]
     rescale: float
+    statistics: Mapping[str, Array] = field(default_factory=dict)
+    """The buffers among them that were computed for this level; empty without BatchNorm."""
 
     def accuracy(self, runtime: LevelRuntime, data: ArrayData) -> float | None:
         """Share of correct answers; None if the task has no such notion."""
-        right = 0.0
+        # Imported here: it loads onnxruntime, which is optional and slow to load.
+        from edge_sdk.train.inference import accuracy
+
+        right = 0
         for first in range(0, len(data), PIECE):
             rows = slice(first, first + PIECE)
             outputs = runtime.predict(
@@ -76,11 +81,52 @@ class LevelModel:
                 groups=self.groups,
                 rescale=self.rescale,
             )
-            share = accuracy(outputs, data.targets[rows])
+            targets = data.targets[rows]
+            share = accuracy(outputs, targets)
             if share is None:
                 return None
-            right += share * len(outputs)
-        return right / len(data)
+            right += round(share * targets.size)
+        return right / data.targets.size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelScore:
+    """One level of a model: the groups it means, and facts measured on data, if there was any."""
+
+    level: float
+    groups: Groups
+    accuracy: float | None = None
+    """Share of correct answers; None: not measured, or the task has no such notion."""
+    statistics: Mapping[str, Array] = field(default_factory=dict)
+    """Its own BatchNorm statistics, by name of their buffers; empty: not computed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LevelScores:
+    """The levels of a model, largest first, and the `rescale` of their training."""
+
+    levels: tuple[LevelScore, ...] = ()
+    rescale: float = 0.0
+
+    @property
+    def accuracies(self) -> dict[float, float]:
+        """Accuracy of every level that has one."""
+        return {each.level: each.accuracy for each in self.levels if each.accuracy is not None}
+
+    @property
+    def deploy(self) -> float | None:
+        """The level to deploy; None if no accuracy is known."""
+        return best_level(found) if (found := self.accuracies) else None
+
+    @property
+    def best(self) -> float | None:
+        """Accuracy of the level to deploy; None if no accuracy is known."""
+        return max(self.accuracies.values(), default=None)
+
+    @property
+    def by_level(self) -> dict[float, LevelScore]:
+        """Return the levels by their share of the model."""
+        return {each.level: each for each in self.levels}
 
 
 def level_model(
@@ -102,8 +148,40 @@ def level_model(
     found = runtime.moments(
         cut, own, [each[order] for each in samples], groups=groups, rescale=rescale
     )
-    own = own if found is None else found.fill(own)
-    return LevelModel(level, groups, cut, own, rescale)
+    if found is None:
+        return LevelModel(level, groups, cut, own, rescale)
+    own = found.fill(own)
+    statistics = {name: own[name] for name in (*found.means, *found.m2s)}
+    return LevelModel(level, groups, cut, own, rescale, statistics)
+
+
+def evaluate_levels(
+    runtime: LevelRuntime,
+    weights: Mapping[str, Array],
+    buffers: Mapping[str, Array],
+    choices: Mapping[float, Groups],
+    data: ArrayData,
+    *,
+    rescale: float,
+) -> LevelScores:
+    """Compute the statistics and the accuracy of every level.
+
+    A level below 1 that no graph was compiled for has neither.
+    """
+
+    def score(level: float, groups: Groups) -> LevelScore:
+        try:
+            model = level_model(
+                runtime, weights, buffers, level, groups, rescale=rescale, samples=data.inputs
+            )
+            share = model.accuracy(runtime, data)
+        except GraphError:
+            if level == 1:
+                raise
+            return LevelScore(level, groups)
+        return LevelScore(level, groups, share, model.statistics)
+
+    return LevelScores(tuple(score(*choice) for choice in choices.items()), rescale)
 
 
 def score_levels(
@@ -116,17 +194,46 @@ def score_levels(
     rescale: float,
 ) -> dict[float, float] | None:
     """Return the accuracy of every level; None if the task has no such notion."""
-    scores = {}
-    for level, groups in choices.items():
-        model = level_model(
-            runtime, weights, buffers, level, groups, rescale=rescale, samples=data.inputs
-        )
-        if (share := model.accuracy(runtime, data)) is None:
-            return None
-        scores[level] = share
-    return scores
+    scores = evaluate_levels(runtime, weights, buffers, choices, data, rescale=rescale)
+    return scores.accuracies or None
 
 
 def best_level(scores: Mapping[float, float]) -> float:
     """Return the level to deploy: the most accurate one, the smallest of several."""
     return min(scores, key=lambda level: (-scores[level], level))
+
+
+# -- as plain data -------------------------------------------------------------------------------
+
+
+def pack_levels(scores: LevelScores) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return levels as JSON and arrays by name. Inverse of `unpack_levels`."""
+    arrays = {
+        f"level/{number}/{name}": array
+        for number, each in enumerate(scores.levels)
+        for name, array in each.statistics.items()
+    }
+    levels = [
+        {
+            "level": each.level,
+            "groups": {axis: list(ids) for axis, ids in each.groups.items()},
+            "accuracy": each.accuracy,
+        }
+        for each in scores.levels
+    ]
+    return {"rescale": scores.rescale, "levels": levels}, arrays
+
+
+def unpack_levels(content: Mapping[str, Any], arrays: Mapping[str, Array]) -> LevelScores:
+    """Read levels. Raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if damaged."""
+    levels = []
+    for number, each in enumerate(content["levels"]):
+        start = f"level/{number}/"
+        groups = {axis: tuple(ids) for axis, ids in each["groups"].items()}
+        statistics = {
+            name.removeprefix(start): array
+            for name, array in arrays.items()
+            if name.startswith(start)
+        }
+        levels.append(LevelScore(float(each["level"]), groups, each["accuracy"], statistics))
+    return LevelScores(tuple(levels), float(content["rescale"]))

@@ -2,6 +2,7 @@
 
     plan.bin              the plan                        (`edge_sdk.protocol.plan.codec`)
     weights.safetensors   weights and buffers, by the names they have in the torch module
+    levels.safetensors    levels that are models too: groups, accuracy, statistics; may be absent
     manifest.bin          inputs and outputs of the graphs (`edge_sdk.protocol.task.codec`)
     graphs/<sha256>.onnx  the graphs that the manifest names
 
@@ -12,14 +13,16 @@ weights against the plan, the graphs against the manifest. Nothing is ever execu
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.errors import ConfigError
+from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from edge_sdk.program.files import make_folder, whole_folder, write_whole
 from edge_sdk.protocol.errors import GraphError, ProtocolError, TensorError
 from edge_sdk.protocol.plan.codec import decode_plan
@@ -30,8 +33,10 @@ from edge_sdk.protocol.task.graphs import GraphEntry, Manifest
 
 PLAN = "plan.bin"
 WEIGHTS = "weights.safetensors"
+LEVELS = "levels.safetensors"
 MANIFEST = "manifest.bin"
 GRAPHS = "graphs"
+_FACTS = "levels"
 
 SAFETENSORS_SUFFIXES = (".safetensors",)
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
@@ -46,6 +51,8 @@ class SavedModel:
     buffers: Mapping[str, Array]
     manifest: Manifest
     files: Mapping[str, bytes]
+    levels: LevelScores = field(default_factory=LevelScores)
+    """Its levels, largest first; none if they are not known."""
 
     def __post_init__(self) -> None:
         self.plan.check(self.weights)
@@ -53,6 +60,15 @@ class SavedModel:
         self.manifest.check(self.plan)
         for entry in self.manifest.graphs:
             _check_file(entry, self.files)
+        for each in self.levels.levels:
+            buffers = self.plan.cut_buffers(self.buffers, each.groups)
+            self.plan.check_buffers({**buffers, **each.statistics}, each.groups)
+
+    def with_statistics(self) -> SavedModel:
+        """Return the model with the statistics that were computed for the whole of it, if any."""
+        whole = self.levels.by_level.get(1.0)
+        own = {} if whole is None else whole.statistics
+        return replace(self, buffers={**self.buffers, **own})
 
     @property
     def arrays(self) -> dict[str, Array]:
@@ -80,6 +96,10 @@ def save_model(model: SavedModel, path: Path) -> None:
         write_whole(draft / PLAN, model.plan.encoded)
         write_whole(draft / WEIGHTS, save(contiguous(model.arrays)))
         write_whole(draft / MANIFEST, model.manifest.encoded)
+        if model.levels.levels:
+            content, arrays = pack_levels(model.levels)
+            described = {_FACTS: json.dumps(content)}
+            write_whole(draft / LEVELS, save(contiguous(arrays), metadata=described))
         for entry in model.manifest.graphs:
             write_whole(_graph_path(draft, entry), model.files[entry.sha256])
 
@@ -108,8 +128,9 @@ def read_model(path: Path) -> SavedModel:
         for entry in manifest.graphs
         if _graph_path(path, entry).is_file()
     }
+    levels = _read_levels(path / LEVELS)
     with _naming(path):
-        return SavedModel(plan, weights, buffers, manifest, files)
+        return SavedModel(plan, weights, buffers, manifest, files, levels)
 
 
 def load_weights(
@@ -143,6 +164,19 @@ def load_weights(
 def contiguous(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the arrays in C order, sorted by name, so that safetensors writes equal bytes."""
     return {name: np.array(arrays[name], order="C") for name in sorted(arrays)}
+
+
+def _read_levels(path: Path) -> LevelScores:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        return LevelScores()
+    try:
+        with safe_open(path, framework="np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return unpack_levels(json.loads(file.metadata()[_FACTS]), arrays)
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise TensorError(f"{path} does not describe the levels of a model: {error}") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:

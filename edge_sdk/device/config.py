@@ -36,7 +36,7 @@ from edge_sdk.transport.settings import BrokerSettings
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-COORDINATOR_TABLES = ("task", "run", "rule", "mask", "round")
+COORDINATOR_TABLES = ("task", "run", "rule", "server_optimizer", "mask", "round")
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
 

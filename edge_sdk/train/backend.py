@@ -45,6 +45,11 @@ class Job:
         """True if steps train more than the submodel of `groups`."""
         return bool(self.widths) and self.rule.widths != "own"
 
+    @property
+    def distils(self) -> bool:
+        """True if the outputs of `groups` are among the targets of the narrower ones."""
+        return self.is_nested and self.passes > 1 and self.rule.distillation > 0
+
     def drawn(self) -> Iterator[tuple[int, ...]]:
         """Yield the widths of each step, without end: 0 is `groups`, n is `widths[n - 1]`.
 

@@ -4,6 +4,9 @@ Weights are stored once, at the assigned width. A narrower pass takes its part o
 its gradients are added into the same part of the assigned submodel's; everything after the
 gradient (SAM, the proximal term, clipping, weight decay, momentum) acts on the whole as usual.
 
+With distillation, the outputs of the assigned width at the same weights and batch are among the
+targets of the narrower one; no gradient goes through them.
+
 Each width has its own graph, rescale factors, dropout masks and buffers. The buffers of narrower
 ones start from the assigned ones' parts and end with the training: batch statistics of a narrower
 submodel say nothing about the assigned one.
@@ -13,12 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Job, Objective
 from edge_sdk.train.local import Arrays
+
+
+class WidthObjective(Objective, Protocol):
+    """The objective of one width, which can teach a narrower one and learn from a wider one."""
+
+    outputs: Any
+    """Outputs of the last call, where the job distils."""
+    teacher: Any
+    """Outputs of a wider submodel on the same batch, for the next call; None: it has none."""
 
 
 class NestedObjective:
@@ -28,8 +40,8 @@ class NestedObjective:
         self,
         plan: ModelPlan,
         job: Job,
-        own: Objective,
-        make: Callable[[Job], Objective],
+        own: WidthObjective,
+        make: Callable[[Job], WidthObjective],
         zeros: Callable[[Any], Any],
     ) -> None:
         """`own` is the assigned submodel's objective, `make` makes those of narrower ones; `zeros`
@@ -45,12 +57,12 @@ class NestedObjective:
                     groups=width,
                     weights={},
                     buffers={name: array[at[name]] for name, array in job.buffers.items()},
-                    widths=(),
                 )
             )
             for width, at in zip(job.widths, self._places, strict=True)
         ]
         self._zeros = zeros
+        self._distils = job.distils
         self._draws = job.drawn()
         self._drawn: tuple[int, ...] = (0,)
 
@@ -78,7 +90,10 @@ class NestedObjective:
         """Add the gradients of a narrower width to its part of `grads`; return its loss."""
         at = self._places[width - 1]
         part = {name: array[at[name]] for name, array in weights.items()}
-        loss, narrow = self._narrower[width - 1](part)
+        objective = self._narrower[width - 1]
+        if self._distils:
+            objective.teacher = self._own.outputs
+        loss, narrow = objective(part)
         for name, grad in narrow.items():
             grads[name][at[name]] += grad
         return loss

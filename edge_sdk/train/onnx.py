@@ -29,7 +29,7 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.codec import graph_opsets
 from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
+from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, Port
 from edge_sdk.train.backend import Job, Objective, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 from edge_sdk.train.nested import NestedObjective
@@ -283,13 +283,17 @@ class _Objective:
         self._kept = plan.kept_atoms(plan.choose(job.groups))
         self._scales = scale_feeds(plan, job.groups, job.rule.rescale)
         self._stream = job.mask_stream
+        self._kind: Kind = "distillation" if job.distils else "gradient"
+        self._kappa = job.rule.distillation
+        self.outputs: Array | None = None
+        self.teacher: Array | None = None
 
     def batch(self, batch: Batch) -> bool:
         """See `Objective`."""
         manifest = self._graphs.manifest
         manifest.data.check(batch)
         size = len(batch.targets)
-        entry = manifest.pick("gradient", self._kept, size)
+        entry = manifest.pick(self._kind, self._kept, size)
         self._graphs.open(entry)
         arrays = {f"x{number}": array for number, array in enumerate(batch.inputs)}
         feeds = fed(entry, {**arrays, "targets": batch.targets}, self._kept, size)
@@ -315,11 +319,22 @@ class _Objective:
             key: np.asarray(weights[n], order="C") for n in weights if (key := f"w:{n}") in taken
         }
         feeds |= {key: self.buffers[n] for n in self.buffers if (key := f"b:{n}") in taken}
+        if self._kind == "distillation":
+            feeds |= self._taught()
         outputs = self._graphs.run(self._entry, feeds, self._kept, self._size)
+        self.outputs = outputs.get("outputs")
         for name in self.buffers:
             if (key := f"n:{name}") in outputs:
                 self.buffers[name] = outputs[key]
         return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
+
+    def _taught(self) -> dict[str, Array]:
+        """Return the teacher's outputs and their share; zeros for the widest, which has none."""
+        if self.teacher is not None:
+            return {"teacher": self.teacher, "kappa": np.array(self._kappa, dtype=np.float32)}
+        (port,) = (port for port in self._entry.inputs if port.name == "teacher")
+        zeros = np.zeros(port.shape(self._kept, self._size), dtype=port.dtype)
+        return {"teacher": zeros, "kappa": np.array(0, dtype=np.float32)}
 
 
 def scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:

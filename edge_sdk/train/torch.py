@@ -64,6 +64,10 @@ class TorchTask(Protocol):
         """(outputs, targets) → one loss per sample."""
 
     @property
+    def loss_name(self) -> str:
+        """Name of the loss."""
+
+    @property
     def data(self) -> DataSpec:
         """Format of the task's data. May raise `TesseraError` if it is unknown."""
 
@@ -103,16 +107,22 @@ class TorchBackend:
         plan = self.plan
         plan.check(job.weights, job.groups)
         plan.check_buffers(job.buffers, job.groups)
+        if job.distils and self._task.loss_name != "cross-entropy":
+            raise TrainingError(
+                f"distillation needs scores of classes, but the loss is {self._task.loss_name}: "
+                "set distillation to 0, or train with cross-entropy"
+            )
         with _threads(self._threads):
             start = self._tensors(job.weights)
             weights: Arrays = {name: tensor.clone() for name, tensor in start.items()}
             buffers = self._tensors(job.buffers)
-            objective: Objective = self._objective(job, buffers)
+            own = self._objective(job, buffers)
+            objective: Objective = own
             if job.is_nested:
                 objective = NestedObjective(
                     plan,
                     job,
-                    objective,
+                    own,
                     lambda narrow: self._objective(narrow, self._tensors(narrow.buffers)),
                     torch.zeros_like,
                 )
@@ -154,6 +164,9 @@ class _Objective:
         self._names = [tensor.name for tensor in plan.tensors]
         self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
         self._stream = job.mask_stream
+        self._kappa = job.rule.distillation
+        self.outputs: torch.Tensor | None = None
+        self.teacher: torch.Tensor | None = None
 
     def batch(self, batch: Batch) -> bool:
         """See `Objective`."""
@@ -168,13 +181,28 @@ class _Objective:
         """Return (mean loss, gradients) at these weights."""
         leaves = [weights[name].detach().requires_grad_() for name in self._names]
         outputs = self._forward(leaves, self._buffers, self._inputs, self._scales, self._masks)
-        loss = self._task.loss(outputs, self._targets).mean()
+        self.outputs = outputs.detach()
+        losses = self._task.loss(outputs, self._targets)
+        if self.teacher is not None:
+            losses = distilled(losses, outputs, self.teacher, self._kappa)
+        loss = losses.mean()
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         return float(loss.detach()), dict(zip(self._names, _own(grads), strict=True))
 
     def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
         mask = draw_mask(self._stream, probability, shape)
         return torch.as_tensor(mask).to(self._device)
+
+
+def distilled(
+    losses: torch.Tensor,
+    outputs: torch.Tensor,
+    teacher: torch.Tensor,
+    kappa: float | torch.Tensor,
+) -> torch.Tensor:
+    """Mix into every sample's loss the cross-entropy from a wider model's outputs, as scores."""
+    cross = -(torch.softmax(teacher, 1) * torch.log_softmax(outputs, 1)).sum(1)
+    return (1 - kappa) * losses + kappa * cross.reshape(len(cross), -1).mean(1)
 
 
 @contextmanager

@@ -103,7 +103,10 @@ def test_python_runs(document: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert [line.split(":")[0] for line in printed] == ["100%", "75%", "50%", "25%"]
     elif document == "docs/python.md":
         assert "'0.weight': (16, 20)" in printed[0]
-        assert [line.split()[0] for line in printed[1:]] == ["1", "2", "3", "4"]
+        assert [line.split()[0] for line in printed[1:5]] == ["1", "2", "3", "4"]
+        levels = ["level 100%", "level 75%", "level 50%", "level 25%", "deploy"]
+        assert all(map(str.startswith, printed[5:], levels))
+        assert len(printed) == 10
         assert "skip" in "".join(printed)
 
 

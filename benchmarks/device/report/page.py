@@ -57,23 +57,23 @@ def profiles_table(boards: Sequence[Board], tasks: Tasks, config: Config = CONFI
     return "\n\n".join(parts)
 
 
-def update_page(path: Path, table: str) -> None:
+def update_page(path: Path, table: str, marker: str = BEGIN) -> None:
     """Put the table between its markers. Raises `PageError`, and writes nothing, without them."""
-    before, after = read_page(path)
+    before, after = read_page(path, marker)
     path.write_text(f"{before}{table}\n{after}", encoding="utf-8", newline="\n")
 
 
-def read_page(path: Path) -> tuple[str, str]:
+def read_page(path: Path, marker: str = BEGIN) -> tuple[str, str]:
     """Return the text before and after the table, including markers. Raises `PageError`."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PageError(f"{path} cannot be read: {error}") from error
-    before, begin, rest = text.partition(f"{BEGIN}\n")
+    before, begin, rest = text.partition(f"{marker}\n")
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise PageError(
-            f"{path} has no place for the table: give it the lines {BEGIN} and, where the table "
+            f"{path} has no place for the table: give it the lines {marker} and, where the table "
             f"ends, {END}"
         )
     return before + begin, end + after

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-
-import numpy as np
 
 from benchmarks.studies.learn.setting import Setting
 from coordinator.aggregate.model import GlobalModel
@@ -16,18 +14,15 @@ from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.service.courses import Evaluator
 from coordinator.simulate.demo.emulated import observe
 from coordinator.simulate.demo.run import BATCH_SIZE, SAM_RADIUS, STEPS, DemoRound, Ledger
 from coordinator.simulate.federation import Federation, Member
-from coordinator.task.task import Task
-from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 
 LOCAL_RULE = LocalRule(learning_rate=0.05, momentum=0.9)
-PIECE = 1000
-"""Test samples that go through the model at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +35,7 @@ class RunPoint:
     round: int
     """0: before the first."""
     accuracy: float
-    """Share of test samples classified correctly."""
+    """Share of test samples that the whole model classifies correctly."""
     levels: dict[str, int]
     """Number of phones that trained at each level, in percent."""
     skips: int
@@ -53,6 +48,8 @@ class RunPoint:
     """Seconds of training and calibrating."""
     waited_s: float
     """Seconds of the slowest phone of each round, transfers included."""
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """Accuracy of every level, by its percent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +113,18 @@ def run_rule(
         for name, phone in phones.items()
     ]
     model = GlobalModel(task.plan, task.weights, task.buffers, seed=seed)
+    evaluate = Evaluator(task.traced, setting.data.test)
     federation = Federation(
-        config, model, lambda: OnnxBackend(task.plan, graphs.manifest, graphs.files), members
+        config,
+        model,
+        lambda: OnnxBackend(task.plan, graphs.manifest, graphs.files),
+        members,
+        evaluate=evaluate,
     )
-    start, done = _accuracy(task, model, setting.data.test), []
+    start, done = evaluate(model, config.unscored()).accuracies, []
     for report in federation.run():
         moments = {name: phone.moment for name, phone in phones.items()}
-        done.append(ledger.close(report, _accuracy(task, model, setting.data.test), moments))
+        done.append(ledger.close(report, moments))
         tick()
     return StudyRun(
         rule=rule,
@@ -133,9 +135,17 @@ def run_rule(
     )
 
 
-def _points(start: float, rounds: list[DemoRound]) -> list[RunPoint]:
+def _points(start: dict[float, float], rounds: list[DemoRound]) -> list[RunPoint]:
     nothing = RunPoint(
-        round=0, accuracy=start, levels={}, skips=0, joules=0.0, bytes=0, train_s=0.0, waited_s=0.0
+        round=0,
+        accuracy=start[1.0],
+        levels={},
+        skips=0,
+        joules=0.0,
+        bytes=0,
+        train_s=0.0,
+        waited_s=0.0,
+        accuracies=_by_percent(start),
     )
     return list(accumulate(rounds, _after, initial=nothing))
 
@@ -152,15 +162,9 @@ def _after(before: RunPoint, done: DemoRound) -> RunPoint:
         bytes=before.bytes + done.bytes_moved,
         train_s=before.train_s + done.train_s,
         waited_s=before.waited_s + done.slowest_s,
+        accuracies=_by_percent({each.level: each.accuracy or 0.0 for each in done.report.levels}),
     )
 
 
-def _accuracy(task: Task, model: GlobalModel, test: ArrayData) -> float:
-    right = 0
-    for first in range(0, len(test), PIECE):
-        rows = slice(first, first + PIECE)
-        scores = task.traced.predict(
-            model.weights, model.buffers, [each[rows] for each in test.inputs]
-        )
-        right += int(np.sum(scores.argmax(axis=1) == test.targets[rows]))
-    return right / len(test)
+def _by_percent(accuracies: dict[float, float]) -> dict[str, float]:
+    return {f"{level:.0%}".rstrip("%"): share for level, share in accuracies.items()}

@@ -38,7 +38,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.operate.serving import broker_table
-from coordinator.rounds.report import DeviceRound, RoundReport
+from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
 from coordinator.service.courses import make_model
 from coordinator.simulate.demo.config import DemoConfig
@@ -52,6 +52,7 @@ from coordinator.simulate.demo.run import (
     choose_masks,
     local_rule,
 )
+from coordinator.task.levels import LevelScores
 from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.emulation.emulation import STORY, Moment, read_story
@@ -116,6 +117,7 @@ class ProcessDemo:
         self._test = digits.test
         self._initial: SavedModel | None = None
         self._result: GlobalModel | None = None
+        self._levels = LevelScores()
 
     @property
     def initial(self) -> SavedModel:
@@ -146,8 +148,11 @@ class ProcessDemo:
 
     def save(self, path: Path) -> None:
         """Save the last checkpoint's model in a new folder."""
-        weights, buffers = self._ended.weights, self._ended.buffers
-        save_model(replace(self.initial, weights=weights, buffers=buffers), path)
+        ended = self._ended
+        saved = replace(
+            self.initial, weights=ended.weights, buffers=ended.buffers, levels=self._levels
+        )
+        save_model(saved.with_statistics(), path)
 
     def run(self) -> Generator[DemoRound]:
         """Start everything, yield every round as it closes, stop everything. Main thread only.
@@ -288,7 +293,7 @@ class ProcessDemo:
             }
             if self._asynchronous:  # its history counts updates
                 report = replace(report, round=-(-report.round // self.config.devices))
-            done = self._ledger.close(report, entry["accuracy"], moments)
+            done = self._ledger.close(report, moments)
             self.rounds.append(done)
             yield done
 
@@ -303,6 +308,7 @@ class ProcessDemo:
         with Run(run) as opened:
             checkpoint = opened.latest()
             self._result = make_model(opened.plan, checkpoint, PLAIN, self.config.seed)
+        self._levels = checkpoint.levels
 
 
 @contextmanager
@@ -364,4 +370,5 @@ def _read_report(entry: Mapping[str, Any]) -> RoundReport:
     known = [each.name for each in fields(RoundReport)]
     values = {name: entry[name] for name in known if name in entry}  # older lines have fewer
     values["devices"] = tuple(DeviceRound(**device) for device in entry["devices"])
+    values["levels"] = tuple(LevelReport(**level) for level in entry.get("levels", ()))
     return RoundReport(**values)

@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.service.courses import Evaluator
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits, make_model
 from coordinator.simulate.demo.emulated import (
@@ -38,7 +37,6 @@ from edge_sdk.train.backend import Backend
 
 if TYPE_CHECKING:
     from coordinator.task.task import Task
-    from edge_sdk.train.inference import Predictor
 
 GROUPS = 4
 STEPS = 10
@@ -50,18 +48,22 @@ SAM_RADIUS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DemoRound:
-    """A round's report, the accuracy after it, and the cost if all devices had trained fully.
+    """A round's report, with accuracies, and the cost if all devices had trained fully.
 
     Seconds and joules are those of the emulated devices.
     """
 
     report: RoundReport
-    accuracy: float
     lived: tuple[Lived, ...]
     """Each device's round, in the report's order."""
     full_bytes: int
     full_train_s: float
     full_joules: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of test samples that the whole model gets right."""
+        return self.report.accuracy or 0.0
 
     @property
     def bytes_moved(self) -> int:
@@ -93,7 +95,6 @@ class Demo:
     """The model before the first round, with its graphs."""
     federation: Federation
     test: ArrayData
-    predictor: Predictor
     fleet: Fleet
     ledger: Ledger
     rounds: list[DemoRound] = field(default_factory=list)
@@ -122,20 +123,20 @@ class Demo:
         """Train, yielding every round as it closes."""
         for report in self.federation.run():
             moments = {name: each.moment for name, each in self.ledger.emulations.items()}
-            done = self.ledger.close(report, self.accuracy(), moments)
+            done = self.ledger.close(report, moments)
             self.rounds.append(done)
             yield done
-
-    def accuracy(self) -> float:
-        """Share of test digits that the current global model gets right."""
-        model = self.federation.model
-        scores = self.predictor.predict(model.weights, model.buffers, self.test.inputs)
-        return float(np.mean(scores.argmax(axis=1) == self.test.targets))
 
     def save(self, path: Path) -> None:
         """Save the current global model in a new folder (`coordinator.task.saved_model`)."""
         model = self.federation.model
-        save_model(replace(self.initial, weights=model.weights, buffers=model.buffers), path)
+        saved = replace(
+            self.initial,
+            weights=model.weights,
+            buffers=model.buffers,
+            levels=self.federation.levels,
+        )
+        save_model(saved.with_statistics(), path)
 
 
 class Ledger:
@@ -157,14 +158,11 @@ class Ledger:
             for name, each in emulations.items()
         }
 
-    def close(
-        self, report: RoundReport, accuracy: float, moments: Mapping[str, Moment]
-    ) -> DemoRound:
+    def close(self, report: RoundReport, moments: Mapping[str, Moment]) -> DemoRound:
         """Finish a round; `moments`: the devices at its end."""
         watts = {name: each.member.board.power.train_w for name, each in self.emulations.items()}
         return DemoRound(
             report,
-            accuracy,
             self._chronicle.close(report, moments),
             full_bytes=self._full_bytes,
             full_train_s=sum(self._full_s.values()),
@@ -212,7 +210,8 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
     digits = load_digits(config.seed)
     if initial is None or config.backend == "torch":
         task = demo_task(config.seed, config.init)
-    initial = _compile(task) if initial is None else initial
+    if initial is None:
+        initial = _compile(task, local_rule(config).distillation > 0)
     plan, manifest, files = initial.plan, initial.manifest, initial.files
     fleet = load_fleet(config.fleet)
     emulations = emulate_all(fleet, choose_members(fleet, config.devices))
@@ -261,9 +260,9 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
         threads=config.threads,
         memory_dir=config.memory,
         memory_type=config.memory_type,
+        evaluate=Evaluator(Predictor(plan, manifest, files), digits.test),
     )
-    predictor = Predictor(plan, manifest, files)
-    return Demo(config, initial, federation, digits.test, predictor, fleet, ledger)
+    return Demo(config, initial, federation, digits.test, fleet, ledger)
 
 
 def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | None:
@@ -280,10 +279,10 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     return demo
 
 
-def _compile(task: Task) -> SavedModel:
+def _compile(task: Task, distillation: bool) -> SavedModel:
     from coordinator.task.graphs.compilation import compile_graphs
 
-    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,))
+    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
     return SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from coordinator.simulate.federation import DeviceRound
 
 AnyDemo = Demo | ProcessDemo
 
-SCHEMA = 3
+SCHEMA = 4
 RECENT_ROUNDS = 8
 FRAME_LINES = 8
 """Lines of the live view that are neither a round nor a device."""
@@ -71,6 +72,7 @@ def summarise(
         f"{plan.parameters:,} parameters in {plan.block_count} blocks on {len(plan.axes)} axes",
         f"accuracy        [bold]{rounds[-1].accuracy:.1%}[/] on {demo.test_samples} unseen digits "
         f"(best {best.accuracy:.1%} in round {best.report.round})",
+        *_deployed(demo),
         f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
         "trained any block in any round",
         f"model sha256    {demo.digest[:16]}…"
@@ -80,18 +82,24 @@ def summarise(
         lines.append(f"plot            {plot}")
     console.print(Panel("\n".join(lines), title="Tessera", title_align="left", expand=False))
     console.print(_scenario(demo), markup=False, highlight=False)
+    console.print(_levels(demo))
     console.print(_comparison(demo, full))
     console.print(_totals(demo))
 
 
 def save_plot(demo: AnyDemo, path: Path) -> None:
-    """Plot accuracy by round above the fewest devices that trained any block."""
+    """Plot every level's accuracy by round above the fewest devices that trained any block."""
     from matplotlib.figure import Figure
 
     rounds = [done.report.round for done in demo.rounds]
     figure = Figure(figsize=(8, 5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    top.plot(rounds, [100 * done.accuracy for done in demo.rounds], marker="o", markersize=3)
+    for number, level in enumerate(demo.rounds[-1].report.levels):
+        right = [100 * (done.report.levels[number].accuracy or 0.0) for done in demo.rounds]
+        best = ", to deploy" if level.level == demo.rounds[-1].report.deploy else ""
+        label = f"level {level.level:.0%}{best}"
+        top.plot(rounds, right, marker="o", markersize=3, alpha=1 if best else 0.6, label=label)
+    top.legend(loc="lower right")
     top.set_ylabel("test accuracy, %")
     top.set_title(
         f"{demo.config.rule} with {demo.config.mask} masks on digits: "
@@ -152,6 +160,35 @@ def _scenario(demo: AnyDemo) -> str:
         f"{start // 60:02}:{start % 60:02} on and has {fleet.deadline_s:g} s. Seconds and joules "
         "are modelled (docs/devices.md)."
     )
+
+
+def _deployed(demo: AnyDemo) -> list[str]:
+    """Name the level to deploy."""
+    report = demo.rounds[-1].report
+    if report.deploy is None:
+        return []
+    return [f"deploy          [bold]level {report.deploy:.0%}[/], accuracy {report.best or 0:.1%}"]
+
+
+def _levels(demo: AnyDemo) -> Table:
+    """Show every level as a model: its size, its accuracy, and those who taught it."""
+    report = demo.rounds[-1].report
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("level", "parameters", "accuracy", "devices", "data share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in report.levels:
+        table.add_row(
+            f"{each.level:.0%}",
+            f"{each.parameters:,}",
+            "–" if each.accuracy is None else f"{each.accuracy:.1%}",
+            str(each.devices),
+            "–" if each.data_share is None else f"{each.data_share:.0%}",
+            "[green]deploy[/]" if each.level == report.deploy else "",
+        )
+    table.caption = "devices and data: those that ever trained a level's least-covered block"
+    table.caption_justify = "left"
+    return table
 
 
 def _comparison(demo: AnyDemo, full: AnyDemo | None) -> Table:
@@ -329,6 +366,8 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
     return {
         "round": done.report.round,
         "accuracy": done.accuracy,
+        "levels": [asdict(level) for level in done.report.levels],
+        "deploy": done.report.deploy,
         "coverage_min": done.report.coverage_min,
         "coverage_mean": done.report.coverage_mean,
         "trained_coverage_min": done.report.trained_coverage_min,

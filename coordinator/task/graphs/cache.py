@@ -1,7 +1,8 @@
 """A folder of graphs that were compiled before: manifests `<key>.bin` and their `graphs/`.
 
-The key covers everything the graphs depend on: the traced model, the loss, the requested levels and
-batch sizes, and the software that compiles. Weights are graph inputs, so the key omits them.
+The key covers everything the graphs depend on: the traced model, the loss, the requested levels,
+batch sizes and kinds, and the software that compiles. Weights are graph inputs, so the key omits
+them.
 """
 
 from __future__ import annotations
@@ -40,24 +41,27 @@ def compiled_graphs(
     cache_dir: Path,
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    distillation: bool = False,
 ) -> CompiledGraphs:
     """Return what `compile_graphs` returns, from the cache where possible.
 
     A damaged entry is compiled again. Several processes may share the folder.
     """
-    key = cache_key(task, levels, batch_sizes)
+    key = cache_key(task, levels, batch_sizes, distillation)
     try:
         return read_graphs(cache_dir, f"{key}.bin", task.plan)
     except FileNotFoundError:
         logger.info("graphs %s… are not in the cache: compiling", key[:12])
     except (ProtocolError, OSError) as error:
         logger.warning("cached graphs %s… are unusable, compiling again: %s", key[:12], error)
-    graphs = compile_graphs(task, levels=levels, batch_sizes=batch_sizes)
+    graphs = compile_graphs(task, levels=levels, batch_sizes=batch_sizes, distillation=distillation)
     write_graphs(graphs, cache_dir, f"{key}.bin")
     return graphs
 
 
-def cache_key(task: Task, levels: Sequence[float], batch_sizes: Sequence[int]) -> str:
+def cache_key(
+    task: Task, levels: Sequence[float], batch_sizes: Sequence[int], distillation: bool = False
+) -> str:
     """Name of a task's graphs in the cache, 64 hex digits."""
     whole = tuple(axis.atoms for axis in task.plan.axes)
     train, evaluate = task.train_program.at(whole, 2, True), task.traced.evaluate.at(whole, 2)
@@ -70,6 +74,7 @@ def cache_key(task: Task, levels: Sequence[float], batch_sizes: Sequence[int]) -
         _loss(task),
         [float(level) for level in levels],
         [int(size) for size in batch_sizes],
+        distillation,
         (OPSET, IR_VERSION, MIN_ONNXRUNTIME),
         (str(torch.__version__), onnx.__version__, translator_version()),
     )

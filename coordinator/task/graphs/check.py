@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnxruntime
 import torch
+from torch.nn import functional as F
 
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.gradient import weighted_mean
@@ -15,7 +17,7 @@ from coordinator.task.task import CUSTOM, Task
 from coordinator.task.tracing.moments import batch_moments
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.data_spec import ArraySpec
-from edge_sdk.protocol.task.graphs import GraphEntry
+from edge_sdk.protocol.task.graphs import GraphEntry, Kind
 
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
@@ -66,11 +68,14 @@ def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
         feeds["sample_weights"][1] = 0
     for index, (p, shape) in enumerate(task.train_program.at(kept, batch, True).masks):
         feeds[f"m{index}"] = (rng.random(shape) >= p).astype(np.float32) / np.float32(1 - p)
+    outputs = (batch, *task.train_program.output_shape)
+    feeds["teacher"] = rng.normal(0, 2, outputs).astype(np.float32)
+    feeds["kappa"] = np.asarray(rng.uniform(0.2, 0.8), dtype=np.float32)
     return CheckCase(kept, batch, feeds)
 
 
-def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
-    """Compute a gradient graph's outputs with torch's autograd."""
+def torch_gradient(task: Task, case: CheckCase, *, distils: bool = False) -> dict[str, Array]:
+    """Compute the outputs of a gradient or a distillation graph with torch's autograd."""
     plan = task.plan
     forward = task.train_program.at(case.kept, case.batch, True)
     weights = case.tensors([f"w:{tensor.name}" for tensor in plan.tensors])
@@ -84,7 +89,14 @@ def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
         case.tensors([f"s:{axis.name}" for axis in plan.axes]),
         case.tensors([f"m{index}" for index in range(len(forward.masks))]),
     )
-    loss = weighted_mean(task.loss, outputs, *case.tensors(["targets", "sample_weights"]))
+    targets, sample_weights, teacher, kappa = case.tensors(
+        ["targets", "sample_weights", "teacher", "kappa"]
+    )
+    losses = task.loss(outputs, targets)
+    if distils:
+        wide = F.cross_entropy(outputs, teacher.softmax(1), reduction="none")
+        losses = losses + kappa * (wide.reshape(case.batch, -1).mean(1) - losses)
+    loss = weighted_mean(losses, sample_weights)
     grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
     found = {"loss": loss.detach().numpy()}
     for tensor, grad in zip(plan.tensors, grads, strict=True):
@@ -92,6 +104,8 @@ def torch_gradient(task: Task, case: CheckCase) -> dict[str, Array]:
     for buffer, value in zip(plan.buffers, buffers, strict=True):
         if buffer.statistic:
             found[f"n:{buffer.name}"] = value.numpy()
+    if distils:
+        found["outputs"] = outputs.detach().numpy()
     return found
 
 
@@ -124,10 +138,11 @@ def torch_statistics(task: Task, case: CheckCase) -> dict[str, Array]:
     return {names[number]: value.numpy() for number, value in moments}
 
 
-ORACLES = {
+ORACLES: dict[Kind, Callable[[Task, CheckCase], dict[str, Array]]] = {
     "gradient": torch_gradient,
     "evaluate": torch_outputs,
     "statistics": torch_statistics,
+    "distillation": partial(torch_gradient, distils=True),
 }
 
 

@@ -34,6 +34,7 @@ def compile_in_child(
     *,
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    distillation: bool = False,
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
 ) -> SavedModel:
@@ -50,6 +51,7 @@ def compile_in_child(
         command = [sys.executable, "-m", "coordinator.task.graphs.child"]
         command += [f"--level={float(level)!r}" for level in levels]
         command += [f"--batch-size={int(size)}" for size in batch_sizes]
+        command += ["--distillation"] if distillation else []
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
             done = run_child([*command, "--", task_source, str(made)], timeout_s=timeout_s)
@@ -70,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--level", type=float, action="append", default=[])
     parser.add_argument("--batch-size", type=int, action="append", default=[])
+    parser.add_argument("--distillation", action="store_true")
     parser.add_argument("--cache-dir", type=Path)
     options = parser.parse_args(arguments)
     try:
@@ -93,6 +96,7 @@ def _compile(options: argparse.Namespace) -> None:
     wanted: dict[str, Any] = {
         "levels": options.level or LEVELS,
         "batch_sizes": options.batch_size or BATCH_SIZES,
+        "distillation": options.distillation,
     }
     if options.cache_dir is None:
         graphs = compile_graphs(task, **wanted)

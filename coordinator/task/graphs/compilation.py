@@ -61,11 +61,13 @@ def compile_graphs(
     *,
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    distillation: bool = False,
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
     `levels` and `batch_sizes` matter only where sizes cannot stay open: then there is one graph for
-    each, and all groups of an axis must have the same size.
+    each, and all groups of an axis must have the same size. `distillation`: also the graphs by
+    which a wide submodel teaches a narrow one, if the loss is cross-entropy.
 
     Raises `GraphCompileError`, which names the operator and its module when an operator has no
     translation, and the differences when a graph disagrees with torch. Raises `ConfigError` when
@@ -76,8 +78,8 @@ def compile_graphs(
     tolerance = 0.0
     entries: list[GraphEntry] = []
     files: dict[str, bytes] = {}
-    for kind, trace in _traces(task).items():
-        source = "sample_weights" if kind == "gradient" else "x0"
+    for kind, trace in _traces(task, distillation).items():
+        source = "sample_weights" if kind in ("gradient", "distillation") else "x0"
         for built in _build(task, trace, source, levels, batch_sizes):
             data = built.model.SerializeToString(deterministic=True)
             entry = _entry(kind, built, data)
@@ -98,7 +100,7 @@ def compile_graphs(
     return CompiledGraphs(manifest, files)
 
 
-def _traces(task: Task) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
+def _traces(task: Task, distillation: bool) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
     """Return how each kind of graph is traced; only a model with BatchNorm has statistics."""
     found: dict[Kind, Callable[[KeptSizes, int], Traced]] = {
         "gradient": partial(trace_gradient, task),
@@ -110,6 +112,8 @@ def _traces(task: Task) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
             found["statistics"] = cast(
                 Callable[[KeptSizes, int], Traced], partial(trace_statistics, task)
             )
+    if distillation and task.loss_name == "cross-entropy":
+        found["distillation"] = partial(trace_gradient, task, distils=True)
     return found
 
 

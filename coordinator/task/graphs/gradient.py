@@ -20,11 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coordinator.task.graphs.errors import GraphCompileError
-from coordinator.task.task import Loss, Task
+from coordinator.task.task import Task
 from coordinator.task.tracing.program import SubmodelForward
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.data_spec import ArraySpec
+from edge_sdk.train.torch import distilled
 
 aten = torch.ops.aten
 
@@ -43,8 +44,11 @@ class Traced:
     """Values of inputs that are constants made in forward()."""
 
 
-def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
-    """Trace loss, gradients and new statistics of the submodel with `kept` atoms per axis."""
+def trace_gradient(task: Task, kept: KeptSizes, batch: int, *, distils: bool = False) -> Traced:
+    """Trace loss, gradients and new statistics of the submodel with `kept` atoms per axis.
+
+    `distils`: a wider model's outputs have a share in its targets, and its own are given.
+    """
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
     statistics = [index for index, buffer in enumerate(plan.buffers) if buffer.statistic]
@@ -54,9 +58,13 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
             buffers = [buffer.clone() for buffer in arguments["buffers"]]
             run = _Run(forward.module)
             outputs = run.outputs({**arguments, "weights": weights, "buffers": buffers})
-            mean = weighted_mean(task.loss, outputs, *arguments["batch"])
+            losses = task.loss(outputs, arguments["batch"][0])
+            if distils:
+                losses = distilled(losses, outputs, *arguments["teacher"])
+            mean = weighted_mean(losses, arguments["batch"][1])
             _name_backward(mean, run.origins)
-            return mean, [buffers[index] for index in statistics]
+            new = [buffers[index] for index in statistics]
+            return mean, [*new, outputs] if distils else new
 
         grads, (loss, new) = torch.func.grad_and_value(objective, has_aux=True)(
             arguments["weights"]
@@ -66,11 +74,16 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int) -> Traced:
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
         arguments["batch"] = [_empty(batch, task.data.targets), torch.empty(batch)]
+        if distils:
+            wide = torch.empty(batch, *task.train_program.output_shape)
+            arguments["teacher"] = [wide, torch.empty(())]
     inputs = (*_names(plan, arguments), "targets", "sample_weights")
+    inputs += ("teacher", "kappa") if distils else ()
     outputs = (
         "loss",
         *(f"g:{tensor.name}" for tensor in plan.tensors),
         *(f"n:{plan.buffers[index].name}" for index in statistics),
+        *(["outputs"] if distils else []),
     )
     graph = _trace(gradient, arguments)
     masks = tuple(probability for probability, _ in forward.masks)
@@ -111,11 +124,9 @@ def trace_evaluation(task: Task, kept: KeptSizes, batch: int) -> Traced:
     return Traced(graph, _names(task.plan, arguments), ("outputs",), (), _constants(forward))
 
 
-def weighted_mean(
-    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, sample_weights: torch.Tensor
-) -> torch.Tensor:
+def weighted_mean(losses: torch.Tensor, sample_weights: torch.Tensor) -> torch.Tensor:
     """Σ wᵢ lᵢ / Σ wᵢ."""
-    return (loss(outputs, targets) * sample_weights).sum() / sample_weights.sum()
+    return (losses * sample_weights).sum() / sample_weights.sum()
 
 
 def _trace(

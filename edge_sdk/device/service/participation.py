@@ -278,7 +278,7 @@ def load_task(
 
     plan = decode_plan(fetch(notice.plan, MAX_TASK_BYTES, "the plan"))
     manifest = decode_manifest(fetch(notice.manifest, MAX_TASK_BYTES, "the manifest"))
-    kinds = {"gradient", "evaluate"} if config.evaluate_every else {"gradient"}
+    kinds = {"gradient", "distillation", *(["evaluate"] if config.evaluate_every else [])}
     files = {
         entry.sha256: fetch(notice.graphs[entry.sha256], MAX_TASK_BYTES, str(entry))
         for entry in manifest.graphs

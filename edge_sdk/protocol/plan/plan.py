@@ -156,15 +156,6 @@ class ModelPlan:
         for tensor, spans in zip(self.tensors, self.spans, strict=True):
             target[tensor.name][places(spans, _per_dim(tensor, chosen))] = part[tensor.name]
 
-    def statistic_places(self, groups: Groups) -> dict[str, tuple[Array, ...]]:
-        """Return, for every statistic, the index of the submodel's part in the full array."""
-        chosen = self.choose(groups)
-        return {
-            buffer.name: places(spans, _per_dim(buffer, chosen))
-            for buffer, spans in zip(self.buffers, self._buffer_spans, strict=True)
-            if buffer.statistic
-        }
-
     def places_within(self, groups: Groups, narrower: Groups) -> dict[str, Place]:
         """Return, for every weight and buffer, the place of a narrower submodel's part in the
         array of the submodel of `groups`. Raises `GroupError` unless the one is within the other.

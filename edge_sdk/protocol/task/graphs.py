@@ -7,14 +7,17 @@ them. It names files by the SHA-256 of their bytes, so it cannot be paired with 
               sample_weights   float32, one per sample   w:<tensor>       weights
               b:<buffer>       buffers                   s:<axis>         scale, float32 scalar
               m0, m1 …         dropout masks: 0 or 1 / (1 − p)
+              teacher          a wider model's outputs   kappa            share of them, scalar
     outputs   loss, g:<tensor>, n:<statistic>            of a gradient graph
+              the same, and outputs                      of a distillation graph
               outputs                                    of an evaluate graph
               n:<statistic>                              of a statistics graph, in pairs
 
 `loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. A statistics
 graph runs the model forward in training mode: its outputs are, for each BatchNorm, the mean and
-then the variance (divided by n) of the batch. An input that a graph does not use is not listed; the
-device feeds exactly the listed ones.
+then the variance (divided by n) of the batch. A distillation graph is a gradient graph whose lᵢ is
+`(1 − kappa) · lᵢ + kappa · cross-entropy(softmax(teacher), outputs)ᵢ`. An input that a graph does
+not use is not listed; the device feeds exactly the listed ones.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.task.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
 
-Kind = Literal["gradient", "evaluate", "statistics"]
+Kind = Literal["gradient", "evaluate", "statistics", "distillation"]
 KINDS: tuple[str, ...] = get_args(Kind)
-_NEEDED = {"gradient": "loss", "evaluate": "outputs"}
+_NEEDED = {"gradient": "loss", "evaluate": "outputs", "distillation": "outputs"}
 """An output that a graph of this kind must have."""
 
 MAX_GRAPHS = 4_096
@@ -44,7 +47,9 @@ MAX_PORTS = 65_536
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
-_DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights")
+_DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights|teacher|kappa")
+_SPECIFIED = re.compile(r"x[0-9]{1,4}|targets")
+"""Inputs that the task's data describes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +387,7 @@ def _check_data(entry: GraphEntry, data: DataSpec) -> None:
     specs = {f"x{number}": spec for number, spec in enumerate(data.inputs)}
     specs["targets"] = data.targets
     for port in entry.inputs:
-        if not _DATA.fullmatch(port.name) or port.name == "sample_weights":
+        if not _SPECIFIED.fullmatch(port.name):
             continue
         spec = specs.get(port.name)
         if spec is None:
@@ -415,10 +420,12 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
         if unknown := sorted({port.name for port in entry.outputs} - set(statistics)):
             raise GraphError(f"{entry}: {unknown[0]!r} is not a statistic of the plan")
         _check_ports(entry, entry.outputs, statistics, kept)
-    if entry.kind == "gradient":
+    if entry.kind in ("gradient", "distillation"):
         gradients = {f"g:{t.name}": _port(f"g:{t.name}", t) for t in plan.tensors}
         results = {"loss": Port("loss", "float32")} | gradients | statistics
-        _check_ports(entry, entry.outputs, results, kept)
+        shown = "outputs" if entry.kind == "distillation" else None
+        given = [port for port in entry.outputs if port.name != shown]
+        _check_ports(entry, given, results, kept)
         if missing := sorted(set(results) - {port.name for port in entry.outputs}):
             raise GraphError(f"{entry} has no output {missing[0]!r}, which the plan needs")
 

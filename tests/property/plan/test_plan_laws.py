@@ -113,8 +113,6 @@ def test_cut_buffers_keeps_what_the_groups_own(
         where = kept_elements(plan, buffer, groups)
         assert part[buffer.name].dtype == buffer.dtype
         assert part[buffer.name].ravel().tolist() == [buffers[buffer.name][at] for at in where]
-    for name, places in plan.statistic_places(groups).items():
-        assert np.array_equal(buffers[name][places], part[name])
 
 
 @law

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,6 +11,7 @@ from coordinator.aggregate.pairings import (
     check_distillation,
     check_pairing,
     fitting_masks,
+    level_advice,
     rule_name,
 )
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, make_rule
@@ -17,6 +19,10 @@ from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, make_masks
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
 
 WHOLE = {"fedavg", "fedvarp"}
 REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
@@ -61,10 +67,33 @@ def test_masks_chosen_for_several_widths_go_with_the_rule(rule: str) -> None:
 
 def test_distillation_needs_scores_of_classes() -> None:
     distilling = LocalRule(learning_rate=0.1, widths="sandwich", distillation=0.5)
-    check_distillation(distilling, "cross-entropy")
-    check_distillation(LocalRule(learning_rate=0.1, widths="sandwich"), "mse")
+    without = Manifest(
+        plan_hash="0" * 64,
+        opset=18,
+        ir_version=9,
+        min_onnxruntime="1.23.0",
+        loss="cross-entropy",
+        tolerance=0.0,
+        data=DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", highest=2)),
+        graphs=(),
+    )
+    graph = GraphEntry(
+        kind="distillation",
+        sha256="1" * 64,
+        size_bytes=1,
+        kept=None,
+        batch=None,
+        inputs=(),
+        outputs=(Port("outputs", "float32"),),
+    )
+    check_distillation(distilling, replace(without, graphs=(graph,)))
+    check_distillation(
+        LocalRule(learning_rate=0.1, widths="sandwich"), replace(without, loss="mse")
+    )
     with pytest.raises(ConfigError, match="the task's loss is mse"):
-        check_distillation(distilling, "mse")
+        check_distillation(distilling, replace(without, loss="mse"))
+    with pytest.raises(ConfigError, match="without graphs for distillation"):
+        check_distillation(distilling, without)
 
 
 @pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
@@ -122,3 +151,41 @@ def test_option_that_makes_no_sense_is_refused(
 def test_mask_option_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="tied = 'maybe': must be true or false"):
         make_masks("random", tied="maybe")
+
+
+PLAN = ModelPlan(axes=(Axis("hidden", (2, 2)),), tensors=(Tensor("w", "float32", (Dim(4, 0),)),))
+BATCH_NORM = replace(
+    PLAN, buffers=(Buffer("norm.running_mean", "float32", (Dim(4, 0),), statistic=True),)
+)
+
+
+@pytest.mark.parametrize(
+    ("masks", "widths", "plan", "has_data", "words"),
+    [
+        ("coverage", "own", "plain", True, ["only the whole model"]),
+        ("nested", "own", "plain", True, ["own width only"]),
+        ("nested", "sandwich", "plain", False, ["every level becomes a model"]),
+        ("nested", "sandwich", "norm", True, ["every level becomes a model"]),
+        ("nested", "sandwich", "norm", False, ["every level", "without task.evaluation"]),
+        ("coverage", "own", "norm", True, ["only the whole model", "learns badly"]),
+    ],
+)
+def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
+    masks: str, widths: Widths, plan: str, has_data: bool, words: list[str]
+) -> None:
+    said = level_advice(
+        make_rule("ram-fed"),
+        make_masks(masks),
+        widths,
+        BATCH_NORM if plan == "norm" else PLAN,
+        has_data=has_data,
+    )
+    assert len(said) == len(words)
+    for sentence, part in zip(said, words, strict=True):
+        assert part in sentence
+
+
+def test_whole_models_have_no_levels_to_advise_on() -> None:
+    for rule in ("fedavg", "fed-raa"):
+        said = level_advice(make_rule(rule), make_masks("random"), "own", PLAN, has_data=False)
+        assert said == []

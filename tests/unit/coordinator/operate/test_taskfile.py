@@ -9,9 +9,14 @@ import pytest
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
-from coordinator.operate.taskfile import Evaluator, load_evaluation
+from coordinator.operate.taskfile import load_evaluation, make_evaluator
 from edge_sdk.data.arrays import ArrayData
-from tests.unit.coordinator.service.service_world import PLAN, saved_model, task_files
+from tests.unit.coordinator.service.service_world import (
+    PLAN,
+    rounds_config,
+    saved_model,
+    task_files,
+)
 
 SOURCE = """
 import sys
@@ -81,12 +86,14 @@ def test_accuracy_is_that_of_the_model_in_numpy() -> None:
     hidden = np.tanh(inputs @ weights["w1"].T + weights["b1"])
     scores = weights["temperature"] * (hidden @ weights["w2"].T)
     expected = float(np.mean(scores.argmax(axis=1) == targets))
-    evaluate = Evaluator(task_files(), ArrayData((inputs,), targets))
-    assert evaluate(model) == pytest.approx(expected)
+    evaluate = make_evaluator(task_files(), ArrayData((inputs,), targets))
+    scores = evaluate(model, rounds_config().unscored())
+    assert scores.accuracies[1.0] == expected
+    assert len(scores.accuracies) > 1
     assert 0 < expected < 1
 
 
 def test_data_of_another_task_is_refused() -> None:
     wrong = ArrayData((np.ones((2, 5), dtype=np.float32),), np.array([0, 1]))
     with pytest.raises(ConfigError, match="evaluation"):
-        Evaluator(task_files(), wrong)
+        make_evaluator(task_files(), wrong)

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.aggregate.arrivals import Expected
 from coordinator.errors import ConfigError
-from coordinator.rounds.fleet import FleetRecord
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
@@ -24,13 +24,16 @@ from coordinator.run.folder import (
     MEMORY,
     MOVEMENTS,
     ROUND,
+    TEACHERS,
     About,
     Checkpoint,
     Run,
     RunError,
     create_run,
     read_history,
+    read_result,
 )
+from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.program.files import sync_folder
 from edge_sdk.protocol.messages.round import Outcome
 from tests.unit.coordinator.service.service_world import PLAN, saved_model
@@ -56,6 +59,7 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
         fleet=FleetRecord(
             blocks,
             2 * blocks,
+            new_fleet(PLAN).teachers,
             trained=PersistentMap({"a": round}),
             samples=PersistentMap({"a": 7, "b": 9}),
             total_samples=16,
@@ -109,6 +113,40 @@ def test_checkpoint_of_a_large_fleet_does_not_fill_the_files_header(run: Run) ->
     assert run.latest().past == past
     path = run.folder / CHECKPOINTS / "00000005.safetensors"
     assert int.from_bytes(path.read_bytes()[:8], "little") < 10_000
+
+
+def taught(round: int, *devices: str) -> Checkpoint:
+    fleet = new_fleet(PLAN).taught(PLAN, dict.fromkeys(devices, PLAN.all_groups()))
+    return replace(checkpoint(round), fleet=fleet)
+
+
+def test_teachers_of_a_round_that_never_committed_are_forgotten(run: Run) -> None:
+    run.save(taught(1, "a"))
+    run.save(taught(2, "b"))
+    path = run.folder / TEACHERS
+    torn = path.read_bytes()[:-20]
+    path.write_bytes(path.read_bytes() + torn.splitlines()[-1])  # a crash cut it short
+    assert set(run.latest().fleet.teachers.devices) == {2}
+    run.drop_latest()
+    fleet = run.latest().fleet
+    assert dict(fleet.teachers.blocks).keys() == {"a"}
+    assert set(fleet.teachers.devices) == {1}
+    assert not fleet.teachers.news
+    run.save(taught(3, "c"))
+    assert dict(run.latest().fleet.teachers.blocks).keys() == {"a", "c"}
+
+
+def test_levels_are_read_as_they_were_written(run: Run) -> None:
+    groups = {"hidden": (1, 2)}
+    small = LevelScore(0.5, groups, 0.75, {"mean": np.full(3, 0.25, dtype=np.float32)})
+    levels = LevelScores((LevelScore(1.0, PLAN.all_groups(), 0.7), small), 0.5)
+    run.save(replace(checkpoint(5), levels=levels))
+    for read in (run.latest().levels, read_result(run.folder).levels):
+        assert (read.rescale, read.deploy, read.best) == (0.5, 0.5, 0.75)
+        assert read.accuracies == {1.0: 0.7, 0.5: 0.75}
+        assert read.by_level[0.5].groups == groups
+        assert np.array_equal(read.by_level[0.5].statistics["mean"], small.statistics["mean"])
+        assert not read.by_level[1.0].statistics
 
 
 def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:

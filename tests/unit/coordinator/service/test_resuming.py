@@ -16,7 +16,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.state import OpenRound
 from coordinator.rounds.synchronous import RoundPhase, RoundsConfig
-from coordinator.run.folder import MOVEMENTS, ROUND, Run, RunError
+from coordinator.run.folder import MOVEMENTS, ROUND, Run, RunError, read_history
 from coordinator.run.journal import Journal
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -69,13 +69,15 @@ Play = Callable[[World, bool], None]
 
 
 def expect_the_same(worlds: Worlds, config: RoundsConfig, play: Play) -> None:
-    """A run that is played without and with crashes ends, and with the same model."""
+    """A run that is played without and with crashes ends, and with the same model and reports of
+    its levels."""
     digests = []
     for crashes in (False, True):
         world = worlds.make(config, str(crashes))
         play(world, crashes)
         assert world.service.finished
-        digests.append(world.service.model.digest)
+        taught = [line["levels"] for line in world.history]
+        digests.append((world.service.model.digest, taught))
         world.stop()
         assert os.listdir(world.folder / MOVEMENTS) == []
     assert digests[0] == digests[1]
@@ -109,9 +111,31 @@ def test_movements_with_a_receipt_are_counted_by_the_next_process(
     assert world.service.model.digest == expected
     assert a.receipts == b.receipts == [(round, "counted") for round in (1, 2, 3)]
     assert [line["round"] for line in world.history] == [1, 2, 3]
+    taught = [line["levels"] for line in world.history]
+    calm = read_history(world.folder.with_name("calm"))
+    assert taught == [line["levels"] for line in calm]
+    assert taught[-1][-1]["devices"] == 3
+    assert taught[-1][-1]["data_share"] == 0.75
     world.stop()
     assert not (world.folder / ROUND).exists()
     assert os.listdir(world.folder / MOVEMENTS) == []
+
+
+@pytest.mark.parametrize(("rule", "taught"), [("ram-fed", [2, 3]), ("ra-fed", [2, 2])])
+def test_movement_that_came_too_late_teaches_where_there_is_memory(
+    worlds: Worlds, rule: str, taught: list[int]
+) -> None:
+    world = worlds.make(rounds_config(rule=RULES[rule](), min_devices=3, rounds=2))
+    a, _, late = world.add("a"), world.add("b"), world.add("late", sends=False)
+    world.settle()
+    late.level = lambda _: None
+    a.sends = False
+    world.wait(101)
+    world.restart()
+    late.send(1)
+    a.send(2)
+    assert world.service.finished
+    assert [line["levels"][0]["devices"] for line in world.history] == taught
 
 
 def test_receipt_that_was_lost_with_the_process_is_given_without_an_upload(worlds: Worlds) -> None:

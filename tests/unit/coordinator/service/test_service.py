@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.rules import RULES
+from coordinator.cli import main
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.run.folder import MOVEMENTS, UPLOADS, RunError
+from coordinator.run.folder import MOVEMENTS, UPLOADS, RunError, read_result
 from coordinator.service.receiving import UploadFile
 from coordinator.service.store import SAVE_S
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed
@@ -384,7 +386,7 @@ def test_loop_ends_when_it_is_asked_to(worlds: Worlds) -> None:
 
 
 def test_commit_that_fails_ends_the_process_and_the_next_goes_on(worlds: Worlds) -> None:
-    def fails(_: object) -> float:
+    def fails(_: object, __: object) -> LevelScores:
         raise OSError("the disk is full")
 
     world = worlds.make(rounds_config(rounds=1), evaluate=fails)
@@ -474,18 +476,44 @@ def test_want_is_answered_directly_and_only_with_what_is_there(worlds: Worlds) -
 def test_accuracy_stops_the_run_and_is_in_the_history(worlds: Worlds) -> None:
     said = iter([0.2, 0.6, 0.9])
     config = rounds_config(rounds=50, target_accuracy=0.85)
-    world = worlds.make(config, evaluate=lambda _: next(said))
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     world.add("one"), world.add("two")
     world.settle()
     assert world.service.finished
     assert [line["accuracy"] for line in world.history] == [0.2, 0.6, 0.9]
 
 
+def scored(levels: LevelScores, *accuracies: float) -> LevelScores:
+    """The first levels with these accuracies."""
+    pairs = zip(levels.levels, accuracies, strict=False)
+    return replace(levels, levels=tuple(replace(each, accuracy=share) for each, share in pairs))
+
+
+def test_level_to_deploy_stops_the_run_and_is_in_the_history(
+    worlds: Worlds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = rounds_config(rounds=50, target_accuracy=0.85)
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, 0.4, 0.9))
+    world.add("one", level=lambda _: 0.5), world.add("two")
+    world.settle()
+    assert world.service.finished
+    (line,) = world.history
+    small = line["levels"][1]["level"]
+    assert (line["accuracy"], line["deploy"]) == (0.4, small)
+    assert [each["accuracy"] for each in line["levels"]] == [0.4, 0.9]
+    assert main(["history", str(world.folder)]) == 0
+    assert "accuracy  40.00%" in (said := capsys.readouterr().out)
+    assert f"deploy level {small:g}  90.00%" in said
+    kept = read_result(world.folder).levels
+    assert (kept.deploy, kept.rescale) == (small, config.local_rule.rescale)
+    assert kept.by_level[small].groups == config.unscored().by_level[small].groups
+
+
 def test_void_rounds_try_nobodys_patience_across_a_restart(worlds: Worlds) -> None:
     said = iter([0.5, 0.4, 0.4])
     skips = {1, 3, 4, 5}
     config = rounds_config(rounds=50, patience=2)
-    world = worlds.make(config, evaluate=lambda _: next(said))
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     for name in ("one", "two"):
         world.add(name, level=lambda n: None if n in skips or n > 6 else 1.0)
     world.settle()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.task.export import FORMATS, export_model
 from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.levels import LevelScore, LevelScores, level_model
 from coordinator.task.saved_model import SavedModel, load_weights, read_model, save_model
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.errors import GraphError, PlanError, ProtocolError, TensorError
@@ -146,6 +148,78 @@ def test_onnx_export_computes_what_torch_does(case: Case, tmp_path: Path, sample
     np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
     traced = case.task.traced.predict(case.saved.weights, case.saved.buffers, inputs)
     np.testing.assert_allclose(got, traced, rtol=1e-5, atol=1e-5)
+
+
+def halved(case: Case, rescale: float) -> SavedModel:
+    """The model, saved with a level ½ of groups 1 and 3, which is the one to deploy."""
+    plan = case.task.plan
+    half = LevelScore(0.5, {axis.name: (1, 3) for axis in plan.axes}, 0.9)
+    levels = LevelScores((LevelScore(1.0, plan.all_groups(), 0.8), half), rescale)
+    return replace(case.saved, levels=levels)
+
+
+def test_level_is_exported_as_a_model_that_computes_what_torch_does(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a saved model, with statistics of unlabelled samples; the command's default level."""
+    saved, inputs = halved(case, 0.5), case.inputs(40)
+    save_model(saved, tmp_path / "model")
+    samples: dict[str, Any] = {f"x{number}": array for number, array in enumerate(inputs)}
+    np.savez(tmp_path / "samples.npz", **samples)
+    command = ["export", str(tmp_path / "model"), "--format", "onnx"]
+    command += ["--out", str(tmp_path / "m.onnx"), "--samples", str(tmp_path / "samples.npz")]
+    assert main(command) == 0
+    groups = saved.levels.by_level[0.5].groups
+    parameters = case.task.plan.submodel_parameters(groups)
+    assert f"level 0.5, {parameters:,} parameters" in capsys.readouterr().out
+    wanted = level_model(
+        case.task.traced, saved.weights, saved.buffers, 0.5, groups, rescale=0.5, samples=inputs
+    )
+    outputs = case.task.traced.predict(
+        wanted.weights, wanted.buffers, inputs, groups=groups, rescale=0.5
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    (got,) = session.run(None, samples)
+    np.testing.assert_allclose(got, outputs, rtol=1e-4, atol=1e-4)
+    assert np.abs(got - case.expected(40)).max() > 1e-2
+
+
+def test_level_without_scales_is_exported_as_a_narrow_state(case: Case, tmp_path: Path) -> None:
+    """And with the statistics of its last evaluation, as a saved model has them."""
+    saved, inputs = halved(case, 0.0), case.inputs(40)
+    groups = saved.levels.by_level[0.5].groups
+    part = level_model(
+        case.task.traced, saved.weights, saved.buffers, 0.5, groups, rescale=0.0, samples=inputs
+    )
+    whole, half = saved.levels.levels
+    scored = replace(saved.levels, levels=(whole, replace(half, statistics=part.statistics)))
+    save_model(replace(saved, levels=scored), tmp_path / "model")
+    read = read_model(tmp_path / "model")
+    assert read.levels.accuracies == {1.0: 0.8, 0.5: 0.9}
+    export_model(read, "safetensors", tmp_path / "m.safetensors")
+    state = safetensors.numpy.load_file(tmp_path / "m.safetensors")
+    assert same(state, {**part.weights, **part.buffers})
+
+
+def test_level_that_cannot_be_exported_is_refused(case: Case, tmp_path: Path) -> None:
+    samples, path = case.inputs(4), tmp_path / "m"
+    with pytest.raises(ConfigError, match=r"has no level 0\.3; its levels are 1, 0\.5"):
+        export_model(halved(case, 0.5), "onnx", path, level=0.3)
+    with pytest.raises(ConfigError, match="its levels are 1 alone"):
+        export_model(case.saved, "onnx", path, level=0.5)
+    with pytest.raises(ConfigError, match=r"rescale = 0\.5.*--format onnx"):
+        export_model(halved(case, 0.5), "torch", path, samples=samples)
+    if case.task.buffers:
+        with pytest.raises(ConfigError, match=r"statistics of its own.*--samples"):
+            export_model(halved(case, 0.0), "onnx", path)
+    assert not path.exists()
+    export_model(halved(case, 0.5), "torch", path, level=1.0)
+    assert same_as_module(case, path)
+
+
+def same_as_module(case: Case, path: Path) -> bool:
+    state, wanted = torch.load(path, weights_only=True), case.module.state_dict()
+    return all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
 
 
 def static(saved: SavedModel, batch: int) -> SavedModel:

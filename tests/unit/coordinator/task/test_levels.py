@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ from torch import nn
 
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.graphs.compiled import CompiledGraphs
-from coordinator.task.levels import best_level, level_model, score_levels
+from coordinator.task.levels import best_level, evaluate_levels, level_model, score_levels
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.errors import TensorError
+from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.train.inference import Predictor
@@ -141,6 +142,54 @@ def test_level_uses_its_own_statistics_not_those_of_the_whole_model() -> None:
         for m in models
     ]
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-3  # a level is used as it was trained
+
+
+def test_both_runtimes_find_the_same_statistics_and_accuracies() -> None:
+    task, _ = made()
+    random = np.random.default_rng(3)
+    data = ArrayData((samples(600),), random.integers(0, CLASSES, 600))
+    choices: dict[float, Groups] = {
+        1.0: task.plan.all_groups(),
+        0.5: {axis.name: (0, 1) for axis in task.plan.axes},
+    }
+    onnx, traced = (
+        evaluate_levels(runtime, task.weights, task.buffers, choices, data, rescale=0.5)
+        for runtime in (predictor(), task.traced)
+    )
+    for one, two in zip(onnx.levels, traced.levels, strict=True):
+        assert one.accuracy == pytest.approx(two.accuracy, abs=1 / 600)
+        assert one.statistics.keys() == two.statistics.keys() != set()
+        for name, values in two.statistics.items():
+            np.testing.assert_allclose(one.statistics[name], values, rtol=1e-4, atol=1e-5)
+    whole = traced.by_level[1.0]
+    buffers = {**task.buffers, **whole.statistics}
+    outputs = task.traced.predict(task.weights, buffers, data.inputs)
+    assert whole.accuracy == float(np.mean(outputs.argmax(1) == data.targets))
+
+
+def test_level_without_a_graph_has_no_accuracy_but_the_whole_model_must_have_one() -> None:
+    task, _ = made()
+    whole = task.plan.all_groups()
+
+    class Static:
+        """A task whose graphs are for the whole model alone."""
+
+        plan, moments = task.plan, task.traced.moments
+
+        def predict(self, *arguments: Any, **options: Any) -> Array:
+            if options["groups"] != only:
+                raise GraphError("no graph")
+            return task.traced.predict(*arguments, **options)
+
+    only: Groups = whole
+    data = ArrayData((samples(40),), np.zeros(40, dtype=np.int64))
+    half = {axis.name: (0, 1) for axis in task.plan.axes}
+    choices: dict[float, Groups] = {1.0: whole, 0.5: half}
+    scores = evaluate_levels(Static(), task.weights, task.buffers, choices, data, rescale=0)
+    assert list(scores.accuracies) == [scores.deploy] == [1.0]
+    only = half
+    with pytest.raises(GraphError):
+        evaluate_levels(Static(), task.weights, task.buffers, choices, data, rescale=0)
 
 
 def test_too_few_samples_for_statistics_are_refused() -> None:

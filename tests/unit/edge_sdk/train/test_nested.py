@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.graphs.compiled import CompiledGraphs
-from coordinator.task.task import Task, make_task
+from coordinator.task.task import LOSSES, Task, make_task
 from edge_sdk.data.arrays import Batch
-from edge_sdk.protocol.errors import GroupError, TrainingError
+from edge_sdk.protocol.errors import GraphError, GroupError, TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, Trained
@@ -127,7 +127,7 @@ def compiled(name: str) -> tuple[Task, CompiledGraphs]:
         torch.manual_seed(1)
         model = CASES[name].model()
         task = make_task(model, torch.randn(2, *CASES[name].shape), groups=4)
-    return task, compile_graphs(task, levels=(1.0, 0.75, 0.5, 0.25))
+    return task, compile_graphs(task, distillation=name == "mlp")
 
 
 def backends(name: str) -> dict[str, Backend]:
@@ -194,7 +194,7 @@ def by_hand(
             batch: Batch = batch, passes: tuple[tuple[int, ...], ...] = passes
         ) -> dict[tuple[int, ...], float]:
             optimizer.zero_grad(set_to_none=False)
-            told = {}
+            told, wide = {}, None
             for groups in passes:
                 at = [unit for group in groups for unit in POSITIONS[group]]
                 kept = buffers
@@ -205,6 +205,11 @@ def by_hand(
                     weights, kept, torch.tensor(batch.inputs[0]), at, scale, masks
                 )
                 loss = F.cross_entropy(outputs, torch.tensor(batch.targets))
+                if wide is not None:
+                    taught = F.cross_entropy(outputs, wide)
+                    loss = (1 - rule.distillation) * loss + rule.distillation * taught
+                if rule.distillation:
+                    wide = torch.softmax(outputs.detach(), 1)
                 loss.backward()  # type: ignore[no-untyped-call]
                 told[groups] = loss.item()
             return told
@@ -275,6 +280,39 @@ def test_movement_equals_autograd_through_slices(
     assert len({each for passes in steps for each in passes}) > 1
     got = backends(name)[backend].train(job, batches)
     assert_equal(got, by_hand(name, job, batches, steps))
+
+
+@pytest.mark.parametrize(("name", "backend"), [("mlp", "torch"), ("mlp", "onnx"), ("cnn", "torch")])
+@pytest.mark.parametrize("rule", RULES)
+def test_narrow_learns_from_wide_outputs(name: str, backend: str, rule: str) -> None:
+    used = replace(RULES[rule], widths="sandwich", distillation=0.7)
+    job, batches = job_of(name, used, WIDTHS["gaps"]), batches_of(name)
+    steps = steps_by_hand(WIDTHS["gaps"], len(batches), sandwich=True)
+    got = backends(name)[backend].train(job, batches)
+    assert_equal(got, by_hand(name, job, batches, steps))
+    plain = replace(job, rule=replace(used, distillation=0), mask_stream=stream(4, "masks"))
+    other = backends(name)[backend].train(plain, batches).movement
+    assert max(np.abs(other[key] - array).max() for key, array in got.movement.items()) > 1e-3
+
+
+def test_device_that_makes_one_pass_does_not_distil() -> None:
+    """It needs no graph for it: the CNN has none."""
+    rule, batches = replace(SANDWICH, distillation=0.7), batches_of("cnn")
+    job = job_of("cnn", rule, WIDTHS["gaps"], passes=1)
+    got = backends("cnn")["onnx"].train(job, batches).movement
+    wanted = backends("cnn")["onnx"].train(replace(job, rule=ORDERED), batches).movement
+    for key, array in wanted.items():
+        assert got[key].tobytes() == array.tobytes()
+    with pytest.raises(GraphError, match="no distillation graph"):
+        backends("cnn")["onnx"].train(replace(job, passes=2), batches)
+
+
+def test_distillation_without_scores_of_classes_refused() -> None:
+    task = replace(compiled("mlp")[0], loss=LOSSES["mse"])
+    job = job_of("mlp", replace(SANDWICH, distillation=0.7), WIDTHS["gaps"])
+    with pytest.raises(TrainingError, match="the loss is mse"):
+        TorchBackend(task).train(job, batches_of("mlp"))
+    assert all(entry.kind != "distillation" for entry in compiled("cnn")[1].manifest.graphs)
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnx"])

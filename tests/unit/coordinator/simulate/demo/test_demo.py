@@ -17,7 +17,7 @@ from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
 from coordinator.simulate.demo.run import Demo, make_demo, run_full
-from coordinator.simulate.demo.view import screen, summarise, watch
+from coordinator.simulate.demo.view import as_json, screen, summarise, watch
 from edge_sdk.decide.emulation.emulation import Moment
 from edge_sdk.decide.emulation.fleet import find_fleet
 
@@ -197,6 +197,23 @@ def test_summary_compares_with_everybody_training_everything(demo: Demo, full: D
     assert re.search(rf"energy of training +[\d.]+ kJ +{kj:.1f} kJ +\d+%", text)
     assert re.search(rf"accuracy +[\d.]+% +{full.rounds[-1].accuracy:.1%}", text)
     assert re.search(r"galaxy-s23 +100% +3 +0 .* 18 % → \d+ %", text)
+
+
+def test_summary_has_a_row_for_every_level_and_marks_the_one_to_deploy(demo: Demo) -> None:
+    console = shown()
+    summarise(demo, console, plot=None)
+    text = text_of(console)
+    last = demo.rounds[-1].report
+    assert [each.level for each in last.levels] == [1, 0.75, 0.5, 0.25]
+    for each in last.levels:
+        mark = "deploy" if each.level == last.deploy else ""
+        row = (
+            rf"^ *{each.level:.0%} +{each.parameters:,} +{each.accuracy:.1%} +{each.devices} "
+            rf"+{each.data_share:.0%} *{mark} *$"
+        )
+        assert re.search(row, text, re.MULTILINE)
+    assert f"level {last.deploy:.0%}, accuracy {last.best:.1%}" in text
+    assert as_json(demo)["rounds"][-1]["deploy"] == last.deploy
 
 
 def test_summary_without_a_second_run_says_that_it_is_modelled(demo: Demo) -> None:

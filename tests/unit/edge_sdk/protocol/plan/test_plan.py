@@ -176,7 +176,6 @@ def test_faulty_groups_are_refused(
         "scatter": lambda: plan.scatter(part, bad),
         "assemble": lambda: plan.assemble(blocks, bad),
         "select": lambda: plan.select(flat, bad),
-        "statistic_places": lambda: plan.statistic_places(bad),
         "coverage": lambda: plan.coverage([groups, bad]),
         "submodel_parameters": lambda: plan.submodel_parameters(bad),
         "submodel_macs": lambda: plan.submodel_macs(bad),

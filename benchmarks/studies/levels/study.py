@@ -1,0 +1,190 @@
+"""The runs of a study, and what they say.
+
+A way is compared with others at its own learning rate: the one with the best validation accuracy of
+seed 0, at the best level that the way makes usable. Further seeds use that rate. The level to
+deploy is chosen by validation too; accuracies are those of the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from benchmarks.report.figures import Figure
+from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, UPPER_BOUND, WAYS
+from benchmarks.studies.levels.settings import SETTINGS
+from benchmarks.studies.levels.trial import Trial, TrialOutcome
+
+RECOMMENDED = "sandwich"
+"""The way whose results the aims are about."""
+WITHIN = 3.0
+"""Points that the recommended level may be below everybody at full level."""
+SMALLEST = "0.25"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The runs that are asked for."""
+
+    settings: tuple[str, ...]
+    fleets: tuple[str, ...]
+    ways: tuple[str, ...]
+    seeds: int = 1
+    rates: int | None = None
+    """Learning rates to try of each setting, the middle ones first; None: all."""
+
+    def next_case(self, done: Mapping[Trial, TrialOutcome]) -> Trial | None:
+        """Return a run that is not done yet; None: all are. Rates come before further seeds."""
+        return next((case for case in self.cases(done) if case not in done), None)
+
+    def cases(self, done: Mapping[Trial, TrialOutcome]) -> Iterator[Trial]:
+        """Yield the runs, in order; those of further seeds once the rate is known."""
+        for seed in range(self.seeds):
+            for setting in self.settings:
+                for fleet in self.fleets:
+                    for way in self.ways:
+                        yield from self._of(Trial(setting, fleet, way, 0.0, seed), done)
+
+    def count(self) -> int:
+        """Number of runs in all."""
+        pairs = len(self.fleets) * len(self.ways)
+        tried = sum(len(self._rates(name)) for name in self.settings) * pairs
+        return tried + (self.seeds - 1) * len(self.settings) * pairs
+
+    def _of(self, case: Trial, done: Mapping[Trial, TrialOutcome]) -> Iterator[Trial]:
+        tried = [
+            Trial(case.setting, case.fleet, case.way, rate, 0) for rate in self._rates(case.setting)
+        ]
+        if case.seed == 0:
+            yield from tried
+        elif all(each in done for each in tried):
+            best = best_rate([done[each] for each in tried])
+            yield Trial(case.setting, case.fleet, case.way, best, case.seed)
+
+    def _rates(self, setting: str) -> list[float]:
+        rates = SETTINGS[setting].rates
+        middle = sorted(rates, key=lambda rate: abs(rates.index(rate) - len(rates) // 2))
+        return middle[: self.rates]
+
+
+@dataclass(frozen=True, slots=True)
+class WayStanding:
+    """A way in one setting and fleet, at its best rate: means over seeds, in percent."""
+
+    way: str
+    rate: float
+    seeds: int
+    by_level: dict[str, float]
+    """Accuracy of every level that the way makes usable."""
+    deploy: str
+    """The level to deploy: the best in validation."""
+    accuracy: float
+    """Accuracy of the level to deploy."""
+    low: float
+    high: float
+    """Lowest and highest accuracy of that level over seeds."""
+    rounds: float
+    joules: float
+
+
+def usable(outcome: TrialOutcome) -> list[str]:
+    """Return the levels that the outcome's way makes usable."""
+    own = FLEETS[outcome.case.fleet].levels(SETTINGS[outcome.case.setting].devices)
+    return [f"{level:g}" for level in WAYS[outcome.case.way].delivers(own)]
+
+
+def best_rate(outcomes: Sequence[TrialOutcome]) -> float:
+    """Return the learning rate with the best validation accuracy of a usable level."""
+    best = max(
+        outcomes, key=lambda each: max(each.validation.get(level, 0.0) for level in usable(each))
+    )
+    return best.case.rate
+
+
+def standings(outcomes: Iterable[TrialOutcome], setting: str, fleet: str) -> list[WayStanding]:
+    """Return every way's standing in a setting and fleet, in the order of `WAYS`."""
+    of = [each for each in outcomes if (each.case.setting, each.case.fleet) == (setting, fleet)]
+    found = []
+    for way in WAYS:
+        tried = [each for each in of if each.case.way == way]
+        first = [each for each in tried if each.case.seed == 0]
+        if first:
+            rate = best_rate(first)
+            found.append(_standing([each for each in tried if each.case.rate == rate]))
+    return found
+
+
+def _standing(outcomes: Sequence[TrialOutcome]) -> WayStanding:
+    levels = usable(outcomes[0])
+    checked = {
+        level: mean(each.validation.get(level, 0.0) for each in outcomes) for level in levels
+    }
+    deploy = max(levels, key=lambda level: (checked[level], -float(level)))
+    reached = [100 * each.test.get(deploy, 0.0) for each in outcomes]
+    return WayStanding(
+        way=outcomes[0].case.way,
+        rate=outcomes[0].case.rate,
+        seeds=len(outcomes),
+        by_level={
+            level: 100 * mean(each.test.get(level, 0.0) for each in outcomes) for level in levels
+        },
+        deploy=deploy,
+        accuracy=mean(reached),
+        low=min(reached),
+        high=max(reached),
+        rounds=mean(each.rounds for each in outcomes),
+        joules=mean(each.joules for each in outcomes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aims:
+    """The aims in one setting and fleet, in points; None: not all of it was run."""
+
+    over_alternatives: float | None
+    """Level to deploy minus the best of what a user would do instead, at equal energy."""
+    under_full: float | None
+    """Everybody at full level, at equal rounds, minus the level to deploy."""
+    smallest_over: float | None
+    """The smallest submodel minus a model of that size trained by everybody, at equal energy."""
+
+
+def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
+    """Return the aims of a way from the standings of one setting and fleet."""
+    by = {each.way: each for each in found}
+    ours = by.get(way)
+    others = [by[name].accuracy for name in ALTERNATIVES if name in by]
+    full, small = by.get(UPPER_BOUND), by.get("all-smallest")
+    complete = ours is not None and len(others) == len(ALTERNATIVES)
+    return Aims(
+        ours.accuracy - max(others) if ours is not None and complete else None,
+        full.accuracy - ours.accuracy if ours is not None and full is not None else None,
+        ours.by_level[SMALLEST] - small.by_level[SMALLEST]
+        if ours is not None and small is not None and SMALLEST in ours.by_level
+        else None,
+    )
+
+
+def study_figures(outcomes: Sequence[TrialOutcome]) -> list[Figure]:
+    """Return the aims as means over all settings and fleets in which they are known."""
+    pairs = {(each.case.setting, each.case.fleet) for each in outcomes}
+    all_aims = [aims_of(standings(outcomes, *pair)) for pair in sorted(pairs)]
+    figures = []
+    for name, values, target, better in (
+        ("over_alternatives", [each.over_alternatives for each in all_aims], 0.0, "higher"),
+        ("under_full", [each.under_full for each in all_aims], WITHIN, "lower"),
+        ("smallest_over", [each.smallest_over for each in all_aims], 0.0, "higher"),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            figures.append(
+                Figure(
+                    name=f"levels.{name}",
+                    value=mean(known),
+                    unit="points",
+                    target=target,
+                    better="higher" if better == "higher" else "lower",
+                )
+            )
+    return figures

@@ -1,0 +1,140 @@
+"""The study of mixed levels: which runs it asks for, what it concludes, and one real run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report.options import UsageError
+from benchmarks.studies.levels.fleets import FLEETS, WAYS
+from benchmarks.studies.levels.page import render_tables
+from benchmarks.studies.levels.record import append_outcome, read_record
+from benchmarks.studies.levels.settings import SETTINGS
+from benchmarks.studies.levels.study import Wanted, aims_of, standings, study_figures
+from benchmarks.studies.levels.trial import Trial, TrialOutcome, run_case
+
+SETTING, FLEET = "har-cnn", "thirds"
+
+
+def outcome(way: str, rate: float = 0.06, seed: int = 0, **accuracies: float) -> TrialOutcome:
+    """An outcome whose levels 25 %, 50 %, 100 % have these accuracies: q, h, f."""
+    scores = {
+        name: accuracies.get(key, 0.0) for name, key in (("0.25", "q"), ("0.5", "h"), ("1", "f"))
+    }
+    return TrialOutcome(Trial(SETTING, FLEET, way, rate, seed), scores, scores, 10, 100.0, 1.0)
+
+
+WANTED = Wanted(settings=(SETTING,), fleets=(FLEET,), ways=("all-full", "sandwich"), seeds=2)
+
+
+@pytest.mark.parametrize("fleet", FLEETS)
+@pytest.mark.parametrize("devices", [10, 12, 30])
+def test_fleet_has_as_many_devices_as_asked_and_a_strong_one(fleet: str, devices: int) -> None:
+    levels = FLEETS[fleet].levels(devices)
+    assert len(levels) == devices
+    assert set(levels) == {1.0, 0.5, 0.25}
+    if fleet == "one-full":
+        assert levels.count(1.0) == 1
+
+
+def test_alternatives_are_models_of_one_size() -> None:
+    own = FLEETS["thirds"].levels(6)
+    assert own == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    assert WAYS["all-smallest"].level_of(own) == [0.25] * 6
+    assert WAYS["all-median"].level_of(own) == [0.5] * 4 + [None] * 2
+    assert WAYS["only-strong"].level_of(own) == [1.0] * 2 + [None] * 4
+    assert WAYS["all-full"].level_of(own) == [1.0] * 6
+    assert WAYS["only-strong"].delivers(own) == (1.0,)
+
+
+def test_rates_come_first_and_further_seeds_use_the_best() -> None:
+    done: dict[Trial, TrialOutcome] = {}
+    asked = []
+    while (case := WANTED.next_case(done)) is not None:
+        asked.append(case)
+        done[case] = outcome(case.way, case.rate, case.seed, f=1 - abs(case.rate - 0.2))
+    rates = list(SETTINGS[SETTING].rates)
+    assert [(c.way, c.seed) for c in asked] == [
+        *[("all-full", 0)] * 3,
+        *[("sandwich", 0)] * 3,
+        ("all-full", 1),
+        ("sandwich", 1),
+    ]
+    assert sorted(c.rate for c in asked[:3]) == rates
+    assert [c.rate for c in asked[6:]] == [0.2, 0.2]
+    assert len(asked) == WANTED.count()
+
+
+def test_standing_is_that_of_the_best_rate_and_level_and_aims_compare_it() -> None:
+    outcomes = [
+        outcome("all-full", f=0.9),
+        outcome("all-smallest", q=0.7),
+        outcome("all-median", h=0.8),
+        outcome("only-strong", f=0.6),
+        outcome("sandwich", 0.02, f=0.5, h=0.5, q=0.5),
+        outcome("sandwich", 0.06, f=0.80, h=0.88, q=0.75),
+        outcome("sandwich", 0.06, 1, f=0.80, h=0.86, q=0.75),
+    ]
+    found = {each.way: each for each in standings(outcomes, SETTING, FLEET)}
+    assert (found["sandwich"].rate, found["sandwich"].deploy) == (0.06, "0.5")
+    assert found["sandwich"].accuracy == pytest.approx(87)
+    assert found["sandwich"].seeds == 2
+    assert found["all-smallest"].by_level == {"0.25": pytest.approx(70)}
+    aims = aims_of(list(found.values()))
+    assert aims.over_alternatives == pytest.approx(7)
+    assert aims.under_full == pytest.approx(3)
+    assert aims.smallest_over == pytest.approx(5)
+    figures = {figure.name: figure.value for figure in study_figures(outcomes)}
+    assert figures["levels.over_alternatives"] == pytest.approx(7)
+    text = render_tables(outcomes)
+    assert "| **sandwich** | 75.0 | 87.0 | 80.0 | 50 % | 87.0 (86.0–88.0) |" in text
+    assert "har-cnn: no run with mostly-small, one-full, changing" in text
+
+
+def test_record_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "levels.jsonl"
+    assert read_record(path) == {}
+    first, second = outcome("nested", f=0.5), outcome("sandwich", f=0.6)
+    append_outcome(path, first)
+    with path.open("a") as file:
+        file.write('{"case": {"sett')
+    assert list(read_record(path).values()) == [first]
+    path.write_text('{"other": 1}\n{"other": 2}\n')
+    with pytest.raises(UsageError, match="line 1"):
+        read_record(path)
+    path.unlink()
+    append_outcome(path, first)
+    append_outcome(path, second)
+    assert list(read_record(path).values()) == [first, second]
+
+
+def test_run_spends_the_energy_of_its_fleet_and_repeats_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SETTINGS, "digits-mlp", replace(SETTINGS["digits-mlp"], rounds=2, steps=2))
+    runs = {
+        way: run_case(Trial("digits-mlp", "thirds", way, 0.06), None)
+        for way in ("all-full", "nested", "sandwich")
+    }
+    again = run_case(Trial("digits-mlp", "thirds", "sandwich", 0.06), None)
+    assert replace(again, seconds=0) == replace(runs["sandwich"], seconds=0)
+    assert runs["all-full"].rounds == runs["nested"].rounds == 2
+    assert set(runs["nested"].test) == {"1", "0.5", "0.25"}
+    # A step of sandwich does more work, so equal energy is fewer or as many rounds, a little over.
+    assert runs["sandwich"].rounds <= 2
+    assert runs["sandwich"].joules >= runs["nested"].joules
+    assert runs["all-full"].joules > runs["nested"].joules
+
+
+def test_levels_of_a_changing_fleet_change_from_round_to_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SETTINGS, "digits-mlp", replace(SETTINGS["digits-mlp"], rounds=3, steps=1))
+    fixed, changing = (
+        run_case(Trial("digits-mlp", fleet, "nested", 0.06), None)
+        for fleet in ("thirds", "changing")
+    )
+    assert changing.joules != pytest.approx(fixed.joules)
+    assert not changing.failed
