@@ -79,6 +79,21 @@ def in_time(history: History) -> History:
     return replace(history, rounds=tuple(rounds))
 
 
+def all_have_samples(history: History) -> History:
+    """The same, in which nobody weighs nothing."""
+    rounds = [
+        replace(
+            now,
+            turns={
+                name: replace(turn, samples=max(1, turn.samples))
+                for name, turn in now.turns.items()
+            },
+        )
+        for now in history.rounds
+    ]
+    return replace(history, rounds=tuple(rounds))
+
+
 def dense(plan: ModelPlan, word: Word) -> NDArray[np.float64]:
     """A movement as a vector over the whole model, NaN where it says nothing."""
     flat = np.full(plan.parameters, np.nan)
@@ -134,7 +149,7 @@ def test_ram_fed_moves_by_what_all_agree_on_whoever_joins(
     rule = replace(
         rule, damping=1.0, correction="coverage", population="holders", weighting=weighting
     )
-    plan = history.plan
+    history, plan = all_have_samples(history), history.plan
     word = normal(history.seed, plan.parameters)
 
     def unison(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
