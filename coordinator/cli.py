@@ -349,7 +349,12 @@ def _samples(path: Path) -> list[Any]:
 
     inputs, _ = read_data(path)
     places = [f"x{number}" for number in range(len(inputs))]
-    return [inputs[name] for name in places if name in inputs]
+    if set(places) != set(inputs) or len({len(array) for array in inputs.values()}) != 1:
+        raise ConfigError(
+            f"{path} has {', '.join(inputs) or 'nothing'}: samples are x, or x0, x1 … in the order "
+            "of the model's inputs, equally many of each"
+        )
+    return [inputs[name] for name in places]
 
 
 def _option(text: str) -> tuple[str, Any]:

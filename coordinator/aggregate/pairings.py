@@ -70,8 +70,14 @@ def level_advice(
 
     `has_data`: the coordinator has data to compute BatchNorm statistics from (docs/levels.md).
     """
+    norm = any(buffer.statistic for buffer in plan.buffers)
+    none = (
+        "warning: BatchNorm statistics are computed here from data, and there is none "
+        "(task.evaluation): levels below 100 % have no statistics, and the whole model only those "
+        "of devices that train all of it"
+    )
     if isinstance(rule, FedRaa) or rule.whole_models:
-        return []
+        return [none] if norm and not has_data and not _whole(rule) else []
     said = []
     if widths != "own":
         said.append(
@@ -83,18 +89,20 @@ def level_advice(
         said.append(
             'only the whole model is for use; widths = "sandwich" makes every level a model'
         )
-    if any(buffer.statistic for buffer in plan.buffers):
+    if norm:
         if widths == "own":
             said.append(
                 "warning: a model with BatchNorm learns badly if devices of different levels train "
                 'their own width only: set widths = "sandwich" or "ordered-dropout"'
             )
         if not has_data:
-            said.append(
-                "warning: BatchNorm statistics belong to a level and are computed from data here: "
-                "without task.evaluation, levels below 100 % have none"
-            )
+            said.append(none)
     return said
+
+
+def _whole(rule: Rule | FedRaa) -> bool:
+    """True if every device trains the whole model."""
+    return not rule.fragments if isinstance(rule, FedRaa) else rule.whole_models
 
 
 def rule_name(rule: Rule | FedRaa) -> str:

@@ -76,6 +76,7 @@ def pick_level(
     plan, known = model.plan, model.levels.by_level
     if level is None:
         level = model.levels.deploy or 1.0
+    level = next((each for each in known if f"{each:g}" == f"{level:g}"), level)
     if level not in known and level != 1:
         levels = ", ".join(f"{each:g}" for each in known) or "1 alone"
         raise ConfigError(f"the model has no level {level:g}; its levels are {levels}")
@@ -90,7 +91,8 @@ def pick_level(
             runtime, model.weights, model.buffers, level, groups, rescale=rescale, samples=samples
         )
     own = known[level].statistics if level in known else {}
-    if level != 1 and not own and any(buffer.statistic for buffer in plan.buffers):
+    needed = any(entry.kind == "statistics" for entry in model.manifest.graphs)
+    if level != 1 and not own and needed:
         raise ConfigError(
             f"level {level:g} needs BatchNorm statistics of its own, and none were computed: give "
             "unlabelled data (--samples FILE.npz), or evaluation data to the run (task.evaluation)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,19 @@ from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
-from edge_sdk.train.onnx import CPU, RUNTIME_ERRORS, Graphs, fed, numpy_dtype, scale_feeds
-from edge_sdk.train.statistics import Moments, moments_of
+from edge_sdk.train.onnx import (
+    CPU,
+    MAX_SESSIONS,
+    RUNTIME_ERRORS,
+    Graphs,
+    fed,
+    numpy_dtype,
+    scale_feeds,
+)
+from edge_sdk.train.statistics import Moments, batches, moments_of
+
+MOST_SESSIONS = 32
+"""Most sessions kept open for predictions."""
 
 
 class Predictor:
@@ -36,6 +48,9 @@ class Predictor:
     ) -> None:
         """See `edge_sdk.train.onnx.Graphs`."""
         self._graphs = Graphs(plan, manifest, files, providers=providers, threads=threads)
+        # Levels are run in turn; where each has graphs of its own, none is opened again.
+        used = [entry for entry in manifest.graphs if entry.kind in ("evaluate", "statistics")]
+        self._graphs.max_sessions = max(MAX_SESSIONS, min(len(used), MOST_SESSIONS))
 
     @property
     def plan(self) -> ModelPlan:
@@ -95,8 +110,8 @@ class Predictor:
 
         The pass is forward only, in training mode without dropout: it needs no more memory than a
         prediction. A last batch of one sample is left out, and so is a short one where a graph is
-        made for one batch size. None: the model has no BatchNorm. Raises as `predict`, and
-        `TensorError` for fewer samples than a batch needs.
+        made for one batch size; samples that do not fill one batch are repeated. None: the model
+        has no BatchNorm. Raises as `predict`.
         """
         plan, manifest = self.plan, self._graphs.manifest
         groups = plan.all_groups() if groups is None else groups
@@ -107,17 +122,13 @@ class Predictor:
         manifest.data.check_inputs(inputs)
         kept = plan.kept_atoms(plan.choose(groups))
         limit = manifest.largest_batch("statistics", kept)
+        if limit == 0:
+            manifest.pick("statistics", kept, batch_size)  # says which graphs there are
         rows, least = (batch_size, 2) if limit is None else (limit, limit)
+        _samples(inputs)
         fixed = _fixed(plan, weights, buffers, groups, rescale)
-        found: Moments | None = None
-        for at in range(0, _samples(inputs), rows):
-            part = [array[at : at + rows] for array in inputs]
-            if len(part[0]) >= least:
-                new = self._moments(fixed, part, kept)
-                found = new if found is None else found.merged(new)
-        if found is None:
-            raise TensorError(f"{_samples(inputs)} samples are too few: {least} make a batch")
-        return found
+        found = [self._moments(fixed, part, kept) for part in batches(inputs, rows, least)]
+        return reduce(Moments.merged, found)
 
     def _moments(
         self, fixed: Mapping[str, Array], inputs: Sequence[Array], kept: Sequence[int]
@@ -139,6 +150,9 @@ class Predictor:
         size = len(inputs[0])
         entry = self._graphs.manifest.pick("evaluate", kept, size)
         arrays = {f"x{number}": array for number, array in enumerate(inputs)}
+        scales = {name: array for name, array in fixed.items() if name.startswith("s:")}
+        if any(scale != 1 for scale in scales.values()) and not entry.input_names & scales.keys():
+            raise GraphError(f"{entry} cannot rescale: it was made by an older version")
         feeds = {name: array for name, array in fixed.items() if name in entry.input_names}
         feeds |= fed(entry, arrays, kept, size)
         padded = size if entry.batch is None else entry.batch

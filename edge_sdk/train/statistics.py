@@ -9,7 +9,7 @@ Law: `a.merged(b)` are the moments of all samples of both, in any order and grou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,21 @@ class Moments:
             name: array if name not in values else values[name].astype(array.dtype)
             for name, array in buffers.items()
         }
+
+
+def batches(inputs: Sequence[Array], rows: int, least: int) -> Iterator[list[Array]]:
+    """Yield batches of up to `rows` samples, each of at least `least`.
+
+    Samples that do not fill one batch are repeated; otherwise a shorter last batch is left out.
+    """
+    samples = len(inputs[0])
+    if samples < least:
+        again = np.arange(least) % samples
+        yield [array[again] for array in inputs]
+        return
+    for at in range(0, samples, rows):
+        if min(rows, samples - at) >= least:
+            yield [array[at : at + rows] for array in inputs]
 
 
 def moments_of(count: int, pairs: Mapping[str, Array]) -> Moments:

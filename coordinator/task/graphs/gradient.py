@@ -243,14 +243,16 @@ class _StatisticsRun(_Run):
     """Runs a forward pass and notes the mean and variance that each BatchNorm computes."""
 
     def outputs(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
-        self._seen: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._seen: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         return super().outputs(given)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.batch_norm.default and args[5] and args[3] is not None:
             x, weight, bias, running_mean, running_var, _, _, eps = args[:8]
             out, mean, _, var = _normalise(x, weight, bias, eps)
-            self._seen.setdefault((id(running_mean), id(running_var)), []).append((mean, var))
+            self._seen.setdefault((id(running_mean), id(running_var)), []).append(
+                (x[0, 0].numel(), mean, var)
+            )
             return out
         return super().call_function(target, args, kwargs)
 
@@ -262,9 +264,10 @@ class _StatisticsRun(_Run):
         numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
         found = []
         for (first, second), seen in self._seen.items():
-            mean = sum((mean for mean, _ in seen[1:]), seen[0][0]) / len(seen)
-            squares = [var + (own - mean) ** 2 for own, var in seen]
-            var = sum(squares[1:], squares[0]) / len(seen)
+            positions = sum(count for count, _, _ in seen)
+            mean = torch.stack([own * (count / positions) for count, own, _ in seen]).sum(0)
+            squares = [(var + (own - mean) ** 2) * (n / positions) for n, own, var in seen]
+            var = torch.stack(squares).sum(0)
             found += [(numbers[first], mean), (numbers[second], var)]
         return found
 

@@ -29,7 +29,7 @@ from edge_sdk.protocol.plan import specs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.train.local import axis_scales
-from edge_sdk.train.statistics import Moments, moments_of
+from edge_sdk.train.statistics import Moments, batches, moments_of
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,15 @@ class TracedModel:
     ) -> Moments | None:
         """Compute a submodel's BatchNorm moments over these samples, a batch at a time.
 
-        Dropout is off, and a last batch of one sample is left out. None: the model has no
-        BatchNorm.
+        Dropout is off, and a last batch of one sample is left out; a single sample is repeated.
+        None: the model has no BatchNorm.
         """
         groups = groups or self.plan.all_groups()
         kept = self.plan.kept_atoms(self.plan.choose(groups))
         names = [buffer.name for buffer in self.plan.buffers]
         merged: Moments | None = None
-        for at in range(0, len(inputs[0]), batch_size):
-            part = [array[at : at + batch_size] for array in inputs]
-            if (size := len(part[0])) < 2:
-                continue
+        for part in batches(inputs, batch_size, least=2):
+            size = len(part[0])
             forward = self.train.at(kept, size, rescale != 0)
             masks = [torch.ones(shape) for _, shape in forward.masks]
             given = self._tensors(weights, buffers, part, groups, rescale)

@@ -155,7 +155,7 @@ class Costing:
     def _unmeasured(self, level: float, opened: RoundOpen) -> Cost:
         work = work_at(self._backend.plan, self._manifest, level, opened.batch_size)
         data = batch_bytes(self._manifest.data, opened.batch_size)
-        beside = MARGIN * narrow_bytes(self._backend.plan, self._manifest, level, opened)
+        beside = MARGIN * narrow_bytes(self._backend.plan, level, opened)
         return Cost(
             level=level,
             seconds=math.inf,

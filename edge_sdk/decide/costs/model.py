@@ -90,12 +90,10 @@ def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encodin
     return MARGIN * grown + MARGIN_BYTES
 
 
-def narrow_bytes(
-    plan: ModelPlan, manifest: Manifest | None, level: float, opened: RoundOpen
-) -> int:
+def narrow_bytes(plan: ModelPlan, level: float, opened: RoundOpen) -> int:
     """Bytes of the weights and gradients of the narrower submodels trained beside a level."""
     below = narrower_levels(opened, level)[:1]
-    return sum(2 * work_at(plan, manifest, each, 1).weight_bytes for each in below)
+    return sum(2 * plan.cost_at(each).bytes_fp32 for each in below)
 
 
 def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
@@ -411,7 +409,7 @@ class CostModel:
         self, level: float, opened: RoundOpen, batch: int, grown: Callable[[Work], float]
     ) -> float:
         """Bytes that passes of narrower widths take beside the level's own."""
-        taken: float = narrow_bytes(self.plan, self.manifest, level, opened)
+        taken: float = narrow_bytes(self.plan, level, opened)
         if not self._shares_memory:  # each width keeps its own session, with its own activations
             for each in narrower_levels(opened, level):
                 taken += max(0.0, grown(work_at(self.plan, self.manifest, each, batch)))
@@ -423,7 +421,7 @@ class CostModel:
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)
-            beside = narrow_bytes(self.plan, self.manifest, level, opened)
+            beside = narrow_bytes(self.plan, level, opened)
             return MARGIN * (arrays * work.weight_bytes + beside) + MARGIN_BYTES / 2
 
         return predicted

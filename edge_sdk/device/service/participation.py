@@ -92,7 +92,7 @@ class TakingPart:
         self._bid: Bid | None = None
         """The last offer."""
         self._noted = False
-        self._evaluated: RoundOpen | None = None
+        self._evaluated: tuple[str, int] | None = None
         emulation = make_emulation(config, state)
         trainer: Backend = self._backend if emulation is None else emulation.emulated(task.backend)
         self._app = DeviceApp(
@@ -176,13 +176,18 @@ class TakingPart:
         return [self._bid]
 
     def evaluate_if_due(self) -> list[Sent]:
-        """Evaluate the round's model on this device's data, if the device is idle and it is due."""
+        """Evaluate the round's model on this device's data, if the device is idle and it is due.
+
+        Not on a mere announcement: an invitation may follow at once, and must not wait.
+        """
         every, opened = self._config.evaluate_every, self._app.newest
         if not every or opened is None or self._app.phase is not DevicePhase.IDLE:
             return []
-        if opened.round % every or opened == self._evaluated or self._should_stop():
+        if opened.by_invitation or opened.round % every or self._should_stop():
             return []
-        self._evaluated = opened  # once, even if it fails
+        if self._evaluated == (opened.run, opened.round):
+            return []
+        self._evaluated = (opened.run, opened.round)  # once, even if it fails
         try:
             return [self._evaluation(opened)]
         except TesseraError as error:

@@ -166,7 +166,7 @@ BATCH_NORM = replace(
         ("nested", "own", "plain", True, ["own width only"]),
         ("nested", "sandwich", "plain", False, ["every level becomes a model"]),
         ("nested", "sandwich", "norm", True, ["every level becomes a model"]),
-        ("nested", "sandwich", "norm", False, ["every level", "without task.evaluation"]),
+        ("nested", "sandwich", "norm", False, ["every level", "(task.evaluation)"]),
         ("coverage", "own", "norm", True, ["only the whole model", "learns badly"]),
     ],
 )

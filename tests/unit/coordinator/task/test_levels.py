@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,9 +16,10 @@ from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.levels import best_level, evaluate_levels, level_model, score_levels
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.errors import GraphError, TensorError
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
+from edge_sdk.protocol.task.graphs import Port, SizeTerm
 from edge_sdk.train.inference import Predictor
 
 CLASSES, CHANNELS = 3, 4
@@ -192,10 +194,62 @@ def test_level_without_a_graph_has_no_accuracy_but_the_whole_model_must_have_one
         evaluate_levels(Static(), task.weights, task.buffers, choices, data, rescale=0)
 
 
-def test_too_few_samples_for_statistics_are_refused() -> None:
+@pytest.mark.parametrize("runtime", ["onnx", "torch"])
+def test_single_sample_makes_a_batch_by_repetition(runtime: str) -> None:
     task, _ = made()
-    with pytest.raises(TensorError, match="too few"):
-        predictor().moments(task.weights, task.buffers, [samples(1)])
+    runs = predictor() if runtime == "onnx" else task.traced
+    x = samples(1)
+    found = runs.moments(task.weights, task.buffers, [x])
+    twice = runs.moments(task.weights, task.buffers, [np.concatenate([x, x])])
+    assert found is not None
+    assert twice is not None
+    for name, mean in twice.means.items():
+        np.testing.assert_array_equal(found.means[name], mean)
+
+
+def test_norm_shared_by_inputs_of_two_sizes_weighs_them_by_their_positions() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv1d(CHANNELS, 8, 1)
+            self.norm = nn.BatchNorm1d(8)
+            self.second = nn.Conv1d(8, 8, 3, stride=2)
+            self.head = nn.Linear(8, CLASSES)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.norm(self.first(x)).relu()
+            x = self.norm(self.second(x)).relu()
+            out: torch.Tensor = self.head(x.mean(2))
+            return out
+
+    torch.manual_seed(2)
+    task = make_task(Shared(), torch.randn(2, CHANNELS, 12), groups=2)
+    graphs = compile_graphs(task)  # compares its graphs with torch
+    assert [entry.kind for entry in graphs.manifest.graphs].count("statistics") == 1
+
+
+def test_level_that_no_statistics_graph_was_made_for_is_a_graph_error() -> None:
+    task, graphs = made()
+    only = [entry for entry in graphs.manifest.graphs if entry.kind == "statistics"]
+    fixed = replace(
+        only[0],
+        kept=(8, 8),
+        inputs=(),
+        outputs=_fixed_ports(only[0].outputs),
+        masks=(),
+        activations=(),
+        products=(),
+    )
+    manifest = replace(graphs.manifest, graphs=(fixed,))
+    runs = Predictor(task.plan, manifest, {})
+    groups = {axis.name: (0,) for axis in task.plan.axes}
+    own, buffers = task.plan.cut(task.weights, groups), task.plan.cut_buffers(task.buffers, groups)
+    with pytest.raises(GraphError, match="no statistics graph fits"):
+        runs.moments(own, buffers, [samples(8)], groups=groups)
+
+
+def _fixed_ports(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    return tuple(replace(port, dims=(SizeTerm(8),)) for port in ports)
 
 
 def test_model_without_batch_norm_has_no_moments() -> None:
