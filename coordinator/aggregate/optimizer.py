@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.rules.sums import PIECE, over_shards, spread
+from coordinator.errors import ConfigError
 from edge_sdk.program.settings import Example, Within, check_fields
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -59,6 +60,11 @@ class ServerOptimizer:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        defaults = {each.name: each.default for each in fields(self)}
+        given = {name for name, value in defaults.items() if getattr(self, name) != value}
+        used = {"none": set[str](), "momentum": {"rate", "beta1"}}.get(self.name, set(defaults))
+        if useless := sorted(given - used - {"name"}):
+            raise ConfigError(f"{useless[0]} does nothing with the server optimiser {self.name!r}")
 
     @property
     def starts(self) -> tuple[float, ...]:

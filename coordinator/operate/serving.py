@@ -19,11 +19,13 @@ from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
+from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
 from coordinator.service.service import Service, ServiceConfig
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.transport.mqtt.certificates import certificate_advice
 from edge_sdk.transport.opening import open_link
@@ -142,6 +144,7 @@ def serve(
             return False
         machine = config.machine(run.plan)
         check_distillation(machine.local_rule, run.task.manifest)
+        _check_levels(machine, run)
         service_config = ServiceConfig(
             machine=machine,
             down=config.run.down,
@@ -164,6 +167,22 @@ def serve(
             return service.finished
         finally:
             service.close()
+
+
+def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:
+    """Raise `ConfigError` for a level that devices are to train and that has no graph."""
+    if machine.local_rule.widths == "own":
+        return
+    plan, manifest = run.plan, run.task.manifest
+    for level in machine.levels:
+        kept = tuple(axis.atoms_at(level) for axis in plan.axes)
+        try:
+            manifest.pick("gradient", kept, machine.batch_size)
+        except GraphError as error:
+            raise ConfigError(
+                f"this run was made without a graph for level {level:g}: set run.levels as it was, "
+                "or start a new run in another folder"
+            ) from error
 
 
 def start_report(

@@ -44,6 +44,10 @@ Selection = Literal["before", "after"]
 """When a round's devices are drawn: before they decide, or after, among their offers."""
 
 
+ROUNDING = 1e-9
+"""Room for rounding: 50 × 1.1 is 55, not 56."""
+
+
 class RoundPhase(Enum):
     """Phase of a synchronous run."""
 
@@ -110,7 +114,7 @@ class RoundsConfig(RunConfig):
         """Most devices that are drawn for this round; None means that all take part."""
         if self.participants is None or self.warms_up(round):
             return None
-        return math.ceil(self.participants * self.over_selection)
+        return math.ceil(self.participants * self.over_selection - ROUNDING)
 
     def invites(self, round: int) -> bool:
         """True if only devices drawn beforehand take part in this round."""

@@ -13,8 +13,8 @@
                                                        at the deadline too few offered: it is void
                                              BIDDING   –, if too few offered and none is present:
                                                        the round stays open for newcomers; by
-                                                       invitation, one that was not drawn opens
-                                                       the next
+                                                       invitation, the next opens some time after
+                                                       one that was not drawn
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
@@ -86,6 +86,7 @@ from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send,
 from coordinator.rounds.fleet import new_fleet
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.state import (
+    ROUNDING,
     Commit,
     Committed,
     Effect,
@@ -212,6 +213,8 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
                 return state, []
             if state.phase is RoundPhase.BIDDING:
                 return _assign(config, state, now)
+            if state.phase is RoundPhase.WAITING:
+                return _open(config, state, now) if state.present else _waiting(state)
             return _close(config, state)
         case Committed(round) if state.phase is RoundPhase.CLOSING and round == state.round:
             return _on_committed(config, state, event, now)
@@ -232,11 +235,14 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     )
     if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
+    # Where nobody was there, others return too: a draw waits for them, but not for ever.
+    deadline = now + config.bid_s if state.deadline is None else state.deadline
+    if state.phase is RoundPhase.WAITING and state.resumed:
+        return replace(state, deadline=deadline), []
     if state.phase is not RoundPhase.BIDDING or known:
         return state, []
     if config.invites(state.round) and device not in state.selected:
-        return (state, []) if state.deadline is not None else _open_anew(config, state, now)
-    deadline = now + config.bid_s if state.deadline is None else state.deadline
+        return replace(state, deadline=deadline), []
     state = replace(state, selected=state.selected.adding(device), deadline=deadline)
     return state, [Send(device, invitation_of(config, state))]
 
@@ -298,6 +304,11 @@ def _open_anew(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     return _open(config, replace(state, void=state.void + 1), now)
 
 
+def _waiting(state: RoundsState) -> Step:
+    """Wait for the next device, without a deadline."""
+    return replace(state, deadline=None), []
+
+
 def _drawn(config: RoundsConfig, round: int, present: PersistentSet[str]) -> PersistentSet[str]:
     """Draw the devices that are invited, of all that are present."""
     wanted = config.drawn(round)
@@ -323,7 +334,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
     if len(offers) < config.min_participants and not state.present:
-        return replace(state, deadline=None), []  # a new round would find no devices either
+        return _waiting(state)  # a new round would find no devices either
     if len(offers) < config.min_participants:
         return _open_anew(config, state, now)
     offers, passed_over = _pick(config, state.round, offers)
@@ -397,7 +408,8 @@ def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
     wanted = len(state.assigned)
     if config.participants is not None and not config.warms_up(state.round):
         wanted = min(wanted, config.participants)
-    return len(state.counted) >= math.ceil(config.quorum * wanted) and not state.replaying
+    quorum = math.ceil(config.quorum * wanted - ROUNDING)
+    return len(state.counted) >= quorum and not state.replaying
 
 
 def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
@@ -474,7 +486,8 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
         return replace(state, phase=RoundPhase.FINISHED), [closed]
     few = state.resumed and len(state.present) < config.min_devices
     if few and config.invites(state.round + 1):
-        return replace(state, phase=RoundPhase.WAITING), [closed]
+        state = replace(state, phase=RoundPhase.WAITING, deadline=now + config.bid_s)
+        return state, [closed]
     state, effects = _open(config, state, now)
     return state, [closed, *effects]
 

@@ -13,7 +13,6 @@ from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.run.folder import Checkpoint, RunError
 from coordinator.service.courses import Parts, Said, log_receipt, upload_of
 from coordinator.service.reports import report_updates
-from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -67,6 +66,8 @@ class FragmentsCourse:
         self._resting: dict[str, Bid] = {}
         """Skips of devices that are resting now."""
         self._saved = checkpoint.version
+        self._scores = checkpoint.levels if checkpoint.levels.levels else config.unscored()
+        """The levels as they were last evaluated, perhaps some updates ago."""
         parts.store.clear_kept()
         parts.outlet.publish()
         self._unsaved: set[tuple[str, int]] = set()
@@ -265,10 +266,11 @@ class FragmentsCourse:
             every=self._round_updates,
         )
         self._window, self._skips = [], dict(self._resting)
-        self._save(scores)
+        self._scores = scores
+        self._save()
         parts.record(report)
 
-    def _save(self, scores: LevelScores | None = None) -> None:
+    def _save(self) -> None:
         state, model = self._state, self._parts.model
         self._parts.store.save(
             Checkpoint(
@@ -280,7 +282,7 @@ class FragmentsCourse:
                 fleet=state.fleet,
                 devices=state.devices,
                 counted=state.counted,
-                levels=self._config.unscored() if scores is None else scores,
+                levels=self._scores,
             )
         )
         self._state = replace(state, fleet=state.fleet.settled())

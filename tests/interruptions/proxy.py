@@ -339,7 +339,13 @@ class Proxy:
                         pipe.writer.transport.abort()
 
     async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, HOST, 0, limit=BUFFER_BYTES)
+        server = await asyncio.start_server(self._serve, HOST, 0, limit=BUFFER_BYTES)
+        if server.sockets[0].getsockname()[1] != self._to_port:
+            return server
+        # A broker that is not up yet left its port free; the proxy would connect to itself.
+        again = await self._start()
+        server.close()
+        return again
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:

@@ -85,7 +85,8 @@ def test_optimizer_follows_the_paper_on_blocks_that_were_spoken_about(
     beta2: float,
     rate: float,
 ) -> None:
-    optimizer = ServerOptimizer(name=name, rate=rate, beta1=beta1, beta2=beta2, tau=0.1)
+    more = {} if name == "momentum" else {"beta2": beta2, "tau": 0.1}
+    optimizer = ServerOptimizer(name=name, rate=rate, beta1=beta1, **more)
     rule = make_rule(rule_name)
     assert isinstance(rule, Rule)
     oracle = Oracle(rule=rule_name, max_staleness=MAX_STALENESS)

@@ -99,6 +99,7 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
         more = {"task.evaluation": "t.npz"} if key.dotted in both else {}
         more |= {"rule.name": "fed-raa"} if key.dotted == "run.updates" else {}
         more |= {"mask.name": "random"} if key.dotted == "mask.options" else {}
+        more |= {"server_optimizer.name": "yogi"} if key.path[0] == "server_optimizer" else {}
         text = render_example(ServeConfig, {**given, **more, key.dotted: example.value}, "")
         read_config(write(tmp_path, text), environment={})
 

@@ -171,8 +171,12 @@ def test_round_that_everybody_left_goes_on_with_whoever_comes(first: str) -> Non
         assert again == Send(invited[0], invitation_of(config, coordinator.state))
         assert coordinator.state.deadline == coordinator.now + config.bid_s
     else:
-        message, drawn = opened(coordinator.tell(Joined(others[0])))
-        assert (message.round, drawn) == (2, others[:1])
+        # Others return too: the next round is drawn of all that are back by then.
+        assert coordinator.tell(*(Joined(name) for name in others)) == []
+        message, drawn = opened(coordinator.run_out())
+        assert message.round == 2
+        assert len(drawn) == 2
+        assert set(drawn) <= set(others)
 
 
 @pytest.mark.parametrize("select", ["before", "after"])
@@ -219,4 +223,25 @@ def test_resumed_round_knows_whom_it_invited_and_the_next_waits_for_the_fleet() 
     _, drawn = opened(coordinator.tell(Committed(1))[1:])
     again.tell(Committed(1), *(Joined(name) for name in NAMES[1:]))
     assert again.state.phase is RoundPhase.WAITING
+    assert again.state.deadline is not None
     assert opened(again.tell(Joined(NAMES[0])))[1] == drawn
+
+
+def test_resumed_run_does_not_wait_for_ever_for_a_device_that_is_gone() -> None:
+    config = config_of(2)
+    coordinator, invited, _ = invited_to(config, *NAMES)
+    coordinator.tell(*(bid(name) for name in invited))
+    was = coordinator.state
+    again = Coordinator(config=config)
+    round = OpenRound(1, was.selected, was.bids, was.assigned)
+    again.state = resume(config, replace(start(config), round=1), round, 0.0)
+    again.groups = coordinator.groups
+    again.count(*invited)
+    again.tell(Committed(1))
+    assert again.run_out() == []  # nobody is there
+    assert again.state.deadline is None
+    again.tell(*(Joined(name) for name in NAMES[1:]))
+    message, drawn = opened(again.run_out())
+    assert message.round == 2
+    assert len(drawn) == 2
+    assert NAMES[0] not in drawn
