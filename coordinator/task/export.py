@@ -23,6 +23,7 @@ from edge_sdk import __version__
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.codec import fitted
 from edge_sdk.protocol.task.graphs import GraphEntry, Port
 from edge_sdk.train.local import axis_scales
 
@@ -156,7 +157,7 @@ def inference_graph(model: SavedModel, part: LevelModel) -> onnx.ModelProto:
     kept = plan.kept_atoms(plan.choose(part.groups))
     largest = manifest.largest_batch("evaluate", kept)
     entry = manifest.pick("evaluate", kept, largest or 1)
-    proto = onnx.load_from_string(model.files[entry.sha256])
+    proto = onnx.load_from_string(fitted(entry, model.files[entry.sha256], kept))
     scales = axis_scales(plan, part.groups, part.rescale)
     values = {f"s:{name}": np.array(scale, np.float32) for name, scale in scales.items()}
     values |= {f"w:{name}": array for name, array in part.weights.items()}

@@ -50,7 +50,8 @@ class Predictor:
         self._graphs = Graphs(plan, manifest, files, providers=providers, threads=threads)
         # Levels are run in turn; where each has graphs of its own, none is opened again.
         used = [entry for entry in manifest.graphs if entry.kind in ("evaluate", "statistics")]
-        self._graphs.max_sessions = max(MAX_SESSIONS, min(len(used), MOST_SESSIONS))
+        own = MOST_SESSIONS if any(entry.slots for entry in used) else len(used)
+        self._graphs.max_sessions = max(MAX_SESSIONS, min(own, MOST_SESSIONS))
 
     @property
     def plan(self) -> ModelPlan:

@@ -27,7 +27,7 @@ from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.protocol.task.codec import graph_opsets
+from edge_sdk.protocol.task.codec import fitted, graph_opsets
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, Port
 from edge_sdk.train.backend import Job, Objective, Trained, check_movement, draw_mask, take_steps
@@ -86,7 +86,7 @@ class Graphs:
         self._files = files
         self._threads = threads
         self._providers = tuple(providers)
-        self._sessions: OrderedDict[str, Any] = OrderedDict()
+        self._sessions: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._shapes: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = {}
         self.max_sessions = MAX_SESSIONS
         """Sessions kept open."""
@@ -101,9 +101,9 @@ class Graphs:
             return tuple(session.get_providers())
         return self._providers
 
-    def open(self, entry: GraphEntry) -> None:
+    def open(self, entry: GraphEntry, kept: Sequence[int]) -> None:
         """Load a graph, so that any problem with it shows before it is needed."""
-        self._session(entry)
+        self._session(entry, kept)
 
     def run(
         self, entry: GraphEntry, feeds: Mapping[str, Array], kept: Sequence[int], batch: int
@@ -114,7 +114,7 @@ class Graphs:
             if port.name not in feeds:
                 raise TensorError(f"{entry} needs {port.name!r}, which was not given")
             _check_array(port.name, feeds[port.name], port.dtype, shapes[port.name])
-        session = self._session(entry)
+        session = self._session(entry, kept)
         names = [port.name for port in entry.outputs]
         try:
             outputs = session.run(names, dict(feeds))
@@ -144,16 +144,17 @@ class Graphs:
             self._shapes[key] = {port.name: port.shape(kept, batch) for port in ports}
         return self._shapes[key]
 
-    def _session(self, entry: GraphEntry) -> Any:
-        key = entry.sha256
+    def _session(self, entry: GraphEntry, kept: Sequence[int]) -> Any:
+        # Sizes inside the file make it a graph of its own for these widths.
+        key = (entry.sha256, *(slot.size.value(kept, 1) for slot in entry.slots))
         if key not in self._sessions:
-            self._sessions[key] = self._opened(entry)
+            self._sessions[key] = self._opened(entry, kept)
             while len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)
         return self._sessions[key]
 
-    def _opened(self, entry: GraphEntry) -> Any:
+    def _opened(self, entry: GraphEntry, kept: Sequence[int]) -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -162,9 +163,14 @@ class Graphs:
         # A memory pattern is a second block for all activations, beside the one they first grew
         # into: up to half as much memory again, and no time saved.
         options.enable_mem_pattern = False
+        # Planning which tensor may take whose place makes a large graph open five times as slowly;
+        # the arena finds the same places at run time.
+        options.enable_mem_reuse = False
         try:
             session = onnxruntime.InferenceSession(
-                self._checked_file(entry), options, providers=list(self._providers)
+                fitted(entry, self._checked_file(entry), kept),
+                options,
+                providers=list(self._providers),
             )
         except RUNTIME_ERRORS as error:
             raise GraphError(
@@ -294,7 +300,7 @@ class _Objective:
         manifest.data.check(batch)
         size = len(batch.targets)
         entry = manifest.pick(self._kind, self._kept, size)
-        self._graphs.open(entry)
+        self._graphs.open(entry, self._kept)
         arrays = {f"x{number}": array for number, array in enumerate(batch.inputs)}
         feeds = fed(entry, {**arrays, "targets": batch.targets}, self._kept, size)
         ports = {port.name: port for port in entry.inputs}

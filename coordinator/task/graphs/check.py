@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,13 +11,15 @@ import onnxruntime
 import torch
 from torch.nn import functional as F
 
-from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.errors import WrongGraphError
 from coordinator.task.graphs.gradient import weighted_mean
 from coordinator.task.task import CUSTOM, Task
 from coordinator.task.tracing.moments import batch_moments
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.codec import fitted
 from edge_sdk.protocol.task.data_spec import ArraySpec
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind
+from edge_sdk.train.onnx import RUNTIME_ERRORS
 
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
@@ -163,6 +165,9 @@ def open_session(data: bytes) -> onnxruntime.InferenceSession:
     """Open a session that uses one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # what it would print is raised, too
+    # Planning which tensor may use whose memory takes most of the time to open a large graph.
+    options.enable_mem_reuse = False
     return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
@@ -178,32 +183,77 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
 
 
 def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
-    """Return the largest error of a graph; raises `GraphCompileError` above `TOLERANCE`.
+    """Return the largest error of a graph; raises `WrongGraphError` above `TOLERANCE`.
 
-    A graph that takes any width or batch is checked at sizes where it was not traced.
+    A graph that takes any width or batch is checked at sizes where it was not traced. Where torch's
+    own rounding is larger, the graph may be off by twice as much.
     """
-    session = open_session(data)
-    oracle = ORACLES[entry.kind]
+    sessions: dict[bytes, onnxruntime.InferenceSession] = {}
+
+    def run(case: CheckCase) -> dict[str, Array]:
+        file = fitted(entry, data, case.kept)
+        try:
+            if file not in sessions:
+                sessions[file] = open_session(file)
+            return run_graph(entry, sessions[file], case)
+        except RUNTIME_ERRORS as error:
+            raise WrongGraphError(f"onnxruntime cannot run {entry}: {error}") from error
+
     worst = 0.0
     for level in _levels(task, entry):
         for batch in BATCHES if entry.batch is None else (entry.batch,):
-            best = float("inf")
-            for seed in range(TRIES):
-                case = make_case(task, level=level, batch=batch, seed=seed)
-                wanted = oracle(task, case)
-                if batch == 1 and not _finite(wanted):
-                    best = 0.0  # one value has no variance: BatchNorm returns NaN in torch too
-                    break
-                best = min(best, difference(run_graph(entry, session, case), wanted))
-                if best <= TOLERANCE:
-                    break
-            if best > TOLERANCE:
-                raise GraphCompileError(
-                    f"{entry} differs from torch by {best:.1e} of the largest gradient at widths "
-                    f"{list(case.kept)} and batch {batch}; {TOLERANCE:.0e} is allowed"
-                )
-            worst = max(worst, best)
+            worst = max(worst, _error(task, entry, run, level, batch))
     return worst
+
+
+def _error(
+    task: Task,
+    entry: GraphEntry,
+    run: Callable[[CheckCase], dict[str, Array]],
+    level: float,
+    batch: int,
+) -> float:
+    """Return the least error of a few tries at one size."""
+    oracle, best = ORACLES[entry.kind], float("inf")
+    for seed in range(TRIES):
+        case = make_case(task, level=level, batch=batch, seed=seed)
+        wanted = oracle(task, case)
+        if batch == 1 and not _finite(wanted):
+            return 0.0  # one value has no variance: BatchNorm returns NaN in torch too
+        got = run(case)
+        error = difference(got, wanted)
+        if error <= TOLERANCE:
+            return error
+        exact, allowed = _exact_error(task, oracle, case, got, wanted)
+        if exact <= allowed:
+            return exact
+        best = min(best, error)
+    raise WrongGraphError(
+        f"{entry} differs from torch by {best:.1e} of the largest gradient at widths "
+        f"{list(case.kept)} and batch {batch}; {TOLERANCE:.0e} is allowed"
+    )
+
+
+def _exact_error(
+    task: Task,
+    oracle: Callable[[Task, CheckCase], dict[str, Array]],
+    case: CheckCase,
+    got: Mapping[str, Array],
+    wanted: Mapping[str, Array],
+) -> tuple[float, float]:
+    """Return the graph's difference from torch in float64, and twice that of torch in float32.
+
+    BatchNorm over a few values, for one, amplifies rounding a thousandfold.
+    """
+    feeds = {
+        name: array.astype(np.float64) if array.dtype == np.float32 else array
+        for name, array in case.feeds.items()
+    }
+    try:
+        exact = oracle(task, replace(case, feeds=feeds))
+    except RuntimeError:  # the model itself insists on float32 somewhere
+        return float("inf"), 0.0
+    return difference(got, exact), 2 * difference(wanted, exact) + 1e-6
 
 
 def _finite(arrays: Mapping[str, Array]) -> bool:
@@ -238,7 +288,7 @@ def _random_targets(task: Task, rng: np.random.Generator, batch: int) -> Array:
 
 def _check_shape(name: str, wanted: tuple[int, ...], array: Array) -> None:
     if array.shape != wanted:
-        raise GraphCompileError(f"{name!r} has shape {array.shape}, the manifest says {wanted}")
+        raise WrongGraphError(f"{name!r} has shape {array.shape}, the manifest says {wanted}")
 
 
 def _largest(array: Array) -> float:

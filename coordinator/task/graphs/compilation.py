@@ -7,23 +7,19 @@ and batch; one graph per level, for every batch; one graph for each level and ba
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import cast
-
-import onnx
 
 from coordinator.task.graphs.check import check_graph
 from coordinator.task.graphs.compiled import BATCH_SIZES, CompiledGraphs, check_wanted
-from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError, WrongGraphError
 from coordinator.task.graphs.gradient import (
     KeptSizes,
     Traced,
     trace_evaluation,
     trace_gradient,
-    trace_statistics,
 )
 from coordinator.task.graphs.onnx.builder import numpy_type
 from coordinator.task.graphs.onnx.costs import activations, products
@@ -33,13 +29,23 @@ from coordinator.task.graphs.symbols import (
     Symbolic,
     TracePoint,
     as_term,
+    decoded,
+    large_point,
     prime_points,
     static,
     symbolic,
 )
 from coordinator.task.task import Task
 from edge_sdk.protocol.plan import LEVELS
-from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, MaskSpec, Port
+from edge_sdk.protocol.task.graphs import (
+    KINDS,
+    GraphEntry,
+    Kind,
+    Manifest,
+    MaskSpec,
+    Port,
+    SizeSlot,
+)
 
 MIN_ONNXRUNTIME = "1.23.0"
 
@@ -47,13 +53,20 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
-    """A compiled graph; `kept` or `batch` None means any."""
+class _Source:
+    """A trace, and the kinds of graph that are made from it."""
 
-    graph: Symbolic
-    model: onnx.ModelProto
-    kept: KeptSizes | None
-    batch: int | None
+    trace: Callable[[KeptSizes, int], Traced]
+    kinds: tuple[Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A compiled and checked graph."""
+
+    entry: GraphEntry
+    data: bytes
+    error: float
 
 
 def compile_graphs(
@@ -75,74 +88,106 @@ def compile_graphs(
     """
     check_wanted(levels, batch_sizes)
     data_spec = task.data
-    tolerance = 0.0
-    entries: list[GraphEntry] = []
-    files: dict[str, bytes] = {}
-    for kind, trace in _traces(task, distillation).items():
-        source = "sample_weights" if kind in ("gradient", "distillation") else "x0"
-        for built in _build(task, trace, source, levels, batch_sizes):
-            data = built.model.SerializeToString(deterministic=True)
-            entry = _entry(kind, built, data)
-            tolerance = max(tolerance, check_graph(task, entry, data))
-            entries.append(entry)
-            files[entry.sha256] = data
+    wanted = [
+        built
+        for source in _sources(task, distillation)
+        for built in _build(task, source, levels, batch_sizes)
+    ]
+    wanted.sort(key=lambda built: KINDS.index(built.entry.kind))
     manifest = Manifest(
         plan_hash=task.plan.hash,
         opset=OPSET,
         ir_version=IR_VERSION,
         min_onnxruntime=MIN_ONNXRUNTIME,
         loss=task.loss_name,
-        tolerance=tolerance,
+        tolerance=max(built.error for built in wanted),
         data=data_spec,
-        graphs=tuple(entries),
+        graphs=tuple(built.entry for built in wanted),
     )
     manifest.check(task.plan)
-    return CompiledGraphs(manifest, files)
+    return CompiledGraphs(manifest, {built.entry.sha256: built.data for built in wanted})
 
 
-def _traces(task: Task, distillation: bool) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
-    """Return how each kind of graph is traced; only a model with BatchNorm has statistics."""
-    found: dict[Kind, Callable[[KeptSizes, int], Traced]] = {
-        "gradient": partial(trace_gradient, task),
-        "evaluate": partial(trace_evaluation, task),
-    }
-    if any(buffer.statistic for buffer in task.plan.buffers):
-        whole = tuple(axis.atoms for axis in task.plan.axes)
-        if trace_statistics(task, whole, 2) is not None:
-            found["statistics"] = cast(
-                Callable[[KeptSizes, int], Traced], partial(trace_statistics, task)
-            )
+def _sources(task: Task, distillation: bool) -> list[_Source]:
+    """Return how the graphs are traced; only a model with BatchNorm has statistics."""
+    known = any(buffer.statistic for buffer in task.plan.buffers)
+    training: tuple[Kind, ...] = ("gradient", "statistics") if known else ("gradient",)
+    found = [
+        _Source(partial(trace_gradient, task), training),
+        _Source(partial(trace_evaluation, task), ("evaluate",)),
+    ]
     if distillation and task.loss_name == "cross-entropy":
-        found["distillation"] = partial(trace_gradient, task, distils=True)
+        trace = partial(trace_gradient, task, distils=True)
+        found.append(_Source(trace, ("distillation",)))
     return found
 
 
 def _build(
-    task: Task,
-    trace: Callable[[KeptSizes, int], Traced],
-    source: str,
-    levels: Sequence[float],
-    batch_sizes: Sequence[int],
-) -> Iterator[_Built]:
-    plan = task.plan
-    whole = TracePoint(tuple(axis.atoms for axis in plan.axes), batch_sizes[0])
+    task: Task, source: _Source, levels: Sequence[float], batch_sizes: Sequence[int]
+) -> list[_Built]:
+    """Trace once where that gives the right graph, else compare several traces."""
+    axes = task.plan.axes
+    point = large_point(len(axes), _fixed_sizes(task))
     try:
-        points = prime_points([True] * len(plan.axes), batch=True, base=whole)
-        graph = symbolic(trace, points)
-        yield _Built(graph, translate(graph, plan, source), None, None)
-        return
+        graph = decoded(source.trace(point.kept, point.batch), point)
+        return _checked(task, source, graph, None, None)
+    except (NotSymbolicError, WrongGraphError) as error:
+        logger.info("comparing several traces, because %s", error)
+    whole = TracePoint(tuple(axis.atoms for axis in axes), batch_sizes[0])
+    try:
+        graph = symbolic(source.trace, prime_points([True] * len(axes), batch=True, base=whole))
+        return _checked(task, source, graph, None, None)
     except NotSymbolicError as error:
         logger.info("compiling one graph per level, because %s", error)
-    for kept in _kept_at(task, levels):
-        base = TracePoint(kept, batch_sizes[0])
-        try:
-            graph = symbolic(trace, prime_points([False] * len(kept), batch=True, base=base))
-            yield _Built(graph, translate(graph, plan, source), kept, None)
-        except NotSymbolicError as error:
-            logger.info("compiling one graph per batch size, because %s", error)
-            for batch in dict.fromkeys(batch_sizes):
-                graph = static(trace(kept, batch), TracePoint(kept, batch))
-                yield _Built(graph, translate(graph, plan, source), kept, batch)
+    return [
+        built
+        for kept in _kept_at(task, levels)
+        for built in _build_level(task, source, kept, batch_sizes)
+    ]
+
+
+def _build_level(
+    task: Task, source: _Source, kept: KeptSizes, batch_sizes: Sequence[int]
+) -> list[_Built]:
+    base = TracePoint(kept, batch_sizes[0])
+    try:
+        points = prime_points([False] * len(kept), batch=True, base=base)
+        return _checked(task, source, symbolic(source.trace, points), kept, None)
+    except NotSymbolicError as error:
+        logger.info("compiling one graph per batch size, because %s", error)
+    found = []
+    for batch in dict.fromkeys(batch_sizes):
+        graph = static(source.trace(kept, batch), TracePoint(kept, batch))
+        found += _checked(task, source, graph, kept, batch)
+    return found
+
+
+def _fixed_sizes(task: Task) -> set[int]:
+    """Return numbers that occur in the graphs beside widths and batch."""
+    dims = [dim for tensor in (*task.plan.tensors, *task.plan.buffers) for dim in tensor.dims]
+    sizes = {size for dim in dims for size in (dim.size, dim.outer, dim.inner)}
+    for spec in (*task.data.inputs, task.data.targets):
+        sizes.update(spec.shape)
+    return {*sizes, *task.train_program.output_shape} - {0}
+
+
+def _checked(
+    task: Task, source: _Source, graph: Symbolic, kept: KeptSizes | None, batch: int | None
+) -> list[_Built]:
+    """Translate and check each kind of graph; `kept` or `batch` None means any."""
+    found = []
+    for kind in source.kinds:
+        outputs = graph.moments if kind == "statistics" else graph.outputs
+        if not outputs:
+            continue
+        part = graph.only(outputs)
+        samples = "sample_weights" if kind in ("gradient", "distillation") else "x0"
+        translated = translate(part, task.plan, samples)
+        data, slots = translated.encoded()
+        used = {value.name for value in translated.model.graph.input}
+        entry = _entry(kind, part, used, data, slots, kept, batch)
+        found.append(_Built(entry, data, check_graph(task, entry, data)))
+    return found
 
 
 def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:
@@ -157,33 +202,40 @@ def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:
     return list(dict.fromkeys(found))
 
 
-def _entry(kind: Kind, built: _Built, data: bytes) -> GraphEntry:
-    used = {value.name for value in built.model.graph.input}
-    outputs = _output_specs(built)
+def _entry(
+    kind: Kind,
+    graph: Symbolic,
+    used: set[str],
+    data: bytes,
+    slots: tuple[SizeSlot, ...],
+    kept: KeptSizes | None,
+    batch: int | None,
+) -> GraphEntry:
     return GraphEntry(
         kind=kind,
         sha256=sha256(data).hexdigest(),
         size_bytes=len(data),
-        kept=built.kept,
-        batch=built.batch,
-        inputs=tuple(_port(n, s) for n, s in built.graph.inputs.items() if n in used),
-        outputs=tuple(_port(name, spec) for name, spec in outputs.items()),
+        kept=kept,
+        batch=batch,
+        inputs=tuple(_port(n, s) for n, s in graph.inputs.items() if n in used),
+        outputs=tuple(_port(name, spec) for name, spec in _output_specs(graph).items()),
         masks=tuple(
             MaskSpec(f"m{index}", probability)
-            for index, probability in enumerate(built.graph.masks)
+            for index, probability in enumerate(graph.masks)
             if f"m{index}" in used
         ),
-        activations=activations(built.graph),
-        products=products(built.graph),
+        activations=activations(graph),
+        products=products(graph),
+        slots=slots,
     )
 
 
-def _output_specs(built: _Built) -> dict[str, Spec]:
-    specs = dict(built.graph.inputs)
-    for step in built.graph.steps:
+def _output_specs(graph: Symbolic) -> dict[str, Spec]:
+    specs = dict(graph.inputs)
+    for step in graph.steps:
         if step.results[0] is not None:
             specs[step.name] = step.results[0]
-    return {name: specs[ref.name] for name, ref in built.graph.outputs.items()}
+    return {name: specs[ref.name] for name, ref in graph.outputs.items()}
 
 
 def _port(name: str, spec: Spec) -> Port:

@@ -11,3 +11,7 @@ class GraphCompileError(CoordinatorError):
 
 class NotSymbolicError(GraphCompileError):
     """One graph cannot serve every size; the caller falls back to graphs of fixed sizes."""
+
+
+class WrongGraphError(GraphCompileError):
+    """A graph does not compute what torch computes."""

@@ -1,20 +1,24 @@
-"""One graph for every size, found by comparing traces at different sizes.
+"""One graph for every size, found from traces in which every size is a prime number.
 
-The same task is traced at three points. At each point every axis and the batch have their own
-prime size. An integer that differs between two points must then have changed by a product of those
-primes' ratios, and unique factorisation tells which sizes it is a product of. The third point
-checks the result. If operators differ between points, or a number is no such product,
-`NotSymbolicError` is raised.
+`decoded` needs a single trace. Every axis and the batch have their own large prime, so a number
+that one of them divides depends on that size, and what remains is its coefficient. Numbers that
+are no such product (a sum of sizes) go unnoticed here, so the graph must be checked at other sizes.
+
+`symbolic` compares traces at three points, with other primes at each. A number that differs
+between two points must have changed by a product of those primes' ratios, and unique factorisation
+tells which sizes it is a product of; the third point checks the result. If operators differ between
+points, or a number is no such product, `NotSymbolicError` is raised.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from itertools import islice
-from math import isclose, prod
+from math import copysign, isclose, isfinite, prod
 from typing import Any
 
 import torch
@@ -84,6 +88,43 @@ class Symbolic:
     outputs: dict[str, Ref]
     masks: tuple[float, ...]
     constants: dict[str, torch.Tensor]
+    moments: dict[str, Ref] = field(default_factory=dict)
+    """Further outputs, those of a statistics graph."""
+
+    def only(self, outputs: dict[str, Ref]) -> Symbolic:
+        """Return the graph with these outputs, and the steps they need."""
+        needed = {ref.name for ref in outputs.values()}
+        steps = []
+        for step in reversed(self.steps):
+            if step.name in needed:
+                steps.append(step)
+                needed.update(_refs(list(step.arguments.values())))
+        return Symbolic(self.inputs, tuple(steps[::-1]), outputs, self.masks, self.constants)
+
+
+def _refs(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _refs(part)
+
+
+LARGE = 1009
+"""Primes from here on are large: no size of a usual model is a multiple of one."""
+
+
+def large_point(axes: int, fixed: Iterable[int]) -> TracePoint:
+    """Return a point of large primes, none of which divides a number in `fixed`."""
+    known = set(fixed)
+    usable = (prime for prime in _primes(LARGE) if all(number % prime for number in known))
+    *kept, batch = islice(usable, axes + 1)
+    return TracePoint(tuple(kept), batch)
+
+
+def decoded(traced: Traced, point: TracePoint) -> Symbolic:
+    """Return the graph for every size, from one trace at a `large_point`; it is to be checked."""
+    return _Decoding([point], [traced]).run()
 
 
 def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tuple[TracePoint, ...]:
@@ -154,6 +195,7 @@ class _Comparison:
         inputs: dict[str, Spec] = {}
         steps: list[Operation] = []
         outputs: dict[str, Ref] = {}
+        moments: dict[str, Ref] = {}
         for nodes in zip(*graphs, strict=True):
             node = nodes[0]
             if len({(other.op, str(other.target)) for other in nodes}) != 1 and node.op not in (
@@ -165,7 +207,8 @@ class _Comparison:
                 inputs[node.name] = self._spec([other.meta["val"] for other in nodes])
             elif node.op == "output":
                 refs = self._unify([list(other.args[0]) for other in nodes])
-                outputs = dict(zip(first.outputs, refs, strict=True))
+                outputs = dict(zip(first.outputs, refs, strict=False))
+                moments = dict(zip(first.moments, refs[len(outputs) :], strict=True))
             elif node.op == "get_attr":
                 raise NotSymbolicError(f"the graph contains a tensor of its own: {node.target}")
             else:
@@ -177,6 +220,7 @@ class _Comparison:
             {name: Ref(names.get(ref.name, ref.name)) for name, ref in outputs.items()},
             first.masks,
             first.constants,
+            {name: Ref(names.get(ref.name, ref.name)) for name, ref in moments.items()},
         )
 
     def _step(self, nodes: Sequence[fx.Node]) -> Operation:
@@ -216,6 +260,10 @@ class _Comparison:
             return tuple(parts) if isinstance(first, tuple) else parts
         if isinstance(first, dict):
             return {key: self._unify([value[key] for value in values]) for key in first}
+        return self._number(values)
+
+    def _number(self, values: Sequence[Any]) -> Any:
+        first = values[0]
         if all(value == first for value in values):
             return first
         if type(first) is int:
@@ -272,6 +320,57 @@ class _Comparison:
             SizeTerm(1, tuple(i for i in part if i != batch), batch in part) for part in found
         )
         return over, under
+
+
+class _Decoding(_Comparison):
+    """Reads sizes off a single trace at a `large_point`."""
+
+    def _number(self, values: Sequence[Any]) -> Any:
+        (value,) = values
+        if type(value) is int and abs(value) < _ENDLESS:
+            term = self._term(abs(value))
+            if term.coefficient != abs(value):
+                if value < 0:
+                    raise NotSymbolicError(f"the size {value} is negative")
+                return term
+        if type(value) is float and value != 0 and isfinite(value):
+            ratio = _fraction(abs(value))
+            over, under = self._term(ratio.numerator), self._term(ratio.denominator)
+            if (over.coefficient, under.coefficient) != (ratio.numerator, ratio.denominator):
+                coefficient = copysign(over.coefficient / under.coefficient, value)
+                return Quotient(
+                    coefficient, replace(over, coefficient=1), replace(under, coefficient=1)
+                )
+        return value
+
+    def __init__(self, points: Sequence[TracePoint], traces: Sequence[Traced]) -> None:
+        super().__init__(points, traces)
+        self._term = cache(self._divided)
+
+    def _divided(self, number: int) -> SizeTerm:
+        """Divide out the primes of the axes and the batch; zero is a constant."""
+        found = []
+        for index, prime in enumerate(self._sizes[0]):
+            while number and number % prime == 0:
+                found.append(index)
+                number //= prime
+        batch = len(self._sizes[0]) - 1
+        if found.count(batch) > 1:
+            raise NotSymbolicError("a size depends on the batch twice")
+        return SizeTerm(number, tuple(i for i in found if i != batch), batch in found)
+
+
+_ENDLESS = 2**62
+"""torch writes "to the end" as the largest integer."""
+
+
+def _fraction(value: float) -> Fraction:
+    """Return the simplest fraction that rounds to the value; sizes make 1 / n and n."""
+    for whole, turned in ((value, False), (1 / value, True)):
+        if whole < 2**53 and isclose(whole, round(whole), rel_tol=1e-15) and round(whole):
+            return Fraction(1, round(whole)) if turned else Fraction(round(whole))
+    found = Fraction(value).limit_denominator(10**7)
+    return found if isclose(found, value, rel_tol=1e-13) else Fraction(1)
 
 
 def _primes(start: int) -> Any:

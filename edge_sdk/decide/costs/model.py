@@ -384,7 +384,9 @@ class CostModel:
         if self.manifest is None:
             return True
         graphs = [entry for entry in self.manifest.graphs if entry.kind == "gradient"]
-        return all(entry.kept is None and entry.batch is None for entry in graphs)
+        return all(
+            entry.kept is None and entry.batch is None and not entry.slots for entry in graphs
+        )
 
     def _memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         rule, encoding = opened.local_rule, opened.up

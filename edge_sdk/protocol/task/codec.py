@@ -1,16 +1,20 @@
-"""The bytes of a manifest, and the versions in a graph's own bytes. Version 1.
+"""The bytes of a manifest, and the versions and slots in a graph's own bytes. Versions 1 and 2.
 
-    envelope = msgpack [ "tessera-graphs", 1, sha256(body) as 32 bytes, body as bytes ]
+    envelope = msgpack [ "tessera-graphs", version, sha256(body) as 32 bytes, body as bytes ]
     body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
                          graphs ]
     data     = [ [array of x0, array of x1 …], array of targets ]
     array    = [ dtype, [sizes without the samples], highest | nil ]
     graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks,
-                 activations, products ]
+                 activations, products ]        in version 2 also: slots
+    slot     = [ byte offset, dim ]
     port     = [ name, dtype, dims ]            mask = [ port, probability ]
     dim      = [ coefficient, [axis numbers], batch ]
     activations, products = [ cost … ]          bytes; multiply-accumulates
     cost     = [ coefficient, [axis numbers], power of the batch ]
+
+A manifest is of version 2 if a graph has slots: a side that does not know them would run a wrong
+graph. Every other manifest is still of version 1, as before there were slots.
 
 Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan/codec.py`:
 `decode_manifest` rejects bytes that another encoder would have written differently.
@@ -19,23 +23,26 @@ Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `pl
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import (
+    SLOT_BYTES,
     CostTerm,
     GraphEntry,
     Kind,
     Manifest,
     MaskSpec,
     Port,
+    SizeSlot,
     SizeTerm,
 )
 
 MAGIC = "tessera-graphs"
-VERSION = 1
+VERSIONS = (1, 2)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """A graph of two hundred tensors takes about 20 KB; a larger message is not a manifest."""
 
@@ -43,7 +50,7 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest's canonical bytes, with their hash in front."""
     body = _encode_body(manifest)
-    return packed([MAGIC, VERSION, hashlib.sha256(body).digest(), body])
+    return packed([MAGIC, _version(manifest), hashlib.sha256(body).digest(), body])
 
 
 def manifest_hash(manifest: Manifest) -> str:
@@ -64,9 +71,10 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
     if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
         raise GraphError("these bytes are not a manifest of graphs")
     _, version, digest, body = envelope
-    if version != VERSION:
+    if version not in VERSIONS or isinstance(version, bool):
         raise GraphError(
-            f"manifest version {version!r} is unknown; this side uses version {VERSION}"
+            f"manifest version {version!r} is unknown; this side reads versions "
+            f"{' and '.join(map(str, VERSIONS))}"
         )
     if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
         raise GraphError("the manifest's hash does not match its bytes: it was damaged or altered")
@@ -99,6 +107,36 @@ def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
             domain = bytes(name).decode(errors="replace")
             opsets["" if domain == "ai.onnx" else domain] = version
     return ir_version, opsets
+
+
+def fitted(entry: GraphEntry, data: bytes, kept: Sequence[int]) -> bytes:
+    """Return the graph's file with the sizes of this submodel written into its slots.
+
+    A protobuf number may have leading zeros, so its length never changes: the result depends on
+    nothing but the file and the sizes. Raises `GraphError` if the file has no such number there.
+    """
+    if not entry.slots:
+        return data
+    written = bytearray(data)
+    for slot in entry.slots:
+        place = slice(slot.offset, slot.offset + SLOT_BYTES)
+        if [byte >> 7 for byte in written[place]] != [1] * (SLOT_BYTES - 1) + [0]:
+            raise GraphError(f"{entry} has no number of {SLOT_BYTES} bytes at {slot.offset}")
+        size = slot.size.value(kept, 1)
+        if size >> 7 * SLOT_BYTES:
+            raise GraphError(f"{entry}: a size of {size} does not fit into {SLOT_BYTES} bytes")
+        written[place] = slot_bytes(size)
+    return bytes(written)
+
+
+def slot_bytes(size: int) -> bytes:
+    """Return a number as protobuf writes it, with leading zeros up to `SLOT_BYTES`."""
+    digits = [(size >> 7 * place) & 0x7F for place in range(SLOT_BYTES)]
+    return bytes([*(digit | 0x80 for digit in digits[:-1]), digits[-1]])
+
+
+def _version(manifest: Manifest) -> int:
+    return 2 if any(entry.slots for entry in manifest.graphs) else 1
 
 
 def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
@@ -138,6 +176,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _encode_body(manifest: Manifest) -> bytes:
+    version = _version(manifest)
     return packed(
         [
             bytes.fromhex(manifest.plan_hash),
@@ -150,12 +189,13 @@ def _encode_body(manifest: Manifest) -> bytes:
                 [_encode_array(spec) for spec in manifest.data.inputs],
                 _encode_array(manifest.data.targets),
             ],
-            [_encode_entry(entry) for entry in manifest.graphs],
+            [_encode_entry(entry, version) for entry in manifest.graphs],
         ]
     )
 
 
-def _encode_entry(entry: GraphEntry) -> list[Any]:
+def _encode_entry(entry: GraphEntry, version: int) -> list[Any]:
+    slots = [[slot.offset, _encode_size(slot.size)] for slot in entry.slots]
     return [
         entry.kind,
         bytes.fromhex(entry.sha256),
@@ -167,6 +207,7 @@ def _encode_entry(entry: GraphEntry) -> list[Any]:
         [[mask.port, float(mask.probability)] for mask in entry.masks],
         [_encode_cost(term) for term in entry.activations],
         [_encode_cost(term) for term in entry.products],
+        *([slots] if version > 1 else []),
     ]
 
 
@@ -179,8 +220,11 @@ def _encode_cost(term: CostTerm) -> list[Any]:
 
 
 def _encode_port(port: Port) -> list[Any]:
-    dims = [[dim.coefficient, list(dim.axes), dim.batch] for dim in port.dims]
-    return [port.name, port.dtype, dims]
+    return [port.name, port.dtype, [_encode_size(dim) for dim in port.dims]]
+
+
+def _encode_size(size: SizeTerm) -> list[Any]:
+    return [size.coefficient, list(size.axes), size.batch]
 
 
 def _decode_body(body: Any) -> Manifest:
@@ -198,7 +242,8 @@ def _decode_body(body: Any) -> Manifest:
 
 
 def _decode_entry(entry: Any) -> GraphEntry:
-    kind, digest, size, kept, batch, inputs, outputs, masks, activations, products = entry
+    kind, digest, size, kept, batch, inputs, outputs, masks, activations, products, *more = entry
+    (slots,) = more or [[]]
     return GraphEntry(
         kind=cast(Kind, text(kind)),
         sha256=_digest(digest),
@@ -210,6 +255,7 @@ def _decode_entry(entry: Any) -> GraphEntry:
         masks=tuple(MaskSpec(text(port), _number(p)) for port, p in masks),
         activations=tuple(_decode_cost(term) for term in activations),
         products=tuple(_decode_cost(term) for term in products),
+        slots=tuple(SizeSlot(count(offset), _decode_size(size)) for offset, size in slots),
     )
 
 
@@ -225,11 +271,12 @@ def _decode_cost(term: Any) -> CostTerm:
 
 def _decode_port(port: Any) -> Port:
     name, dtype, dims = port
-    return Port(
-        text(name),
-        text(dtype),
-        tuple(SizeTerm(count(size), counts(axes), flag(batch)) for size, axes, batch in dims),
-    )
+    return Port(text(name), text(dtype), tuple(_decode_size(dim) for dim in dims))
+
+
+def _decode_size(size: Any) -> SizeTerm:
+    coefficient, axes, batch = size
+    return SizeTerm(count(coefficient), counts(axes), flag(batch))
 
 
 def _digest(value: Any) -> str:

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -41,6 +42,9 @@ Kind = Literal["gradient", "evaluate", "statistics", "distillation"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _NEEDED = {"gradient": "loss", "evaluate": "outputs", "distillation": "outputs"}
 """An output that a graph of this kind must have."""
+
+SLOT_BYTES = 4
+"""Length of a number that is written into a graph's file: up to 2²⁸ − 1."""
 
 MAX_GRAPHS = 4_096
 MAX_PORTS = 65_536
@@ -122,6 +126,23 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class SizeSlot:
+    """A size that is written into the file, at byte `offset`, before the graph is loaded.
+
+    ONNX has no input for the number of groups of a convolution, so it follows the widths this way.
+    The file holds a number of `SLOT_BYTES` bytes there; `edge_sdk.protocol.task.codec.fitted`
+    replaces it by another of the same length.
+    """
+
+    offset: int
+    size: SizeTerm
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.size.batch:
+            raise GraphError(f"a slot has an offset and follows widths alone, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class MaskSpec:
     """A dropout: the input that takes its mask, and the probability of a zero."""
 
@@ -142,7 +163,7 @@ class GraphEntry:
     `kept` are the atoms per axis the graph was made for; None: any (widths are symbolic). `batch`
     is the batch size it was made for; None: any. Masks are drawn in the order of `masks`.
     `activations` add up to `activation_bytes` and `products` to `macs`; both are ordered by axes
-    and batch, each pair once.
+    and batch, each pair once. `slots` are the sizes to write into the file, by ascending offset.
     """
 
     kind: Kind
@@ -155,6 +176,7 @@ class GraphEntry:
     masks: tuple[MaskSpec, ...] = ()
     activations: tuple[CostTerm, ...] = ()
     products: tuple[CostTerm, ...] = ()
+    slots: tuple[SizeSlot, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entry(self)
@@ -343,6 +365,17 @@ def _check_entry(entry: GraphEntry) -> None:
                 raise GraphError(f"{entry}: {port.name!r} varies with a size the graph has fixed")
     for terms in (entry.activations, entry.products):
         _check_costs(entry, terms)
+    _check_slots(entry)
+
+
+def _check_slots(entry: GraphEntry) -> None:
+    if entry.slots and entry.kept is not None:
+        raise GraphError(f"{entry}: a slot varies with a size the graph has fixed")
+    if len(entry.slots) > MAX_PORTS:
+        raise GraphError(f"{entry} has {len(entry.slots)} slots, over {MAX_PORTS}")
+    edges = [*(slot.offset for slot in entry.slots), entry.size_bytes]
+    if any(end - offset < SLOT_BYTES for offset, end in pairwise(edges)):
+        raise GraphError(f"{entry}: slots are not in order, or one is outside the file")
     _check_unique(f"{entry}: mask", (mask.port for mask in entry.masks))
     for mask in entry.masks:
         if mask.port not in entry.input_names:
@@ -409,6 +442,7 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     ports = (*entry.inputs, *entry.outputs)
     named = [axis for port in ports for dim in port.dims for axis in dim.axes]
     named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
+    named += [axis for slot in entry.slots for axis in slot.size.axes]
     if any(axis >= len(whole) for axis in named):
         raise GraphError(f"{entry} names an axis that is not among the plan's {len(whole)}")
     weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}

@@ -19,7 +19,10 @@ from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.task.graphs.symbols import Quotient, Shape, Size, as_term
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.task.graphs import SizeTerm
+from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeTerm
+
+PLACEHOLDER = 2 ** (7 * (SLOT_BYTES - 1))
+"""The smallest number that takes `SLOT_BYTES` bytes; no convolution has so many groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Builder:
         self._batch_source = batch_source
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
+        self.placeholders: dict[SizeTerm, int] = {}
         self._made: dict[Any, tuple[str, ...]] = {}
         self._constants: dict[Any, str] = {}
 
@@ -51,6 +55,8 @@ class Builder:
         self, outputs: int, operator: str, *inputs: str, **attributes: Any
     ) -> tuple[str, ...]:
         """Add a node and return the names of its outputs."""
+        if isinstance(groups := attributes.get("group"), SizeTerm):
+            attributes["group"] = self._placeholder(groups)
         for name, value in attributes.items():
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(isinstance(part, SizeTerm) for part in values):
@@ -62,6 +68,13 @@ class Builder:
             self.nodes.append(helper.make_node(operator, inputs, names, **attributes))
             self._made[key] = names
         return self._made[key]
+
+    def _placeholder(self, size: SizeTerm) -> int:
+        """Return the number that stands for a size which is written into the file later."""
+        if size.batch:
+            raise NotSymbolicError("the number of a convolution's groups depends on the batch")
+        self.placeholders.setdefault(size, PLACEHOLDER + len(self.placeholders))
+        return self.placeholders[size]
 
     def constant(self, array: Array) -> str:
         """Return the name of an initializer with this value."""

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
 from onnx import helper
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import Builder, OnnxValue, onnx_type
+from coordinator.task.graphs.onnx.builder import PLACEHOLDER, Builder, OnnxValue, onnx_type
 from coordinator.task.graphs.onnx.operators import HANDLERS
 from coordinator.task.graphs.symbols import Operation, Ref, Spec, Symbolic
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.codec import slot_bytes
+from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeSlot, SizeTerm
 
 OPSET = 18
 IR_VERSION = 9
 
 
-def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.ModelProto:
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """An ONNX model, and sizes that numbers in it stand for (`GraphEntry.slots`)."""
+
+    model: onnx.ModelProto
+    placeholders: dict[SizeTerm, int]
+
+    def encoded(self) -> tuple[bytes, tuple[SizeSlot, ...]]:
+        """Return the model's bytes, and the slots in them."""
+        data = self.model.SerializeToString(deterministic=True)
+        found = []
+        for size, placeholder in self.placeholders.items():
+            # As protobuf writes an attribute: its name is field 1, its integer field 3.
+            written = b"\x0a\x05group\x18" + slot_bytes(placeholder)
+            starts = [match.end() - SLOT_BYTES for match in re.finditer(re.escape(written), data)]
+            found += [SizeSlot(start, size) for start in starts]
+        nodes = self.model.graph.node
+        numbers = [each.i for node in nodes for each in node.attribute if each.name == "group"]
+        if len(found) != len([number for number in numbers if number >= PLACEHOLDER]):
+            raise GraphCompileError("the groups of a convolution are not where they should be")
+        return data, tuple(sorted(found, key=lambda slot: slot.offset))
+
+
+def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> Translated:
     """Return the ONNX model; raises `GraphCompileError` for an operator without translation."""
     builder = Builder(plan, batch_source)
     values: dict[str, OnnxValue | tuple[OnnxValue | None, ...]] = {}
@@ -46,7 +72,7 @@ def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> onnx.Model
             raise GraphCompileError(f"output {name!r} is not a single tensor")
         builder.nodes.append(helper.make_node("Identity", [builder.full(value)], [name]))
         outputs[name] = Spec(value.shape, value.dtype)
-    return _model(builder, graph, outputs)
+    return Translated(_model(builder, graph, outputs), builder.placeholders)
 
 
 def _where(step: Operation) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
+from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     fixed,
@@ -15,14 +15,10 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
 )
 from coordinator.task.graphs.symbols import Operation, Size, as_term, multiply
-from edge_sdk.protocol.task.graphs import SizeTerm
 
 
 def _convolution_attributes(step: Operation) -> dict[str, Any]:
     a = step.arguments
-    groups = a["groups"]
-    if isinstance(groups, SizeTerm):
-        raise NotSymbolicError("the number of a convolution's groups depends on a width")
     rank = len(a["weight"].shape) - 2
 
     def spread(values: Sequence[int]) -> list[int]:
@@ -33,7 +29,7 @@ def _convolution_attributes(step: Operation) -> dict[str, Any]:
         "strides": spread(a["stride"]),
         "pads": padding + padding,
         "dilations": spread(a["dilation"]),
-        "group": groups,
+        "group": a["groups"],
     }
 
 

@@ -17,6 +17,7 @@ from coordinator.task.graphs.compiled import CompiledGraphs
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
+from edge_sdk.protocol.task.codec import fitted
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind
 from tests.unit.coordinator.task.tracing.zoo import MODELS
 from tests.waiting import locked
@@ -57,13 +58,19 @@ class Compiled:
         plan = self.task.plan
         return self.graphs.manifest.pick(kind, plan.kept_atoms(plan.choose(groups)), batch)
 
+    def file(self, entry: GraphEntry, groups: Groups) -> bytes:
+        """The graph's file as a device loads it for this submodel."""
+        plan = self.task.plan
+        kept = plan.kept_atoms(plan.choose(groups))
+        return fitted(entry, self.graphs.files[entry.sha256], kept)
+
     def run(self, kind: Kind, groups: Groups, feeds: dict[str, Array]) -> dict[str, Array]:
         """What the device computes: exactly the manifest's inputs go in."""
         entry = self.entry(kind, groups, len(feeds["x0"]))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(
-            self.graphs.files[entry.sha256], options, providers=["CPUExecutionProvider"]
+            self.file(entry, groups), options, providers=["CPUExecutionProvider"]
         )
         names = [port.name for port in entry.outputs]
         values = session.run(names, {port.name: feeds[port.name] for port in entry.inputs})

@@ -22,7 +22,11 @@ NAMES = ["mlp", "cnn", "depthwise-cnn", "text", "resnet-bn", "vit-small"]
 
 def traced_bytes(made: Compiled, kept: tuple[int, ...], batch: int) -> int:
     """The same sum over a trace at exactly this size; scattering takes a tensor of zeros more."""
-    graph = trace_gradient(made.task, kept, batch).graph
+    traced = trace_gradient(made.task, kept, batch)
+    graph = traced.graph
+    (last,) = graph.output_node().args
+    graph.output_node().args = (last[: len(traced.outputs)],)  # without those of statistics
+    graph.eliminate_dead_code()
     nodes = list(graph.nodes)
     outputs = set(nodes[-1].all_input_nodes)
     total = 0
@@ -44,7 +48,7 @@ def live_bytes(made: Compiled, level: float, batch: int) -> int:
     groups = made.groups(level, seed=0)
     feeds = feeds_of(made, groups, batch)
     entry = made.entry("gradient", groups, batch)
-    model = onnx.load_from_string(made.graphs.files[entry.sha256])
+    model = onnx.load_from_string(made.file(entry, groups))
     outputs = {value.name for value in model.graph.output}
     # An output is an Identity of what was computed, which the runtime does not copy.
     named = {n.input[0] for n in model.graph.node if n.op_type == "Identity"} - outputs

@@ -16,7 +16,7 @@ from tests.unit.coordinator.task.graphs.oracle import (
     feeds_of,
 )
 
-STATIC_WIDTHS = {"depthwise-cnn", "channel-shuffle"}
+GROUPED = {"depthwise-cnn", "channel-shuffle"}
 """The number of a convolution's groups is fixed in ONNX; here it follows a width."""
 
 NAMES = [
@@ -87,20 +87,13 @@ def test_sample_of_weight_zero_is_absent(name: str, compiled: CompiledModel) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_graph_serves_every_size_unless_a_fixed_number_follows_a_width(
-    name: str, compiled: CompiledModel
-) -> None:
+def test_graph_serves_every_size(name: str, compiled: CompiledModel) -> None:
     entries = compiled(name).graphs.manifest.graphs
-    assert all(entry.batch is None for entry in entries)
-    if name in STATIC_WIDTHS:
-        plan = compiled(name).task.plan
-        wanted = {tuple(axis.atoms_at(level) for axis in plan.axes) for level in LEVELS}
-        assert {entry.kept for entry in entries} == wanted
-    else:
-        kinds = ["gradient", "evaluate"]
-        if name in MIXES_SAMPLES - {"instance-norm"}:
-            kinds.append("statistics")
-        assert [(entry.kind, entry.kept) for entry in entries] == [(kind, None) for kind in kinds]
+    kinds = ["gradient", "evaluate"]
+    if name in MIXES_SAMPLES - {"instance-norm"}:
+        kinds.append("statistics")
+    assert [(e.kind, e.kept, e.batch) for e in entries] == [(kind, None, None) for kind in kinds]
+    assert all(bool(entry.slots) == (name in GROUPED) for entry in entries)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +104,7 @@ def test_files_are_plain_onnx_and_the_manifest_describes_them(
     made.graphs.manifest.check(made.task.plan)
     assert made.graphs.manifest.tolerance <= 1e-4
     for entry in made.graphs.manifest.graphs:
-        model = onnx.load_from_string(made.graphs.files[entry.sha256])
+        model = onnx.load_from_string(made.file(entry, made.task.plan.all_groups()))
         onnx.checker.check_model(model, full_check=True)
         assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
         assert model.ir_version == 9

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from edge_sdk.protocol.errors import GraphError, GroupError, ProtocolError
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
-from edge_sdk.protocol.task.codec import decode_manifest, encode_manifest, graph_opsets
+from edge_sdk.protocol.task.codec import (
+    decode_manifest,
+    encode_manifest,
+    fitted,
+    graph_opsets,
+    slot_bytes,
+)
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import (
     CostTerm,
@@ -28,6 +34,7 @@ from edge_sdk.protocol.task.graphs import (
     MaskSpec,
     Port,
     RunCost,
+    SizeSlot,
     SizeTerm,
 )
 from tests.property.plan.test_plan_codec_fuzz import grafts, structures_of
@@ -471,7 +478,9 @@ def test_decode_refuses_another_hash_and_version() -> None:
     with pytest.raises(GraphError, match=f"{MANIFEST.hash[:12]}…, not 000000000000…"):
         decode_manifest(MANIFEST.encoded, expected_hash="0" * 64)
     envelope = msgpack.unpackb(MANIFEST.encoded)
-    with pytest.raises(GraphError, match=r"version 2 .* uses version 1"):
+    with pytest.raises(GraphError, match=r"version 3 .* reads versions 1 and 2"):
+        decode_manifest(msgpack.packb([envelope[0], 3, *envelope[2:]]))
+    with pytest.raises(GraphError, match="canonical"):  # nothing in it needs version 2
         decode_manifest(msgpack.packb([envelope[0], 2, *envelope[2:]]))
 
 
@@ -493,6 +502,64 @@ def test_decode_refuses_every_flipped_byte() -> None:
     for at in range(len(data)):
         with pytest.raises(GraphError):
             decode_manifest(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+
+
+# -- sizes in the file ----------------------------------------------------------------------------
+
+
+FILE = b"before" + slot_bytes(2**21) + b"between" + slot_bytes(2**21 + 1)
+SLOTTED = replace(
+    entry_of(),
+    sha256=hashlib.sha256(FILE).hexdigest(),
+    size_bytes=len(FILE),
+    slots=(SizeSlot(6, HIDDEN), SizeSlot(17, SizeTerm(3, (0, 1)))),
+)
+
+
+@given(hidden=st.integers(1, 2**10), heads=st.integers(1, 2**10))
+def test_sizes_are_written_into_their_slots_and_nowhere_else(hidden: int, heads: int) -> None:
+    written = fitted(SLOTTED, FILE, (hidden, heads))
+    assert (len(written), written[:6], written[10:17]) == (len(FILE), b"before", b"between")
+    numbers = [
+        sum((byte & 0x7F) << 7 * place for place, byte in enumerate(written[at : at + 4]))
+        for at in (6, 17)
+    ]
+    assert numbers == [hidden, 3 * hidden * heads]
+    assert [byte >> 7 for byte in written[6:10]] == [1, 1, 1, 0]
+    assert fitted(entry_of(), FILE, (hidden, heads)) == FILE
+
+
+def test_size_that_does_not_fit_its_slot_is_refused() -> None:
+    with pytest.raises(GraphError, match="does not fit into 4 bytes"):
+        fitted(SLOTTED, FILE, (2**14, 2**13))
+    with pytest.raises(GraphError, match="no number of 4 bytes at 6"):
+        fitted(SLOTTED, b"x" * len(FILE), (1, 1))
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (SizeSlot(17, HIDDEN), SizeSlot(6, HIDDEN)),
+        (SizeSlot(6, HIDDEN), SizeSlot(9, HIDDEN)),
+        (SizeSlot(18, HIDDEN),),
+    ],
+)
+def test_slots_that_overlap_or_leave_the_file_are_refused(slots: tuple[SizeSlot, ...]) -> None:
+    with pytest.raises(GraphError, match="not in order, or one is outside the file"):
+        replace(SLOTTED, slots=slots)
+    with pytest.raises(GraphError, match="follows widths alone"):
+        SizeSlot(6, BATCH)
+    with pytest.raises(GraphError, match="a size the graph has fixed"):
+        replace(entry_of(kept=(2, 1)), slots=(SizeSlot(0, HIDDEN),))
+    with pytest.raises(GraphError, match="names an axis"):
+        manifest_of(replace(SLOTTED, slots=(SizeSlot(6, SizeTerm(1, (2,))),))).check(PLAN)
+
+
+def test_manifest_with_slots_is_of_version_two_and_comes_back() -> None:
+    manifest = manifest_of(SLOTTED, entry_of("evaluate"))
+    assert msgpack.unpackb(manifest.encoded)[1] == 2
+    assert decode_manifest(manifest.encoded) == manifest
+    assert msgpack.unpackb(MANIFEST.encoded)[1] == 1
 
 
 @given(data=st.binary(max_size=200))
