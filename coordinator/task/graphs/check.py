@@ -24,6 +24,9 @@ from edge_sdk.train.onnx import RUNTIME_ERRORS
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
 
+MOST_ROUNDING = 0.03
+"""Largest error of torch in float32 that excuses a graph's; with more, the numbers show nothing."""
+
 TRIES = 3
 """Points to try before a graph fails. Rounding can flip a ReLU or a nearly tied maximum at one
 point; a wrong graph is wrong everywhere."""
@@ -186,7 +189,7 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
     """Return the largest error of a graph; raises `WrongGraphError` above `TOLERANCE`.
 
     A graph that takes any width or batch is checked at sizes where it was not traced. Where torch's
-    own rounding is larger, the graph may be off by twice as much.
+    own rounding is larger, the graph may be off by twice as much, but not at every size.
     """
     sessions: dict[bytes, onnxruntime.InferenceSession] = {}
 
@@ -199,11 +202,19 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
         except RUNTIME_ERRORS as error:
             raise WrongGraphError(f"onnxruntime cannot run {entry}: {error}") from error
 
-    worst = 0.0
-    for level in _levels(task, entry):
-        for batch in BATCHES if entry.batch is None else (entry.batch,):
-            worst = max(worst, _error(task, entry, run, level, batch))
-    return worst
+    batches = BATCHES if entry.batch is None else (entry.batch,)
+    errors = [
+        _error(task, entry, run, level, batch)
+        for level in _levels(task, entry)
+        for batch in batches
+    ]
+    known = [error for error in errors if error is not None]
+    if not known:
+        raise WrongGraphError(
+            f"{entry} cannot be checked: torch itself rounds by over {MOST_ROUNDING:.0%} of the "
+            "largest gradient at every size tried"
+        )
+    return max(known)
 
 
 def _error(
@@ -212,9 +223,9 @@ def _error(
     run: Callable[[CheckCase], dict[str, Array]],
     level: float,
     batch: int,
-) -> float:
-    """Return the least error of a few tries at one size."""
-    oracle, best = ORACLES[entry.kind], float("inf")
+) -> float | None:
+    """Return the first acceptable error of a few tries at one size; None if nothing is shown."""
+    oracle, best, shown = ORACLES[entry.kind], float("inf"), True
     for seed in range(TRIES):
         case = make_case(task, level=level, batch=batch, seed=seed)
         wanted = oracle(task, case)
@@ -224,24 +235,28 @@ def _error(
         error = difference(got, wanted)
         if error <= TOLERANCE:
             return error
-        exact, allowed = _exact_error(task, oracle, case, got, wanted)
-        if exact <= allowed:
-            return exact
+        exact, own = _exact_errors(task, oracle, case, got, wanted)
+        if exact <= 2 * own + 1e-6:
+            if own <= MOST_ROUNDING:
+                return exact
+            shown = False
         best = min(best, error)
+    if not shown:
+        return None
     raise WrongGraphError(
         f"{entry} differs from torch by {best:.1e} of the largest gradient at widths "
         f"{list(case.kept)} and batch {batch}; {TOLERANCE:.0e} is allowed"
     )
 
 
-def _exact_error(
+def _exact_errors(
     task: Task,
     oracle: Callable[[Task, CheckCase], dict[str, Array]],
     case: CheckCase,
     got: Mapping[str, Array],
     wanted: Mapping[str, Array],
 ) -> tuple[float, float]:
-    """Return the graph's difference from torch in float64, and twice that of torch in float32.
+    """Return the differences from torch in float64: the graph's, and that of torch in float32.
 
     BatchNorm over a few values, for one, amplifies rounding a thousandfold.
     """
@@ -253,7 +268,7 @@ def _exact_error(
         exact = oracle(task, replace(case, feeds=feeds))
     except RuntimeError:  # the model itself insists on float32 somewhere
         return float("inf"), 0.0
-    return difference(got, exact), 2 * difference(wanted, exact) + 1e-6
+    return difference(got, exact), difference(wanted, exact)
 
 
 def _finite(arrays: Mapping[str, Array]) -> bool:
