@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor, split_atoms
+from edge_sdk.protocol.plan.specs import (
+    Axis,
+    Buffer,
+    Dim,
+    MacTerm,
+    Segment,
+    Tensor,
+    split_atoms,
+)
 
 law = settings(max_examples=150)
 """Applied to every property test: the same examples in every run, and no limit on their time."""
@@ -43,6 +51,26 @@ def axis_groups(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 @st.composite
+def segment_lists(draw: st.DrawFn, axes: list[Axis], room: int) -> tuple[Segment, ...]:
+    """Segments that make a dimension, or none: an axis may occur twice, whole ones are apart."""
+    found: list[Segment] = []
+    for _ in range(draw(st.integers(2, 4))):
+        fitting = [number for number, axis in enumerate(axes) if axis.atoms <= room]
+        whole = [] if room < 1 or (found and found[-1].axis is None) else [None]
+        if not fitting and not whole:
+            break
+        number = draw(st.sampled_from([*fitting, *fitting, *whole]))
+        if number is None:
+            found.append(Segment(draw(st.integers(1, min(3, room)))))
+        else:
+            inner = draw(st.integers(1, min(3, room // axes[number].atoms)))
+            found.append(Segment(axes[number].atoms * inner, number, inner))
+        room -= found[-1].size
+    cut = any(segment.axis is not None for segment in found)
+    return tuple(found) if len(found) > 1 and cut else ()
+
+
+@st.composite
 def tensor_dims(draw: st.DrawFn, axes: list[Axis], most: int) -> tuple[Dim, ...]:
     """Up to `most` dimensions; the same axis may occur twice."""
     dims: list[Dim] = []
@@ -50,7 +78,10 @@ def tensor_dims(draw: st.DrawFn, axes: list[Axis], most: int) -> tuple[Dim, ...]
     for _ in range(draw(st.sampled_from([n for n in (2, 1, 2, 3, 3, 0) if n <= most]))):
         fitting = [number for number, axis in enumerate(axes) if axis.atoms <= room]
         number = draw(st.sampled_from([*fitting, *fitting, None]))
-        if number is None:
+        segments = draw(segment_lists(axes, room)) if draw(st.integers(0, 3)) == 3 else ()
+        if segments:
+            dim = Dim(sum(segment.size for segment in segments), segments=segments)
+        elif number is None:
             dim = Dim(draw(st.integers(1, min(3, room))))
         else:
             atoms = axes[number].atoms
@@ -133,24 +164,37 @@ def bits_of(arrays: Mapping[str, Array]) -> dict[str, tuple[tuple[int, ...], byt
 # -- naive definitions -------------------------------------------------------------------------
 
 
-def group_along(axes: tuple[Axis, ...], dim: Dim, index: int) -> int | None:
-    """The group that owns an index of a dimension; None in a whole dimension."""
-    if dim.axis is None:
-        return None
-    atom = index // dim.inner % axes[dim.axis].atoms
+Owner = tuple[int, str | None, int]
+"""Number of a segment, name of its axis (None: whole) and group: who owns an index."""
+
+
+def owner_along(axes: tuple[Axis, ...], dim: Dim, index: int) -> Owner:
+    """The owner of an index of a dimension."""
+    segment = 0
+    axis, inner = dim.axis, dim.inner
+    if dim.segments:
+        while index >= dim.segments[segment].size:
+            index -= dim.segments[segment].size
+            segment += 1
+        axis, inner = dim.segments[segment].axis, dim.segments[segment].inner
+    if axis is None:
+        return segment, None, 0
+    atom = index // inner % axes[axis].atoms
     group = 0
-    while atom >= axes[dim.axis].groups[group]:
-        atom -= axes[dim.axis].groups[group]
+    while atom >= axes[axis].groups[group]:
+        atom -= axes[axis].groups[group]
         group += 1
-    return group
+    return segment, axes[axis].name, group
 
 
 def kept_along(plan: ModelPlan, dim: Dim, groups: Groups) -> list[int]:
     """The indices of a dimension that a submodel keeps."""
-    if dim.axis is None:
-        return list(range(dim.size))
-    chosen = groups[plan.axes[dim.axis].name]
-    return [i for i in range(dim.size) if group_along(plan.axes, dim, i) in chosen]
+    owners = [owner_along(plan.axes, dim, index) for index in range(dim.size)]
+    return [
+        index
+        for index, (_, axis, group) in enumerate(owners)
+        if axis is None or group in groups[axis]
+    ]
 
 
 def kept_elements(plan: ModelPlan, tensor: Tensor, groups: Groups) -> list[tuple[int, ...]]:
@@ -166,21 +210,20 @@ def naive_cut(plan: ModelPlan, tensor: Tensor, array: Array, groups: Groups) -> 
     return np.array(kept, dtype=np.uint32).reshape(shape).view(array.dtype)
 
 
-def elements_by_signature(
+def elements_by_block(
     plan: ModelPlan, tensor: Tensor
-) -> dict[Signature, list[tuple[int, ...]]]:
-    """The elements that every combination of groups owns, in row-major order."""
-    owners = [[group_along(plan.axes, dim, i) for i in range(dim.size)] for dim in tensor.dims]
-    names = [None if dim.axis is None else plan.axes[dim.axis].name for dim in tensor.dims]
-    owned: dict[Signature, list[tuple[int, ...]]] = {}
+) -> list[tuple[Signature, list[tuple[int, ...]]]]:
+    """The signature and the elements of every block, in row-major order of segments and groups."""
+    owners = [[owner_along(plan.axes, dim, i) for i in range(dim.size)] for dim in tensor.dims]
+    owned: dict[tuple[Owner, ...], list[tuple[int, ...]]] = {}
     for where in product(*(range(size) for size in tensor.shape)):
-        signature = tuple(
-            (name, group)
-            for name, column, i in zip(names, owners, where, strict=True)
-            if name is not None and (group := column[i]) is not None
-        )
-        owned.setdefault(signature, []).append(where)
-    return owned
+        key = tuple(column[i] for column, i in zip(owners, where, strict=True))
+        owned.setdefault(key, []).append(where)
+    ordered = sorted(owned, key=lambda key: [(segment, group) for segment, _, group in key])
+    return [
+        (tuple((axis, group) for _, axis, group in key if axis is not None), owned[key])
+        for key in ordered
+    ]
 
 
 def holds(groups: Mapping[str, Collection[int]], signature: Signature) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from coordinator.masks.groups.bundles import Bundle
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Dim
 
 Floats = NDArray[np.float64]
 
@@ -97,19 +99,34 @@ def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
     bundle_of = {number: b for b, bundle in enumerate(bundles) for number in bundle.numbers}
     tables: dict[tuple[int, ...], Table] = {}
     of_block, start = [], 0
+    counts = [len(axis.groups) for axis in plan.axes]
     for tensor in plan.tensors:
-        behind = [bundle_of[dim.axis] for dim in tensor.dims if dim.axis is not None]
-        key = tuple(sorted(behind))
-        if key not in tables:
-            shape = tuple(bundles[b].count for b in key)
-            tables[key] = Table(key, shape, slice(start, start + prod(shape)))
-            start += prod(shape)
-        of_block.append(
-            tables[key].cells.start + _places(behind, [bundles[b].count for b in behind])
-        )
+        cut = [dim for dim in tensor.dims if not dim.whole]
+        found = np.empty([dim.groups(counts) for dim in cut], dtype=np.int64)
+        # Segments of a dimension have axes of their own: each combination is a grid of blocks.
+        for grid in product(*(_ranges(dim, counts) for dim in cut)):
+            behind = [bundle_of[axis] for axis, _ in grid if axis is not None]
+            key = tuple(sorted(behind))
+            if key not in tables:
+                shape = tuple(bundles[b].count for b in key)
+                tables[key] = Table(key, shape, slice(start, start + prod(shape)))
+                start += prod(shape)
+            places = _places(behind, [bundles[b].count for b in behind])
+            where = tuple(run for _, run in grid)
+            found[where] = (tables[key].cells.start + places).reshape(found[where].shape)
+        of_block.append(found.reshape(-1))
     cells = np.concatenate(of_block)
     blocks = np.bincount(cells, minlength=start).astype(np.int64)
     return Cells(tuple(tables.values()), cells, blocks)
+
+
+def _ranges(dim: Dim, counts: Sequence[int]) -> list[tuple[int | None, slice]]:
+    """Return the axis of every run of groups along a dimension, and where they are."""
+    found, start = [], 0
+    for axis, count in dim.runs(counts):
+        found.append((axis, slice(start, start + count)))
+        start += count
+    return found
 
 
 def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
+from math import gcd
 
 from coordinator.task.graphs.check import check_graph
 from coordinator.task.graphs.compiled import BATCH_SIZES, CompiledGraphs, check_wanted
@@ -37,6 +38,8 @@ from coordinator.task.graphs.symbols import (
 )
 from coordinator.task.task import Task
 from edge_sdk.protocol.plan import LEVELS
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.graphs import (
     KINDS,
     GraphEntry,
@@ -45,6 +48,9 @@ from edge_sdk.protocol.task.graphs import (
     MaskSpec,
     Port,
     SizeSlot,
+    SizeTerm,
+    size_of,
+    sum_of,
 )
 
 MIN_ONNXRUNTIME = "1.23.0"
@@ -129,7 +135,7 @@ def _build(
     axes = task.plan.axes
     point = large_point(len(axes), _fixed_sizes(task))
     try:
-        graph = decoded(source.trace(point.kept, point.batch), point)
+        graph = decoded(source.trace(point.kept, point.batch), point, _sums(task.plan))
         return _checked(task, source, graph, None, None)
     except (NotSymbolicError, WrongGraphError) as error:
         logger.info("comparing several traces, because %s", error)
@@ -169,6 +175,25 @@ def _fixed_sizes(task: Task) -> set[int]:
     for spec in (*task.data.inputs, task.data.targets):
         sizes.update(spec.shape)
     return {*sizes, *task.train_program.output_shape} - {0}
+
+
+def _sums(plan: ModelPlan) -> list[SizeTerm]:
+    """Return the sizes of all runs of neighbouring segments, divided by their common factor."""
+    dims = {dim.segments for tensor in plan.tensors for dim in tensor.dims}
+    runs = {
+        segments[start:end]
+        for segments in dims
+        for start in range(len(segments))
+        for end in range(start + 2, len(segments) + 1)
+    }
+    sizes = {size_of(Dim(sum(each.size for each in run), segments=run)) for run in runs}
+    found = set()
+    for size in sizes:
+        if size.more:
+            terms, common = size.summands, gcd(*(term.coefficient for term in size.summands))
+            found.add(sum_of(replace(t, coefficient=t.coefficient // common) for t in terms))
+    # A longer sum first: a shorter one may divide it.
+    return sorted(found, key=lambda size: (-len(size.more), repr(size)))
 
 
 def _checked(

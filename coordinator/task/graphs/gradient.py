@@ -165,10 +165,7 @@ def _arguments(
     plan = task.plan
 
     def empty(dims: Sequence[Dim], dtype: str) -> torch.Tensor:
-        sizes = [
-            dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner for dim in dims
-        ]
-        return torch.empty(sizes, dtype=getattr(torch, dtype))
+        return torch.empty([dim.at(kept) for dim in dims], dtype=getattr(torch, dtype))
 
     return {
         "weights": [empty(tensor.dims, tensor.dtype) for tensor in plan.tensors],

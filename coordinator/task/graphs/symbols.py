@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from itertools import islice
-from math import copysign, isclose, isfinite, prod
+from math import copysign, isclose, isfinite
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torch import fx
 
 from coordinator.task.graphs.errors import NotSymbolicError
 from coordinator.task.graphs.gradient import KeptSizes, Traced
-from edge_sdk.protocol.task.graphs import SizeTerm
+from edge_sdk.protocol.task.graphs import SizeTerm, sum_of
 
 Size = int | SizeTerm
 """A constant, or a term that depends on an axis or the batch."""
@@ -122,9 +122,12 @@ def large_point(axes: int, fixed: Iterable[int]) -> TracePoint:
     return TracePoint(tuple(kept), batch)
 
 
-def decoded(traced: Traced, point: TracePoint) -> Symbolic:
-    """Return the graph for every size, from one trace at a `large_point`; it is to be checked."""
-    return _Decoding([point], [traced]).run()
+def decoded(traced: Traced, point: TracePoint, sums: Iterable[SizeTerm] = ()) -> Symbolic:
+    """Return the graph for every size, from one trace at a `large_point`; it is to be checked.
+
+    `sums` are the sums of sizes that may occur: no factorisation shows them.
+    """
+    return _Decoding(point, traced, sums).run()
 
 
 def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tuple[TracePoint, ...]:
@@ -157,25 +160,36 @@ def as_term(size: Size) -> SizeTerm:
 
 
 def multiply(*sizes: Size) -> Size:
-    """Return the product of sizes."""
-    terms = [as_term(size) for size in sizes]
-    axes = tuple(sorted(axis for term in terms for axis in term.axes))
-    if sum(term.batch for term in terms) > 1:
+    """Return the product of sizes; sums are multiplied out."""
+    found = [SizeTerm(1)]
+    for size in sizes:
+        found = [_times(one, other) for one in found for other in as_term(size).summands]
+    return plain(sum_of(found))
+
+
+def _times(one: SizeTerm, other: SizeTerm) -> SizeTerm:
+    if one.batch and other.batch:
         raise NotSymbolicError("a size depends on the batch twice")
-    batch = any(term.batch for term in terms)
-    coefficient = prod(term.coefficient for term in terms)
-    return SizeTerm(coefficient, axes, batch) if axes or batch else coefficient
+    axes = tuple(sorted((*one.axes, *other.axes)))
+    return SizeTerm(one.coefficient * other.coefficient, axes, one.batch or other.batch)
+
+
+def plain(term: SizeTerm) -> Size:
+    """Return a constant as a number."""
+    return term if term.all_axes or term.any_batch else term.coefficient
 
 
 def subtract(left: Size, right: Size) -> Size:
     """Return the difference, which must be a size or zero."""
-    first, second = as_term(left), as_term(right)
-    if right == 0:
-        return left
-    if (first.axes, first.batch) != (second.axes, second.batch):
-        raise NotSymbolicError(f"{left} − {right} is not a product of sizes")
-    rest = first.coefficient - second.coefficient
-    return rest and multiply(rest, SizeTerm(1, first.axes, first.batch))
+    rest = {(term.axes, term.batch): term for term in as_term(left).summands}
+    for term in as_term(right).summands:
+        if not term.coefficient:
+            continue
+        before = rest.get((term.axes, term.batch), SizeTerm(0)).coefficient
+        if before < term.coefficient:
+            raise NotSymbolicError(f"{left} − {right} is not a size")
+        rest[term.axes, term.batch] = replace(term, coefficient=before - term.coefficient)
+    return plain(sum_of(rest.values()))
 
 
 class _Comparison:
@@ -328,11 +342,10 @@ class _Decoding(_Comparison):
     def _number(self, values: Sequence[Any]) -> Any:
         (value,) = values
         if type(value) is int and abs(value) < _ENDLESS:
-            term = self._term(abs(value))
-            if term.coefficient != abs(value):
-                if value < 0:
-                    raise NotSymbolicError(f"the size {value} is negative")
-                return term
+            size = self._size_of(abs(value))
+            if not isinstance(size, int) and value < 0:
+                raise NotSymbolicError(f"the size {value} is negative")
+            return value if isinstance(size, int) else size
         if type(value) is float and value != 0 and isfinite(value):
             ratio = _fraction(abs(value))
             over, under = self._term(ratio.numerator), self._term(ratio.denominator)
@@ -343,9 +356,16 @@ class _Decoding(_Comparison):
                 )
         return value
 
-    def __init__(self, points: Sequence[TracePoint], traces: Sequence[Traced]) -> None:
-        super().__init__(points, traces)
-        self._term = cache(self._divided)
+    def __init__(self, point: TracePoint, traced: Traced, sums: Iterable[SizeTerm]) -> None:
+        super().__init__([point], [traced])
+        self._term, self._size_of = cache(self._divided), cache(self._decoded)
+        self._sums = {term.value(point.kept, point.batch): term for term in sums}
+
+    def _decoded(self, number: int) -> Size:
+        for value, term in self._sums.items() if number else ():
+            if number % value == 0:
+                return multiply(term, plain(self._term(number // value)))
+        return plain(self._term(number))
 
     def _divided(self, number: int) -> SizeTerm:
         """Divide out the primes of the axes and the batch; zero is a constant."""

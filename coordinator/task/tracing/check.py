@@ -93,7 +93,7 @@ def _randomised(
     constant = {
         buffer.name
         for buffer in plan.buffers
-        if not buffer.statistic and all(dim.axis is None for dim in buffer.dims)
+        if not buffer.statistic and all(dim.whole for dim in buffer.dims)
     } - dict(model.named_parameters()).keys()
     found: Arrays = {}
     for name, old in plain.items():

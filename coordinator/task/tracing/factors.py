@@ -12,6 +12,10 @@ Once the whole graph has been walked, each factor that is still free and occurs 
 width axis. Flattening an image, fused q/k/v, attention heads, GroupNorm groups and tied residual
 widths need no special case: they are all splits and ties.
 
+A concatenation is a *sum*: one factor that consists of segments, each a dimension of its own. It
+passes through layers like any factor, so a weight that meets it gets its segments; a sum that is
+split or tied to other segments freezes them all.
+
 The batch is one more, special factor: an ordinary factor whose size is chosen for each run.
 Freezing it means that the batch size is fixed inside the model.
 """
@@ -27,7 +31,7 @@ from coordinator.errors import TraceError
 class Factor:
     """One factor of one or many dimensions. Compare by `leaf` identity, not by this object."""
 
-    __slots__ = ("batch", "frozen", "parts", "root", "size")
+    __slots__ = ("batch", "frozen", "parts", "root", "segments", "size")
 
     def __init__(self, size: int, *, frozen: str | None = None, batch: bool = False) -> None:
         self.size = size
@@ -35,6 +39,8 @@ class Factor:
         self.batch = batch
         self.root: Factor | None = None
         self.parts: tuple[Factor, Factor] | None = None
+        self.segments: tuple[Factors, ...] = ()
+        """Dimensions that add up to this one, if it is a sum."""
 
     def leaves(self) -> list[Factor]:
         """Return the factors this one has become through ties and splits, in order."""
@@ -68,9 +74,41 @@ def size_of(dim: Iterable[Factor]) -> int:
     return prod(leaf.size for leaf in leaves(dim))
 
 
+def concatenation(dims: Sequence[Factors], size: int) -> Factors:
+    """Make a dimension that consists of these, one after the other."""
+    sum_ = Factor(size)
+    sum_.segments = tuple(dims)
+    return [sum_]
+
+
+def segments_of(factor: Factor) -> list[Factors]:
+    """Return the segments of a sum, none of which is a sum itself; none for other factors."""
+    found: list[Factors] = []
+    for segment in factor.segments:
+        parts = leaves(segment)
+        if len(parts) == 1 and parts[0].segments:
+            found += segments_of(parts[0])
+        else:
+            freeze([part for part in parts if part.segments], "is concatenated and flattened")
+            found.append(leaves(parts))
+    return found
+
+
+def widths(dim: Iterable[Factor]) -> list[Factor]:
+    """Return the dimension's current factors, those of the segments in place of a sum."""
+    return [
+        part
+        for leaf in leaves(dim)
+        for part in ([f for s in segments_of(leaf) for f in s] if leaf.segments else [leaf])
+    ]
+
+
 def freeze(dim: Iterable[Factor], why: str) -> None:
     """Keep the dimension whole, and remember the first reason given."""
     for leaf in leaves(dim):
+        segments, leaf.segments = leaf.segments, ()
+        for segment in segments:
+            freeze(segment, why)
         if leaf.batch:
             raise TraceError(f"the batch size is fixed inside the model: {why}")
         if leaf.frozen is None:
@@ -87,7 +125,7 @@ def tie(one: Factors, other: Factors, why: str) -> None:
         a, b = left[0], right[0]
         if a.size == b.size:
             if a is not b:
-                _unite(a, b)
+                _unite(a, b, why)
             left, right = leaves(left[1:]), leaves(right[1:])
         elif a.size < b.size and b.size % a.size == 0 and not b.batch:
             _split(b, a.size)
@@ -136,7 +174,19 @@ def _refrozen(done: list[Factors], shape: Sequence[int], why: str) -> list[Facto
     return done + [fresh(size, frozen=why) for size in shape[len(done) :]]
 
 
-def _unite(a: Factor, b: Factor) -> None:
+def _unite(a: Factor, b: Factor, why: str) -> None:
+    if b.segments and not a.segments:
+        a, b = b, a
+    if a.segments and b.segments:
+        pairs = list(zip(segments_of(a), segments_of(b), strict=False))
+        alike = len(segments_of(a)) == len(segments_of(b))
+        if alike and all(size_of(one) == size_of(other) for one, other in pairs):
+            for one, other in pairs:
+                tie(one, other, why)
+        else:
+            freeze([a, b], why)
+    elif a.segments and (b.frozen is not None or b.batch):
+        freeze([a], b.frozen or why)
     if a.batch or b.batch:
         frozen = a.frozen or b.frozen
         if frozen is not None:
@@ -147,6 +197,8 @@ def _unite(a: Factor, b: Factor) -> None:
 
 
 def _split(factor: Factor, front: int) -> None:
+    if factor.segments:
+        freeze([factor], "is concatenated, then split otherwise")
     factor.parts = (
         Factor(front, frozen=factor.frozen),
         Factor(factor.size // front, frozen=factor.frozen),

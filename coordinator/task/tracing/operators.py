@@ -18,7 +18,15 @@ import torch
 from torch import fx
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.factors import Factors, fresh, leaves, reshape, split_front
+from coordinator.task.tracing.factors import (
+    Factors,
+    concatenation,
+    fresh,
+    leaves,
+    reshape,
+    split_front,
+    widths,
+)
 from coordinator.task.tracing.walk import (
     Dropout,
     Handler,
@@ -440,13 +448,18 @@ def _repeat_interleave(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 def _cat(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     along = a["dim"] % len(shape_of(node))
     out: list[Factors] = []
+    pieces: list[Factors] = []
     for piece in a["tensors"]:
         dims = list(walk.dims(piece))
-        walk.ban(node, dims[along], "is concatenated")
+        pieces.append(dims[along])
         dims[along] = []
         out = _broadcast(walk, node, out, dims)
-    why = describe(node, "is concatenated")
-    out[along] = fresh(shape_of(node)[along], frozen=why)
+    size, parts = shape_of(node)[along], [leaf for dim in pieces for leaf in widths(dim)]
+    if any(leaf.batch for leaf in parts) or all(leaf.frozen is not None for leaf in parts):
+        walk.ban(node, parts, "is concatenated")
+        out[along] = fresh(size, frozen=describe(node, "is concatenated"))
+    else:
+        out[along] = concatenation(pieces, size) if len(pieces) > 1 else pieces[0]
     return out
 
 

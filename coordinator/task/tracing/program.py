@@ -17,9 +17,15 @@ import torch
 from torch import fx
 
 from coordinator.task.tracing.capture import Captured
-from coordinator.task.tracing.factors import Factor, Factors, leaves
+from coordinator.task.tracing.factors import Factor, Factors, leaves, segments_of, widths
 from coordinator.task.tracing.lookups import vocabulary
-from coordinator.task.tracing.walk import Walk, arguments, operator_name, shape_of
+from coordinator.task.tracing.walk import (
+    Contraction,
+    Walk,
+    arguments,
+    operator_name,
+    shape_of,
+)
 from edge_sdk.protocol.task.data_spec import ArraySpec
 
 
@@ -96,6 +102,7 @@ class TracedProgram:
             if node in self._walk.written:  # a second pass needs the original input
                 copies[node] = new.call_function(torch.ops.aten.clone.default, (copies[node],))
         factors = self._scaled_arguments() if scaled else {}
+        sums = self._scaled_sums() if scaled else {}
         scaled_nodes: dict[tuple[fx.Node, int], fx.Node] = {}
         for node in old.nodes:
             if node.op == "placeholder":
@@ -112,6 +119,12 @@ class TracedProgram:
                 _set_argument(copy, argument, self._sizes(sizes, kept, batch))
             if operator_name(node) == "squeeze":
                 _squeeze_as_traced(copy, shape_of(node.all_input_nodes[0]))
+            for contraction in sums.get(node.name, ()):
+                with new.inserting_before(copy):
+                    scale = self._scale_of(new, contraction, scales, kept)
+                    source = _get_argument(copy, contraction.argument)
+                    product = new.call_function(torch.ops.aten.mul.Tensor, (source, scale))
+                _set_argument(copy, contraction.argument, product)
             for argument, axis in factors.get(node.name, ()):
                 source = _get_argument(copy, argument)
                 if (source, axis) not in scaled_nodes:
@@ -143,6 +156,39 @@ class TracedProgram:
                     found.setdefault(contraction.node, []).append(entry)
         return found
 
+    def _scaled_sums(self) -> dict[str, list[Contraction]]:
+        """Return the contractions over a concatenation that has an axis, by node."""
+        found: dict[str, list[Contraction]] = {}
+        for contraction in self._walk.contractions:
+            sums = [leaf for leaf in leaves(contraction.dim) if leaf.segments]
+            if any(each in self._axes for each in widths(sums)):
+                found.setdefault(contraction.node, []).append(contraction)
+        return found
+
+    def _scale_of(
+        self,
+        graph: fx.Graph,
+        contraction: Contraction,
+        scales: Sequence[fx.Node],
+        kept: tuple[int, ...],
+    ) -> fx.Node:
+        """Build the scales of a concatenation: one number per element, each segment its own."""
+        aten = torch.ops.aten
+        first, *rest = leaves(contraction.dim)
+        inner = self._size(rest, kept, 1)
+        pieces = []
+        for segment in segments_of(first):
+            shape = [self._size(segment, kept, 1) * inner]
+            axes = [self._axes[leaf] for leaf in segment if leaf in self._axes]
+            if axes:
+                one = graph.call_function(aten.reshape.default, (scales[axes[0]], [1]))
+                pieces.append(graph.call_function(aten.expand.default, (one, shape)))
+            else:
+                pieces.append(graph.call_function(aten.full.default, (shape, 1.0)))
+        whole = graph.call_function(aten.cat.default, (pieces,))
+        shape = [self._size(contraction.dim, kept, 1), *[1] * contraction.behind]
+        return graph.call_function(aten.reshape.default, (whole, shape))
+
     def _sizes(
         self, sizes: Factors | tuple[Factors, ...], kept: tuple[int, ...], batch: int
     ) -> int | list[int]:
@@ -151,10 +197,14 @@ class TracedProgram:
         return self._size(sizes, kept, batch)
 
     def _size(self, dim: Factors, kept: tuple[int, ...], batch: int) -> int:
-        return prod(
-            batch if leaf.batch else kept[self._axes[leaf]] if leaf in self._axes else leaf.size
-            for leaf in leaves(dim)
-        )
+        return prod(self._factor(leaf, kept, batch) for leaf in leaves(dim))
+
+    def _factor(self, leaf: Factor, kept: tuple[int, ...], batch: int) -> int:
+        if leaf.segments:
+            return sum(self._size(segment, kept, batch) for segment in segments_of(leaf))
+        if leaf.batch:
+            return batch
+        return kept[self._axes[leaf]] if leaf in self._axes else leaf.size
 
 
 def _squeeze_as_traced(copy: fx.Node, shape: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -20,7 +21,15 @@ from coordinator.task.tracing.capture import (
     tile,
 )
 from coordinator.task.tracing.check import check_programs, check_runs
-from coordinator.task.tracing.factors import Factor, Factors, freeze, fresh, leaves
+from coordinator.task.tracing.factors import (
+    Factor,
+    Factors,
+    freeze,
+    fresh,
+    leaves,
+    segments_of,
+    widths,
+)
 from coordinator.task.tracing.moments import batch_moments
 from coordinator.task.tracing.operators import HANDLERS
 from coordinator.task.tracing.program import TracedProgram
@@ -210,11 +219,16 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Facto
             keep = max(free, key=lambda leaf: (used[leaf], leaf.size), default=None)
             others = [leaf for leaf in free if leaf is not keep]
             freeze(others, f"shares a dimension of {name!r} with a width that more layers use")
+            _settle_sums(name, dim)
+    # The sizes of a graph are read off weights, so an axis has one that it does not share.
+    alone = {leaf for name in names for dim in dims[name] for leaf in leaves(dim)}
     axes: dict[Factor, int] = {}
     for name in names:
         for dim in dims[name]:
-            for leaf in leaves(dim):
-                if leaf.frozen is None:
+            for leaf in widths(dim):
+                if leaf.frozen is None and leaf not in alone:
+                    freeze([leaf], f"occurs only as a part of {name!r}")
+                elif leaf.frozen is None:
                     axes.setdefault(leaf, len(axes))
     if not axes:
         lines = [f"  {line}" for name in names for _, line in _reasons(name, dims[name])]
@@ -226,12 +240,21 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Facto
     return axes
 
 
+def _settle_sums(name: str, dim: Factors) -> None:
+    """Freeze what a plan cannot express: repeated segments, and any but their slowest factor."""
+    for position, leaf in enumerate(leaves(dim)):
+        if position and leaf.segments:
+            freeze([leaf], f"is concatenated and repeated in {name!r}")
+        for segment in segments_of(leaf):
+            freeze(segment[1:], f"shares a segment of {name!r} with another width")
+
+
 def _reasons(name: str, shape: Sequence[Factors]) -> list[tuple[str, str]]:
     """Return each frozen factor's reason, and a line that says where it is."""
     return [
         (reason, f"{name}, dimension {position}: it {reason}")
         for position, dim in enumerate(shape)
-        for reason in dict.fromkeys(leaf.frozen for leaf in leaves(dim))
+        for reason in dict.fromkeys(leaf.frozen for leaf in widths(dim))
         if reason
     ]
 
@@ -252,7 +275,7 @@ def _hidden_reasons(
         line
         for name in names
         for reason, line in _reasons(
-            name, [[] if any(leaf in axes for leaf in leaves(dim)) else dim for dim in dims[name]]
+            name, [[] if any(leaf in axes for leaf in widths(dim)) else dim for dim in dims[name]]
         )
         if not reason.startswith(NEVER_CUT)
     )
@@ -304,7 +327,24 @@ def _plan_dim(dim: Factors, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
             outer = prod(part.size for part in parts[:position])
             inner = prod(part.size for part in parts[position + 1 :])
             return specs.Dim(size, axes[leaf], outer, inner)
+        if leaf.segments:
+            inner = prod(part.size for part in parts[position + 1 :])
+            return _segmented(leaf, inner, size, axes)
     return specs.Dim(size)
+
+
+def _segmented(leaf: Factor, inner: int, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
+    found: list[specs.Segment] = []
+    for segment in segments_of(leaf):
+        own = prod(part.size for part in segment) * inner
+        if segment and segment[0] in axes:
+            each = prod(part.size for part in segment[1:]) * inner
+            found.append(specs.Segment(own, axes[segment[0]], each))
+        elif found and found[-1].axis is None:
+            found[-1] = specs.Segment(found[-1].size + own)
+        else:
+            found.append(specs.Segment(own))
+    return specs.Dim(size, segments=tuple(found)) if len(found) > 1 else specs.Dim(size)
 
 
 def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -> list[str]:
@@ -312,7 +352,7 @@ def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -
     names: dict[Factor, str] = {}
     for name in dims:
         for dim in dims[name]:
-            for leaf in leaves(dim):
+            for leaf in widths(dim):
                 if leaf in axes and leaf not in names:
                     stem = name.rpartition(".")[0] or name
                     taken = set(names.values())
@@ -324,10 +364,12 @@ def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -
 def _mac_terms(walk: Walk, axes: Mapping[Factor, int]) -> tuple[specs.MacTerm, ...]:
     terms: dict[tuple[int, ...], int] = {}
     for constant, factors in walk.products:
-        parts = leaves(factors)
-        key = tuple(sorted(axes[leaf] for leaf in parts if leaf in axes))
-        fixed = prod(leaf.size for leaf in parts if leaf not in axes and not leaf.batch)
-        terms[key] = terms.get(key, 0) + constant * fixed
+        choices = [segments_of(leaf) if leaf.segments else [[leaf]] for leaf in leaves(factors)]
+        for choice in product(*choices):  # a product of sums is a sum of products
+            parts = [leaf for segment in choice for leaf in segment]
+            key = tuple(sorted(axes[leaf] for leaf in parts if leaf in axes))
+            fixed = prod(leaf.size for leaf in parts if leaf not in axes and not leaf.batch)
+            terms[key] = terms.get(key, 0) + constant * fixed
     return tuple(specs.MacTerm(terms[key], key) for key in sorted(terms))
 
 

@@ -39,11 +39,15 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """A sum over `dim` of an activation (argument `argument`) with a weight: where rescale acts."""
+    """A sum over `dim` of an activation (argument `argument`) with a weight: where rescale acts.
+
+    `behind` is the number of the activation's dimensions after this one.
+    """
 
     node: str
     argument: str
     dim: Factors
+    behind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,10 @@ class Walk:
         self.tie(node, left[2], right[2])
         is_weight = [side[1] in self.weights for side in (left, right)]
         if sum(is_weight) == 1:
-            argument, _, dim = right if is_weight[0] else left
-            self.contractions.append(Contraction(node.name, argument, dim))
+            argument, source, dim = right if is_weight[0] else left
+            dims = self.dims(source)
+            at = next((at for at, each in enumerate(dims) if each is dim), len(dims) - 1)
+            self.contractions.append(Contraction(node.name, argument, dim, len(dims) - 1 - at))
         else:
             self.ban(node, left[2], "is summed over between two activations")
 

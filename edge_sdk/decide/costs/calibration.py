@@ -354,10 +354,7 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
 
 
 def _shape(tensor: Tensor, kept: Sequence[int]) -> tuple[int, ...]:
-    return tuple(
-        dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
-        for dim in tensor.dims
-    )
+    return tuple(dim.at(kept) for dim in tensor.dims)
 
 
 def _weights(shape: tuple[int, ...], random: np.random.Generator) -> Array:

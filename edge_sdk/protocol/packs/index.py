@@ -45,10 +45,10 @@ from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.encoding.zstd import compress
 from edge_sdk.protocol.errors import EncodingError, MessageError
 from edge_sdk.protocol.messages.fields import read_array
-from edge_sdk.protocol.packs.packs import Packs, find_packs, spans_of
+from edge_sdk.protocol.packs.packs import Packs, find_packs
 from edge_sdk.protocol.plan.blocks import Blocks, block_runs
 from edge_sdk.protocol.plan.layout import Array, Indices, pack, unpack
-from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
+from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan, per_dim, spans_of
 
 MAGIC = "tessera-model"
 VERSION = 1
@@ -287,7 +287,7 @@ def _buffer_bytes(plan: ModelPlan, buffers: Mapping[str, Array]) -> NDArray[np.u
     for buffer in plan.buffers:
         array = buffers[buffer.name]
         flat = np.empty(array.size, dtype=np.dtype(buffer.dtype).newbyteorder("<"))
-        pack(array, spans_of(plan, buffer), flat)
+        pack(array, spans_of(buffer, plan.axes), flat)
         pieces.append(flat.view(np.uint8))
     return np.concatenate(pieces)
 
@@ -296,9 +296,10 @@ def _buffers_of(plan: ModelPlan, chosen: Chosen, data: NDArray[np.uint8]) -> dic
     """Assemble a submodel's buffers from its parts."""
     buffers, start = {}, 0
     for buffer in plan.buffers:
+        along = per_dim(buffer, chosen, [len(axis.groups) for axis in plan.axes])
         kept = [
-            span if dim.axis is None else span.keep(chosen[dim.axis])
-            for span, dim in zip(spans_of(plan, buffer), buffer.dims, strict=True)
+            span.keep(groups)
+            for span, groups in zip(spans_of(buffer, plan.axes), along, strict=True)
         ]
         dtype, size = np.dtype(buffer.dtype), prod(span.size for span in kept)
         end = start + size * dtype.itemsize

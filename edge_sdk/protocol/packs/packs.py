@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.plan.layout import Indices, Span, block_sizes
-from edge_sdk.protocol.plan.plan import Chosen, ModelPlan
+from edge_sdk.protocol.plan.layout import Indices, block_sizes
+from edge_sdk.protocol.plan.plan import Chosen, ModelPlan, spans_of
 from edge_sdk.protocol.plan.specs import MAX_BLOCKS, Buffer, Tensor
 
 Signatures = NDArray[np.int32]
@@ -85,7 +85,7 @@ def find_packs(plan: ModelPlan) -> Packs:
     )
     first, pack_of = _numbered([*signatures.T, constant])
     sizes = [
-        block_sizes(spans_of(plan, buffer)) * np.dtype(buffer.dtype).itemsize
+        block_sizes(spans_of(buffer, plan.axes)) * np.dtype(buffer.dtype).itemsize
         for buffer in plan.buffers
     ]
     at = plan.block_count
@@ -100,28 +100,27 @@ def find_packs(plan: ModelPlan) -> Packs:
     )
 
 
-def spans_of(plan: ModelPlan, tensor: Tensor) -> list[Span]:
-    """Return the spans of a tensor's or buffer's dimensions."""
-    return [
-        Span(dim.size, None, 1)
-        if dim.axis is None
-        else Span(dim.outer, plan.axes[dim.axis].groups, dim.inner)
-        for dim in tensor.dims
-    ]
-
-
 def _group_counts(plan: ModelPlan, tensor: Tensor) -> list[int]:
-    return [len(plan.axes[dim.axis].groups) for dim in tensor.dims if dim.axis is not None]
+    counts = [len(axis.groups) for axis in plan.axes]
+    return [dim.groups(counts) for dim in tensor.dims if not dim.whole]
 
 
 def _signatures(plan: ModelPlan, tensor: Tensor, width: int) -> Signatures:
     """Return the signature of every block of a tensor, or part of a buffer, in order."""
-    before = np.cumsum([0, *(len(axis.groups) for axis in plan.axes)])
-    axes = [dim.axis for dim in tensor.dims if dim.axis is not None]
+    counts = [len(axis.groups) for axis in plan.axes]
+    before = np.cumsum([0, *counts])
     shape = _group_counts(plan, tensor)
     rows = np.zeros((prod(shape), width), dtype=np.int32)
-    for column, (axis, group) in enumerate(zip(axes, np.indices(shape), strict=True)):
-        rows[:, column] = 1 + before[axis] + group.reshape(-1)
+    cut = [dim for dim in tensor.dims if not dim.whole]
+    for column, (dim, group) in enumerate(zip(cut, np.indices(shape), strict=True)):
+        # A whole segment belongs to every submodel: no group owns it.
+        owners = np.concatenate(
+            [
+                np.zeros(1) if axis is None else 1 + before[axis] + np.arange(count)
+                for axis, count in dim.runs(counts)
+            ]
+        )
+        rows[:, column] = owners[group.reshape(-1)]
     rows.sort(axis=1)
     rows[:, 1:][rows[:, 1:] == rows[:, :-1]] = 0  # an axis may occur twice
     rows.sort(axis=1)

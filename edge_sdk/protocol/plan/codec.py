@@ -1,16 +1,21 @@
-"""The bytes of a plan. Version 1; the hash is part of the wire contract.
+"""The bytes of a plan. Versions 1 and 2; the hash is part of the wire contract.
 
-    envelope = msgpack [ "tessera-plan", 1, sha256(body), body, sha256(costs), costs ]
+    envelope = msgpack [ "tessera-plan", version, sha256(body), body, sha256(costs), costs ]
     body     = msgpack [ regions, axes, tensors, buffers, depth ]
     costs    = msgpack [ [ macs, [axis numbers] ] … ]
     axis     = [ name, [atoms of each group] ]
     tensor   = [ name, dtype, dims ]            buffer = [ name, dtype, dims, statistic ]
     dim      = [ size ]                         whole
              | [ size, axis, outer, inner ]     of axis number `axis`
+             | [ size, [ segment … ] ]          in version 2: one segment after the other
+    segment  = [ size ] | [ size, axis, inner ]
     depth    = [ ] (reserved)
 
 Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it identifies
 how a model is cut. Costs are separate, so that counting them better does not change the model.
+
+A plan is of version 2 if a dimension has segments; every other plan is still of version 1, with the
+hash it always had.
 
 Only arrays, strings, unsigned integers, booleans and bytes occur, in msgpack's shortest forms, so a
 plan has one encoding. `decode_plan` rejects bytes that another encoder would have written
@@ -25,10 +30,10 @@ from typing import Any
 from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
 from edge_sdk.protocol.errors import PlanError
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Segment, Tensor
 
 MAGIC = "tessera-plan"
-VERSION = 1
+VERSIONS = (1, 2)
 MAX_PLAN_BYTES = 16 * 2**20
 """A plan of a thousand tensors takes about 60 KB; a larger message is not a plan."""
 
@@ -37,7 +42,7 @@ def encode_plan(plan: ModelPlan) -> bytes:
     """Return the plan's canonical bytes, with their hash in front."""
     body, costs = _encode_body(plan), _encode_costs(plan)
     hashes = [hashlib.sha256(part).digest() for part in (body, costs)]
-    return packed([MAGIC, VERSION, hashes[0], body, hashes[1], costs])
+    return packed([MAGIC, _version(plan), hashes[0], body, hashes[1], costs])
 
 
 def plan_hash(plan: ModelPlan) -> str:
@@ -55,9 +60,10 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
     envelope = unpacked(data, PlanError, "a plan")
     if not isinstance(envelope, list) or len(envelope) < 2 or envelope[0] != MAGIC:
         raise PlanError("these bytes are not a plan")
-    if envelope[1] != VERSION:
+    if envelope[1] not in VERSIONS:
         raise PlanError(
-            f"plan version {envelope[1]!r} is unknown; this side uses version {VERSION}"
+            f"plan version {envelope[1]!r} is unknown; this side reads versions "
+            f"{' and '.join(map(str, VERSIONS))}"
         )
     if len(envelope) != 6:
         raise PlanError(f"a plan's envelope has 6 entries, not {len(envelope)}")
@@ -92,11 +98,25 @@ def _encode_costs(plan: ModelPlan) -> bytes:
     return packed([[term.macs, list(term.axes)] for term in plan.macs])
 
 
-def _encode_dims(tensor: Tensor) -> list[list[int]]:
-    return [
-        [dim.size] if dim.axis is None else [dim.size, dim.axis, dim.outer, dim.inner]
-        for dim in tensor.dims
-    ]
+def _version(plan: ModelPlan) -> int:
+    tensors = (*plan.tensors, *plan.buffers)
+    return 2 if any(dim.segments for tensor in tensors for dim in tensor.dims) else 1
+
+
+def _encode_dims(tensor: Tensor) -> list[list[Any]]:
+    return [_encode_dim(dim) for dim in tensor.dims]
+
+
+def _encode_dim(dim: Dim) -> list[Any]:
+    if dim.segments:
+        return [
+            dim.size,
+            [
+                [each.size] if each.axis is None else [each.size, each.axis, each.inner]
+                for each in dim.segments
+            ],
+        ]
+    return [dim.size] if dim.axis is None else [dim.size, dim.axis, dim.outer, dim.inner]
 
 
 def _decode(body: Any, macs: Any) -> ModelPlan:
@@ -117,4 +137,14 @@ def _decode(body: Any, macs: Any) -> ModelPlan:
 
 
 def _decode_dims(dims: Any) -> tuple[Dim, ...]:
-    return tuple(Dim(*counts(dim)) for dim in dims)
+    return tuple(_decode_dim(dim) for dim in dims)
+
+
+def _decode_dim(dim: Any) -> Dim:
+    if len(dim) == 2 and isinstance(dim[1], list):
+        segments = tuple(Segment(*counts(each)) for each in dim[1])
+        return Dim(count(dim[0]), segments=segments)
+    numbers: Any = counts(dim)
+    if len(numbers) > 4:
+        raise ValueError(f"{dim!r} is not a dimension")
+    return Dim(*numbers)

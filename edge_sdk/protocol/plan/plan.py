@@ -51,6 +51,7 @@ from edge_sdk.protocol.plan.specs import (
     MAX_PARAMETERS,
     Axis,
     Buffer,
+    Dim,
     MacTerm,
     Tensor,
     check_dim,
@@ -61,6 +62,9 @@ Groups = Mapping[str, Collection[int]]
 
 Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
 """Groups per axis, in axis order, sorted, checked. Only `ModelPlan.choose` makes one."""
+
+_ALWAYS = np.ones(1, dtype=bool)
+"""A whole segment belongs to every submodel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +142,12 @@ class ModelPlan:
     def cut(self, weights: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
         """Cut out a submodel's weights: rows and columns of all other groups removed (copies)."""
         self.check(weights)
-        return _cut(self.tensors, self.spans, weights, self.choose(groups))
+        return _cut(self.tensors, self.spans, weights, self.choose(groups), self._counts)
 
     def cut_buffers(self, buffers: Mapping[str, Array], groups: Groups) -> dict[str, Array]:
         """Cut out a submodel's buffers."""
         self.check_buffers(buffers)
-        return _cut(self.buffers, self._buffer_spans, buffers, self.choose(groups))
+        return _cut(self.buffers, self._buffer_spans, buffers, self.choose(groups), self._counts)
 
     def paste(self, target: Mapping[str, Array], part: Mapping[str, Array], groups: Groups) -> None:
         """Write a submodel's weights into their places in `target`, in place."""
@@ -154,7 +158,8 @@ class ModelPlan:
             if not array.flags.writeable:
                 raise TensorError(f"tensor {name!r} is read-only")
         for tensor, spans in zip(self.tensors, self.spans, strict=True):
-            target[tensor.name][places(spans, _per_dim(tensor, chosen))] = part[tensor.name]
+            where = places(spans, per_dim(tensor, chosen, self._counts))
+            target[tensor.name][where] = part[tensor.name]
 
     def places_within(self, groups: Groups, narrower: Groups) -> dict[str, Place]:
         """Return, for every weight and buffer, the place of a narrower submodel's part in the
@@ -171,8 +176,11 @@ class ModelPlan:
             *zip(self.tensors, self.spans, strict=True),
             *zip(self.buffers, self._buffer_spans, strict=True),
         )
+        kept = [len(each) for each in own]
         return {
-            tensor.name: place(_keep(spans, _per_dim(tensor, own)), _per_dim(tensor, at))
+            tensor.name: place(
+                _keep(spans, per_dim(tensor, own, self._counts)), per_dim(tensor, at, kept)
+            )
             for tensor, spans in pairs
         }
 
@@ -184,7 +192,7 @@ class ModelPlan:
         values = np.empty(int(self.block_sizes[ids].sum()), dtype=np.float32)
         start = 0
         for tensor, spans in zip(self.tensors, self.spans, strict=True):
-            kept = _keep(spans, _per_dim(tensor, chosen))
+            kept = _keep(spans, per_dim(tensor, chosen, self._counts))
             end = start + prod(span.size for span in kept)
             pack(movement[tensor.name], kept, values[start:end])
             start = end
@@ -196,7 +204,7 @@ class ModelPlan:
         blocks.check(self.block_ids(chosen), self.block_sizes)
         arrays, start = {}, 0
         for tensor, spans in zip(self.tensors, self.spans, strict=True):
-            kept = _keep(spans, _per_dim(tensor, chosen))
+            kept = _keep(spans, per_dim(tensor, chosen, self._counts))
             end = start + prod(span.size for span in kept)
             arrays[tensor.name] = unpack(blocks.values[start:end], kept)
             start = end
@@ -220,16 +228,21 @@ class ModelPlan:
             )
         return select_blocks(flat, self.block_ids(self.choose(groups)), self.block_offsets)
 
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        """Number of groups of every axis."""
+        return tuple(len(axis.groups) for axis in self.axes)
+
     # -- blocks -----------------------------------------------------------------------------
 
     @cached_property
     def spans(self) -> tuple[tuple[Span, ...], ...]:
         """Spans of every tensor's dimensions, in tensor order."""
-        return tuple(_spans(tensor, self.axes) for tensor in self.tensors)
+        return tuple(spans_of(tensor, self.axes) for tensor in self.tensors)
 
     @cached_property
     def _buffer_spans(self) -> tuple[tuple[Span, ...], ...]:
-        return tuple(_spans(buffer, self.axes) for buffer in self.buffers)
+        return tuple(spans_of(buffer, self.axes) for buffer in self.buffers)
 
     @cached_property
     def block_sizes(self) -> Indices:
@@ -258,15 +271,17 @@ class ModelPlan:
         if not 0 <= block < self.block_count:
             raise GroupError(f"block {block} does not exist; the plan has {self.block_count}")
         index = int(self.block_tensors[block])
-        width = [dim for dim in self.tensors[index].dims if dim.axis is not None]
-        counts = [len(self.axes[dim.axis].groups) for dim in width if dim.axis is not None]
+        runs = [dim.runs(self._counts) for dim in self.tensors[index].dims if not dim.whole]
+        counts = [sum(count for _, count in along) for along in runs]
         first = int(np.searchsorted(self.block_tensors, index))
         numbers = np.unravel_index(block - first, counts) if counts else ()
-        return tuple(
-            (self.axes[dim.axis].name, int(group))
-            for dim, group in zip(width, numbers, strict=True)
-            if dim.axis is not None
-        )
+        found = []
+        for along, number in zip(runs, numbers, strict=True):
+            owners = [(axis, group) for axis, count in along for group in range(count)]
+            axis, group = owners[int(number)]
+            if axis is not None:
+                found.append((self.axes[axis].name, group))
+        return tuple(found)
 
     def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
         """Flag the blocks that the submodel of these groups holds."""
@@ -279,8 +294,12 @@ class ModelPlan:
         for tensor in self.tensors:
             held = np.ones((), dtype=bool)
             for dim in tensor.dims:
-                if dim.axis is not None:
-                    held = np.logical_and.outer(held, member[dim.axis])
+                if not dim.whole:
+                    along = [
+                        _ALWAYS if axis is None else member[axis]
+                        for axis, _ in dim.runs(self._counts)
+                    ]
+                    held = np.logical_and.outer(held, np.concatenate(along))
             parts.append(held.reshape(-1))
         return np.concatenate(parts)
 
@@ -321,13 +340,7 @@ class ModelPlan:
         )
 
     def _parameters(self, kept: Sequence[int]) -> int:
-        return sum(
-            prod(
-                dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
-                for dim in tensor.dims
-            )
-            for tensor in self.tensors
-        )
+        return sum(prod(dim.at(kept) for dim in tensor.dims) for tensor in self.tensors)
 
     def _macs(self, kept: Sequence[int]) -> int:
         return sum(term.macs * prod(kept[axis] for axis in term.axes) for term in self.macs)
@@ -337,12 +350,12 @@ class ModelPlan:
     def check(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the weights of the submodel (None: the model)."""
         chosen = self.choose(self.all_groups() if groups is None else groups)
-        _check_arrays(self.tensors, self.spans, arrays, chosen)
+        _check_arrays(self.tensors, self.spans, arrays, chosen, self._counts)
 
     def check_buffers(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the buffers of the submodel (None: the model)."""
         chosen = self.choose(self.all_groups() if groups is None else groups)
-        _check_arrays(self.buffers, self._buffer_spans, arrays, chosen)
+        _check_arrays(self.buffers, self._buffer_spans, arrays, chosen, self._counts)
 
     def check_statistics(self, arrays: Mapping[str, Array], groups: Groups) -> None:
         """Raise `TensorError` unless these are the statistics, and only they, of the submodel."""
@@ -352,7 +365,9 @@ class ModelPlan:
             if buffer.statistic
         ]
         chosen = self.choose(groups)
-        _check_arrays([pair[0] for pair in pairs], [pair[1] for pair in pairs], arrays, chosen)
+        _check_arrays(
+            [pair[0] for pair in pairs], [pair[1] for pair in pairs], arrays, chosen, self._counts
+        )
 
 
 def _chosen_of(axis: Axis, groups: Groups) -> tuple[int, ...]:
@@ -372,17 +387,38 @@ def _chosen_of(axis: Axis, groups: Groups) -> tuple[int, ...]:
     return tuple(sorted(int(group) for group in ids))
 
 
-def _spans(tensor: Tensor, axes: Sequence[Axis]) -> tuple[Span, ...]:
-    return tuple(
-        Span(dim.size, None, 1)
-        if dim.axis is None
-        else Span(dim.outer, axes[dim.axis].groups, dim.inner)
-        for dim in tensor.dims
-    )
+def spans_of(tensor: Tensor, axes: Sequence[Axis]) -> tuple[Span, ...]:
+    """Return the spans of a tensor's or buffer's dimensions.
+
+    Segments lie one after the other, so their groups are those of one dimension.
+    """
+    return tuple(_span(dim, axes) for dim in tensor.dims)
 
 
-def _per_dim(tensor: Tensor, chosen: Chosen) -> list[tuple[int, ...]]:
-    return [() if dim.axis is None else chosen[dim.axis] for dim in tensor.dims]
+def _span(dim: Dim, axes: Sequence[Axis]) -> Span:
+    if dim.axis is not None:
+        return Span(dim.outer, axes[dim.axis].groups, dim.inner)
+    if not dim.segments:
+        return Span(dim.size, None, 1)
+    groups: list[int] = []
+    for segment in dim.segments:
+        own = (segment.size,) if segment.axis is None else axes[segment.axis].groups
+        groups += [atoms * segment.inner for atoms in own]
+    return Span(1, tuple(groups), 1)
+
+
+def per_dim(tensor: Tensor, chosen: Chosen, counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the groups chosen along every dimension; an axis has `counts` groups to choose of."""
+    return [_along(dim, chosen, counts) for dim in tensor.dims]
+
+
+def _along(dim: Dim, chosen: Chosen, counts: Sequence[int]) -> tuple[int, ...]:
+    found: list[int] = []
+    start = 0
+    for axis, count in dim.runs(counts):
+        found += [start + group for group in ((0,) if axis is None else chosen[axis])]
+        start += count
+    return tuple(found)
 
 
 def _positions(own: Sequence[int], inner: Sequence[int]) -> tuple[int, ...]:
@@ -399,9 +435,10 @@ def _cut(
     spans: Sequence[tuple[Span, ...]],
     arrays: Mapping[str, Array],
     chosen: Chosen,
+    counts: Sequence[int],
 ) -> dict[str, Array]:
     return {
-        tensor.name: cut_array(arrays[tensor.name], cuts, _per_dim(tensor, chosen))
+        tensor.name: cut_array(arrays[tensor.name], cuts, per_dim(tensor, chosen, counts))
         for tensor, cuts in zip(tensors, spans, strict=True)
     }
 
@@ -411,6 +448,7 @@ def _check_arrays(
     spans: Sequence[tuple[Span, ...]],
     arrays: Mapping[str, Array],
     chosen: Chosen,
+    counts: Sequence[int],
 ) -> None:
     names = {tensor.name for tensor in tensors}
     if unknown := sorted(set(arrays) - names):
@@ -419,7 +457,7 @@ def _check_arrays(
         raise TensorError(f"tensor {missing[0]!r} is missing")
     for tensor, cuts in zip(tensors, spans, strict=True):
         array: Any = arrays[tensor.name]
-        shape = tuple(span.size for span in _keep(cuts, _per_dim(tensor, chosen)))
+        shape = tuple(span.size for span in _keep(cuts, per_dim(tensor, chosen, counts)))
         if not isinstance(array, np.ndarray):
             kind = type(array).__name__
             raise TensorError(f"tensor {tensor.name!r} is {kind}, not a numpy array")
@@ -479,9 +517,9 @@ def _check_sizes(plan: ModelPlan) -> None:
     parameters = sum(prod(tensor.shape) for tensor in (*plan.tensors, *plan.buffers))
     if parameters > MAX_PARAMETERS:
         raise PlanError(f"too many parameters: {parameters}; at most {MAX_PARAMETERS} are allowed")
+    counts = [len(axis.groups) for axis in plan.axes]
     blocks = sum(
-        prod(len(plan.axes[dim.axis].groups) for dim in tensor.dims if dim.axis is not None)
-        for tensor in plan.tensors
+        prod(dim.groups(counts) for dim in tensor.dims if not dim.whole) for tensor in plan.tensors
     )
     if blocks > MAX_BLOCKS:
         raise PlanError(f"too many blocks: {blocks}; at most {MAX_BLOCKS} are allowed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,13 +72,57 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of a concatenated dimension: whole (`axis is None`), or `atoms × inner` of an axis."""
+
+    size: int
+    axis: int | None = None
+    inner: int = 1
+
+    def at(self, kept: Sequence[int]) -> int:
+        """Return the size with these atoms kept on each axis."""
+        return self.size if self.axis is None else kept[self.axis] * self.inner
+
+
+@dataclass(frozen=True, slots=True)
 class Dim:
-    """One dimension of a tensor: whole (`axis is None`), or `outer × atoms × inner` of an axis."""
+    """One dimension of a tensor: whole (`axis is None`), or `outer × atoms × inner` of an axis.
+
+    With `segments` it is a concatenation: one segment after the other, each cut by its own axis.
+    """
 
     size: int
     axis: int | None = None
     outer: int = 1
     inner: int = 1
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """True if the dimension is never cut."""
+        return self.axis is None and not self.segments
+
+    def at(self, kept: Sequence[int]) -> int:
+        """Return the size with these atoms kept on each axis."""
+        if self.segments:
+            return sum(segment.at(kept) for segment in self.segments)
+        return self.size if self.axis is None else self.outer * kept[self.axis] * self.inner
+
+    def runs(self, counts: Sequence[int]) -> list[tuple[int | None, int]]:
+        """Return (axis, number of its groups) along the dimension; a whole segment is one group.
+
+        `counts` are the groups of every axis. A whole dimension has no groups.
+        """
+        if self.axis is not None:
+            return [(self.axis, counts[self.axis])]
+        return [
+            (segment.axis, 1 if segment.axis is None else counts[segment.axis])
+            for segment in self.segments
+        ]
+
+    def groups(self, counts: Sequence[int]) -> int:
+        """Return the number of groups along the dimension."""
+        return sum(count for _, count in self.runs(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +200,9 @@ def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:
     """Raise `PlanError` unless the dimension of tensor `name` fits the axes."""
     if dim.size < 1 or dim.outer < 1 or dim.inner < 1:
         raise PlanError(f"tensor {name!r} has an empty dimension: {dim}")
+    if dim.segments:
+        _check_segments(name, dim, axes)
+        return
     if dim.axis is None:
         if dim.outer != 1 or dim.inner != 1:
             raise PlanError(f"tensor {name!r}: a whole dimension has no outer or inner: {dim}")
@@ -165,4 +213,19 @@ def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:
         raise PlanError(
             f"tensor {name!r}: {dim.outer} × {axes[dim.axis].atoms} atoms of axis "
             f"{axes[dim.axis].name!r} × {dim.inner} is not {dim.size}"
+        )
+
+
+def _check_segments(name: str, dim: Dim, axes: Sequence[Axis]) -> None:
+    if dim.axis is not None or (dim.outer, dim.inner) != (1, 1):
+        raise PlanError(f"tensor {name!r}: a dimension of segments has no axis of its own: {dim}")
+    for segment in dim.segments:
+        check_dim(name, Dim(segment.size, segment.axis, 1, segment.inner), axes)
+    if sum(segment.size for segment in dim.segments) != dim.size:
+        raise PlanError(f"tensor {name!r}: the segments of {dim} do not add up to its size")
+    whole = [segment.axis is None for segment in dim.segments]
+    if len(whole) < 2 or all(whole) or any(a and b for a, b in pairwise(whole)):
+        raise PlanError(
+            f"tensor {name!r}: segments are at least two, one of them of an axis, and whole ones "
+            f"are not neighbours: {dim}"
         )

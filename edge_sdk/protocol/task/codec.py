@@ -10,11 +10,12 @@
     slot     = [ byte offset, dim ]
     port     = [ name, dtype, dims ]            mask = [ port, probability ]
     dim      = [ coefficient, [axis numbers], batch ]
+             | [ coefficient, [axis numbers], batch, [ dim … ] ]    a sum, in version 2
     activations, products = [ cost … ]          bytes; multiply-accumulates
     cost     = [ coefficient, [axis numbers], power of the batch ]
 
-A manifest is of version 2 if a graph has slots: a side that does not know them would run a wrong
-graph. Every other manifest is still of version 1, as before there were slots.
+A manifest is of version 2 if a graph has slots, which a side that does not know them would not
+fill, or sizes that are sums. Every other manifest is still of version 1.
 
 Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan/codec.py`:
 `decode_manifest` rejects bytes that another encoder would have written differently.
@@ -71,7 +72,7 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
     if not isinstance(envelope, list) or len(envelope) != 4 or envelope[0] != MAGIC:
         raise GraphError("these bytes are not a manifest of graphs")
     _, version, digest, body = envelope
-    if version not in VERSIONS or isinstance(version, bool):
+    if version not in VERSIONS:
         raise GraphError(
             f"manifest version {version!r} is unknown; this side reads versions "
             f"{' and '.join(map(str, VERSIONS))}"
@@ -136,7 +137,13 @@ def slot_bytes(size: int) -> bytes:
 
 
 def _version(manifest: Manifest) -> int:
-    return 2 if any(entry.slots for entry in manifest.graphs) else 1
+    sums = any(
+        dim.more
+        for entry in manifest.graphs
+        for port in (*entry.inputs, *entry.outputs)
+        for dim in port.dims
+    )
+    return 2 if sums or any(entry.slots for entry in manifest.graphs) else 1
 
 
 def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
@@ -224,7 +231,8 @@ def _encode_port(port: Port) -> list[Any]:
 
 
 def _encode_size(size: SizeTerm) -> list[Any]:
-    return [size.coefficient, list(size.axes), size.batch]
+    first = [size.coefficient, list(size.axes), size.batch]
+    return [*first, [_encode_size(term) for term in size.more]] if size.more else first
 
 
 def _decode_body(body: Any) -> Manifest:
@@ -275,8 +283,10 @@ def _decode_port(port: Any) -> Port:
 
 
 def _decode_size(size: Any) -> SizeTerm:
-    coefficient, axes, batch = size
-    return SizeTerm(count(coefficient), counts(axes), flag(batch))
+    coefficient, axes, batch, *rest = size
+    (more,) = rest or [[]]
+    terms = tuple(_decode_size(term) for term in more)
+    return SizeTerm(count(coefficient), counts(axes), flag(batch), terms)
 
 
 def _digest(value: Any) -> str:

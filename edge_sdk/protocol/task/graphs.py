@@ -35,7 +35,7 @@ import numpy as np
 
 from edge_sdk.protocol.errors import GraphError, GroupError
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Tensor
+from edge_sdk.protocol.plan.specs import Dim, Tensor
 from edge_sdk.protocol.task.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
 
 Kind = Literal["gradient", "evaluate", "statistics", "distillation"]
@@ -58,25 +58,50 @@ _SPECIFIED = re.compile(r"x[0-9]{1,4}|targets")
 
 @dataclass(frozen=True, slots=True)
 class SizeTerm:
-    """A size: `coefficient` × the kept atoms of `axes` × the batch size if `batch`.
+    """A size: `coefficient` × the kept atoms of `axes` × the batch size if `batch`, plus `more`.
 
-    `axes` are axis numbers of the plan, ascending; a number may occur twice.
+    `axes` are axis numbers of the plan, ascending; a number may occur twice. A concatenation has
+    several summands, each of other axes or batch, in ascending order.
     """
 
     coefficient: int
     axes: tuple[int, ...] = ()
     batch: bool = False
+    more: tuple[SizeTerm, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.coefficient <= MAX_SIZE:
             raise GraphError(f"a size's coefficient is 0 to {MAX_SIZE}, not {self.coefficient}")
         if any(axis < 0 for axis in self.axes) or tuple(sorted(self.axes)) != self.axes:
             raise GraphError(f"a size's axes are ascending numbers, not {self.axes}")
+        if self.more:
+            kinds = [(term.axes, term.batch) for term in self.summands]
+            nested = any(term.more or not term.coefficient for term in self.summands[1:])
+            if nested or not self.coefficient or kinds != sorted(set(kinds)):
+                raise GraphError("a size's summands are not in order, or one occurs twice")
+
+    @property
+    def summands(self) -> tuple[SizeTerm, ...]:
+        """Terms without `more` that add up to this one."""
+        if not self.more:
+            return (self,)
+        return (SizeTerm(self.coefficient, self.axes, self.batch), *self.more)
+
+    @property
+    def all_axes(self) -> frozenset[int]:
+        """Axes of all summands."""
+        return frozenset(axis for term in self.summands for axis in term.axes)
+
+    @property
+    def any_batch(self) -> bool:
+        """True if a summand follows the batch."""
+        return any(term.batch for term in self.summands)
 
     def value(self, kept: Sequence[int], batch: int) -> int:
         """Return the size with these atoms kept on each axis."""
         size = self.coefficient * (batch if self.batch else 1)
-        return size * math.prod(kept[axis] for axis in self.axes)
+        size *= math.prod(kept[axis] for axis in self.axes)
+        return size + sum(term.value(kept, batch) for term in self.more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +163,7 @@ class SizeSlot:
     size: SizeTerm
 
     def __post_init__(self) -> None:
-        if self.offset < 0 or self.size.batch:
+        if self.offset < 0 or self.size.any_batch:
             raise GraphError(f"a slot has an offset and follows widths alone, not {self}")
 
 
@@ -361,7 +386,8 @@ def _check_entry(entry: GraphEntry) -> None:
     _check_unique(f"{entry}: name", (port.name for port in ports))
     for port in ports:
         for dim in port.dims:
-            if (dim.axes and entry.kept is not None) or (dim.batch and entry.batch is not None):
+            fixed_width = dim.all_axes and entry.kept is not None
+            if fixed_width or (dim.any_batch and entry.batch is not None):
                 raise GraphError(f"{entry}: {port.name!r} varies with a size the graph has fixed")
     for terms in (entry.activations, entry.products):
         _check_costs(entry, terms)
@@ -440,9 +466,9 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     if len(kept) != len(whole) or any(a > b for a, b in zip(kept, whole, strict=True)):
         raise GraphError(f"{entry} does not fit the plan's widths {list(whole)}")
     ports = (*entry.inputs, *entry.outputs)
-    named = [axis for port in ports for dim in port.dims for axis in dim.axes]
+    named = [axis for port in ports for dim in port.dims for axis in dim.all_axes]
     named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
-    named += [axis for slot in entry.slots for axis in slot.size.axes]
+    named += [axis for slot in entry.slots for axis in slot.size.all_axes]
     if any(axis >= len(whole) for axis in named):
         raise GraphError(f"{entry} names an axis that is not among the plan's {len(whole)}")
     weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}
@@ -485,11 +511,32 @@ def _check_ports(
 
 
 def _port(name: str, tensor: Tensor) -> Port:
-    dims = tuple(
-        SizeTerm(dim.size) if dim.axis is None else SizeTerm(dim.outer * dim.inner, (dim.axis,))
-        for dim in tensor.dims
-    )
-    return Port(name, tensor.dtype, dims)
+    return Port(name, tensor.dtype, tuple(size_of(dim) for dim in tensor.dims))
+
+
+def size_of(dim: Dim) -> SizeTerm:
+    """Return the size of a tensor's dimension."""
+    if dim.segments:
+        return sum_of(
+            SizeTerm(each.size) if each.axis is None else SizeTerm(each.inner, (each.axis,))
+            for each in dim.segments
+        )
+    if dim.axis is None:
+        return SizeTerm(dim.size)
+    return SizeTerm(dim.outer * dim.inner, (dim.axis,))
+
+
+def sum_of(terms: Iterable[SizeTerm]) -> SizeTerm:
+    """Return the sum of sizes, in the one form it has."""
+    total: Counter[tuple[tuple[int, ...], bool]] = Counter()
+    for term in terms:
+        for each in term.summands:
+            total[each.axes, each.batch] += each.coefficient
+    kinds = sorted(kind for kind in total if total[kind])
+    if not kinds:
+        return SizeTerm(0)
+    first, *rest = (SizeTerm(total[kind], *kind) for kind in kinds)
+    return SizeTerm(first.coefficient, first.axes, first.batch, tuple(rest))
 
 
 def _check_unique(what: str, values: Iterable[object]) -> None:

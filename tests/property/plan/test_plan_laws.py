@@ -15,7 +15,7 @@ from edge_sdk.protocol.plan.specs import Axis, Dim, MacTerm, Tensor
 from tests.property.strategies import (
     bits_of,
     choices,
-    elements_by_signature,
+    elements_by_block,
     holds,
     kept_elements,
     law,
@@ -35,12 +35,10 @@ def test_blocks_partition_every_tensor(plan: ModelPlan, seed: int) -> None:
     weights = random_bits(shapes_of(plan), seed)
     signatures, tensors, values = [], [], []
     for number, tensor in enumerate(plan.tensors):
-        owned = elements_by_signature(plan, tensor)
-        # Row-major order of group numbers is the order of the signatures' numbers.
-        for signature in sorted(owned, key=lambda pairs: [group for _, group in pairs]):
+        for signature, owned in elements_by_block(plan, tensor):
             signatures.append(signature)
             tensors.append(number)
-            values.append([weights[tensor.name][where].tobytes() for where in owned[signature]])
+            values.append([weights[tensor.name][where].tobytes() for where in owned])
     assert plan.block_count == len(signatures)
     assert [plan.signature(block) for block in range(plan.block_count)] == signatures
     assert plan.block_tensors.tolist() == tensors

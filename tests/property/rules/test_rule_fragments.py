@@ -18,7 +18,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor, split_atoms
 from tests.property.rules.histories import Turn, arrive, by_block, normal
 from tests.property.rules.oracle import Values, mixed, staleness
-from tests.property.strategies import Choice, elements_by_signature, holds, law, plans, seeds
+from tests.property.strategies import Choice, elements_by_block, holds, law, plans, seeds
 
 often = settings(law, max_examples=80)
 
@@ -166,7 +166,7 @@ def test_fragment_owns_its_group_on_every_axis_and_what_has_no_width(
         after, groups = model.weights, groups_of(made, fragment)
         for tensor in made.tensors:
             expected = before[tensor.name].copy()
-            for signature, owned in elements_by_signature(made, tensor).items():
+            for signature, owned in elements_by_block(made, tensor):
                 if holds(groups, signature):
                     for where in owned:
                         expected[where] += words[tensor.name][where]

@@ -71,7 +71,7 @@ class Builder:
 
     def _placeholder(self, size: SizeTerm) -> int:
         """Return the number that stands for a size which is written into the file later."""
-        if size.batch:
+        if size.any_batch:
             raise NotSymbolicError("the number of a convolution's groups depends on the batch")
         self.placeholders.setdefault(size, PLACEHOLDER + len(self.placeholders))
         return self.placeholders[size]
@@ -106,7 +106,13 @@ class Builder:
 
     def size(self, size: Size) -> str:
         """Return a size as a vector of one int64."""
-        term = as_term(size)
+        first, *rest = as_term(size).summands
+        result = self._product(first)
+        for term in rest:
+            result = self.emit("Add", result, self._product(term))
+        return result
+
+    def _product(self, term: SizeTerm) -> str:
         factors = [self._kept(axis) for axis in term.axes]
         if term.batch:
             factors.append(self.emit("Shape", self._batch_source, start=0, end=1))
@@ -124,6 +130,7 @@ class Builder:
         return self.emit("Concat", *(self.size(size) for size in shape), axis=0)
 
     def _kept(self, axis: int) -> str:
+        """Return the kept atoms of an axis, from a weight that has the axis alone."""
         for tensor in self.plan.tensors:
             for position, dim in enumerate(tensor.dims):
                 if dim.axis == axis:

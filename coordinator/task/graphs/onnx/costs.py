@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 from math import prod
 
 from coordinator.task.graphs.symbols import Operation, Size, Spec, Symbolic, as_term
@@ -73,10 +74,12 @@ def _product(step: Operation, specs: dict[str, Spec]) -> tuple[int, Sequence[Siz
 
 
 def _add(total: Counter[_Kind], times: int, sizes: Iterable[Size]) -> None:
-    terms = [as_term(size) for size in sizes]
-    axes = tuple(sorted(axis for term in terms for axis in term.axes))
-    power = sum(term.batch for term in terms)
-    total[axes, power] += times * prod(term.coefficient for term in terms)
+    if not times:
+        return
+    for terms in product(*(as_term(size).summands for size in sizes)):
+        axes = tuple(sorted(axis for term in terms for axis in term.axes))
+        power = sum(term.batch for term in terms)
+        total[axes, power] += times * prod(term.coefficient for term in terms)
 
 
 def _terms(total: Counter[_Kind]) -> tuple[CostTerm, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -24,8 +26,8 @@ def traced_bytes(made: Compiled, kept: tuple[int, ...], batch: int) -> int:
     """The same sum over a trace at exactly this size; scattering takes a tensor of zeros more."""
     traced = trace_gradient(made.task, kept, batch)
     graph = traced.graph
-    (last,) = graph.output_node().args
-    graph.output_node().args = (last[: len(traced.outputs)],)  # without those of statistics
+    given: Any = graph.output_node().args[0]
+    graph.output_node().args = (given[: len(traced.outputs)],)  # without those of statistics
     graph.eliminate_dead_code()
     nodes = list(graph.nodes)
     outputs = set(nodes[-1].all_input_nodes)
@@ -103,11 +105,7 @@ def counted_macs(made: Compiled, kept: tuple[int, ...], batch: int) -> tuple[int
     task, plan = made.task, made.task.plan
 
     def empty(tensor: Tensor) -> torch.Tensor:
-        sizes = [
-            dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
-            for dim in tensor.dims
-        ]
-        return torch.ones(sizes, dtype=getattr(torch, tensor.dtype))
+        return torch.ones([dim.at(kept) for dim in tensor.dims], dtype=getattr(torch, tensor.dtype))
 
     weights = [empty(tensor).requires_grad_() for tensor in plan.tensors]
     buffers = [empty(buffer) for buffer in plan.buffers]

@@ -23,10 +23,10 @@ NAMES = [
     *(name for name in FAMILIES if name not in ("mlp-2048", "resnet18-gn")),  # slow, nothing new
     *("lenet-dropout", "multihead", "squeeze-excite", "channel-shuffle", "shuffled-units"),
     *("bilinear", "glu-chunk", "embedding-mean", "positions", "tied-weights", "prelu"),
-    *("called-twice", "shared-norm", "partly-frozen", "concatenated", "lstm"),
+    *("called-twice", "shared-norm", "partly-frozen", "concatenated", "lstm", "dense-blocks"),
     *("instance-norm", "autoencoder"),
 ]
-MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm", "instance-norm"}
+MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm", "instance-norm", "dense-blocks"}
 """Norms with statistics, in which a sample of weight zero still counts."""
 
 

@@ -52,6 +52,8 @@ def test_difference_of_unlike_sizes_is_refused() -> None:
     assert subtract(SizeTerm(5, (1,)), SizeTerm(5, (1,))) == 0
     with pytest.raises(NotSymbolicError):
         subtract(SizeTerm(5, (1,)), SizeTerm(2, (0,)))
+    both = SizeTerm(5, (1,), more=(SizeTerm(2, (2,)),))
+    assert subtract(both, SizeTerm(5, (1,))) == SizeTerm(2, (2,))
 
 
 @pytest.mark.parametrize("name", ["lenet-28", "resnet-gn", "vit-small"])

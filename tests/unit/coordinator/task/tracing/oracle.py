@@ -15,7 +15,7 @@ from torch import nn
 from coordinator.task.tracing.trace import TracedModel, trace_model
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Tensor
+from edge_sdk.protocol.plan.specs import Dim, Segment, Tensor
 from tests.unit.coordinator.task.tracing.zoo import MODELS
 
 Parts = int | tuple[float, ...]
@@ -59,16 +59,23 @@ def random_groups(plan: ModelPlan, rng: np.random.Generator) -> Choice:
     return choice
 
 
+def _kept(plan: ModelPlan, part: Dim | Segment, choice: Choice) -> Array:
+    """True where the submodel holds the index of a dimension, or of a segment of it."""
+    if part.axis is None:
+        return np.ones(part.size, dtype=bool)
+    axis = plan.axes[part.axis]
+    group_of_atom = np.repeat(np.arange(len(axis.groups)), axis.groups)
+    atom = np.arange(part.size) // part.inner % axis.atoms
+    return np.isin(group_of_atom[atom], choice[axis.name])
+
+
 def mask(plan: ModelPlan, tensor: Tensor, choice: Choice) -> Array:
     """True where the submodel holds the element of the full tensor."""
     held = np.ones(tensor.shape, dtype=bool)
     for position, dim in enumerate(tensor.dims):
-        if dim.axis is not None:
-            axis = plan.axes[dim.axis]
-            group_of_atom = np.repeat(np.arange(len(axis.groups)), axis.groups)
-            atom = np.arange(dim.size) // dim.inner % axis.atoms
-            kept = np.isin(group_of_atom[atom], choice[axis.name])
-            held &= kept.reshape([-1 if d == position else 1 for d in range(held.ndim)])
+        parts = dim.segments or (dim,)
+        kept = np.concatenate([_kept(plan, part, choice) for part in parts])
+        held &= kept.reshape([-1 if d == position else 1 for d in range(held.ndim)])
     return held
 
 

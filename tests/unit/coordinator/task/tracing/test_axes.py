@@ -68,7 +68,8 @@ AXES: dict[str, dict[str, int]] = {
     "partly-frozen": {"0": 16, "2": 12},
     "residual-mlp": {"0": 16},
     "layer-norm-mlp": {"1.inner.1": 12},
-    "concatenated": {"hidden": 12},
+    "concatenated": {"left": 8, "right": 8, "hidden": 12},
+    "dense-blocks": {"stem": 8, "grow": 12, "squeeze": 8},
     "lstm": {"hidden": 12},
     "gru": {"hidden": 12},
     "batch-norm-tokens": {"hidden": 12},
@@ -88,7 +89,11 @@ WHOLE = None
 Cut = tuple[str, int, int] | None
 """Axis, repeats outside an atom, elements inside an atom."""
 
-DIMENSIONS: dict[tuple[str, str], tuple[Cut, ...]] = {
+Segments = list[tuple[str | None, int, int]]
+"""Axis, size and elements inside an atom of every segment."""
+
+_EVERY: Segments = [("stem", 8, 1), ("grow", 12, 1), ("squeeze", 8, 1), (None, 3, 1)]
+DIMENSIONS: dict[tuple[str, str], tuple[Cut | Segments, ...]] = {
     ("mlp", "1.weight"): (("1", 1, 1), WHOLE),  # an input of the model
     ("mlp", "3.weight"): (("3", 1, 1), ("1", 1, 1)),
     ("mlp", "5.weight"): (WHOLE, ("3", 1, 1)),  # class scores
@@ -128,8 +133,14 @@ DIMENSIONS: dict[tuple[str, str], tuple[Cut, ...]] = {
     ("partly-frozen", "0.weight"): (("0", 1, 1), WHOLE),
     ("partly-frozen", "4.weight"): (WHOLE, ("2", 1, 1)),
     ("layer-norm-mlp", "0.weight"): (WHOLE, WHOLE),
-    ("concatenated", "left.weight"): (WHOLE, WHOLE),
-    ("concatenated", "hidden.weight"): (("hidden", 1, 1), WHOLE),
+    ("concatenated", "left.weight"): (("left", 1, 1), WHOLE),
+    ("concatenated", "hidden.weight"): (("hidden", 1, 1), [("left", 8, 1), ("right", 8, 1)]),
+    ("dense-blocks", "norm.running_var"): ([("stem", 8, 1), ("grow", 12, 1)],),
+    ("dense-blocks", "mix.weight"): (_EVERY, _EVERY, WHOLE, WHOLE),
+    ("dense-blocks", "head.weight"): (
+        WHOLE,
+        [("stem", 32, 4), ("grow", 48, 4), ("squeeze", 32, 4), (None, 12, 1)],
+    ),
     ("bilinear", "first.weight"): (WHOLE, WHOLE),
     ("lstm", "lstm.weight_hh_l0"): (WHOLE, WHOLE),
     ("lstm", "hidden.weight"): (("hidden", 1, 1), WHOLE),
@@ -150,7 +161,14 @@ def test_dimensions_of_tensor(name: str, tensor: str) -> None:
     plan = traced(name)[1].plan
     (found,) = (each for each in (*plan.tensors, *plan.buffers) if each.name == tensor)
     cuts = tuple(
-        None if dim.axis is None else (plan.axes[dim.axis].name, dim.outer, dim.inner)
+        [
+            (None if each.axis is None else plan.axes[each.axis].name, each.size, each.inner)
+            for each in dim.segments
+        ]
+        if dim.segments
+        else None
+        if dim.axis is None
+        else (plan.axes[dim.axis].name, dim.outer, dim.inner)
         for dim in found.dims
     )
     assert cuts == DIMENSIONS[name, tensor]
@@ -170,15 +188,12 @@ def test_tensors_are_what_is_trained(name: str) -> None:
 
 def test_reasons_of_what_stayed_whole() -> None:
     """Of hidden widths alone: inputs, outputs, kernels and what has an axis need no reason."""
-    embedded = "it is concatenated (cat, the model's own forward())"
-    assert traced("concatenated")[1].reasons == (
-        f"left.weight, dimension 0: {embedded}",
-        f"left.bias, dimension 0: {embedded}",
-        f"right.weight, dimension 0: {embedded}",
-        f"right.bias, dimension 0: {embedded}",
-        f"hidden.weight, dimension 1: {embedded}",
-    )
-    for name in ("mlp", "lenet-28", "text", "autoencoder"):
+    normed = "it is normalised over as a whole (layer_norm, module '1.inner.0')"
+    reasons = traced("layer-norm-mlp")[1].reasons
+    assert reasons[:2] == (f"0.weight, dimension 0: {normed}", f"0.bias, dimension 0: {normed}")
+    assert f"1.inner.1.weight, dimension 1: {normed}" in reasons
+    assert not any("1.inner.1.weight, dimension 0" in reason for reason in reasons)
+    for name in ("concatenated", "dense-blocks", "mlp", "lenet-28", "text", "autoencoder"):
         assert traced(name)[1].reasons == ()
 
 

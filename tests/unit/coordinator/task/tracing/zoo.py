@@ -249,6 +249,27 @@ class Concatenated(nn.Module):
         return out
 
 
+class DenseBlocks(nn.Module):
+    """Concatenations of concatenations and of the input: normed, mixed, added to and flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
+        self.grow = nn.Conv2d(8, 12, 3, padding=1)
+        self.norm = nn.BatchNorm2d(20)
+        self.squeeze = nn.Conv2d(20, 8, 1)
+        self.mix = nn.Conv2d(31, 31, 1)
+        self.head = nn.Linear(31 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.stem(x)
+        both = torch.cat([first, self.grow(F.relu(first))], dim=1)
+        new = self.squeeze(F.relu(self.norm(both)))
+        every = torch.cat([both, new, F.avg_pool2d(x, 2)], dim=1)
+        out: Tensor = self.head(F.avg_pool2d(every + self.mix(every), 2).flatten(1))
+        return out
+
+
 class LastStep(nn.Module):
     """An LSTM read out at its last step by an MLP."""
 
@@ -494,6 +515,7 @@ MODELS: dict[str, Family] = {
     "residual-mlp": Family(residual_mlp, (10,), 5),
     "layer-norm-mlp": Family(layer_norm_mlp, (10,), 5),
     "concatenated": Family(Concatenated, (10,), 5),
+    "dense-blocks": Family(DenseBlocks, (3, 8, 8), 5),
     "lstm": Family(LastStep, (6, 7), 5),
     "gru": Family(LastState, (6, 7), 5),
     "batch-norm-tokens": Family(lambda: TokenNorm(nn.BatchNorm1d(TOKENS)), _TOKENS, 5),

@@ -1,4 +1,4 @@
-"""The wire form of plans: version 1, to the byte."""
+"""The wire form of plans: versions 1 and 2, to the byte."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from edge_sdk.protocol.errors import PlanError
 from edge_sdk.protocol.plan.codec import MAX_PLAN_BYTES, decode_plan, encode_plan, plan_hash
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import MacTerm
+from edge_sdk.protocol.plan.specs import Axis, Dim, MacTerm, Segment, Tensor
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "plan_v1.bin").read_bytes()
 GOLDEN_HASH = "867a027a0f69e383655370f986f3e36a00be475ea86ac6f5aa7fe2185c7dc303"
@@ -61,6 +62,63 @@ def test_golden_file_is_as_the_format_is_described() -> None:
     assert hashlib.sha256(BODY).hexdigest() == GOLDEN_HASH
 
 
+SEGMENTS = ModelPlan(
+    axes=(Axis("left", (2, 1)), Axis("right", (2, 2))),
+    tensors=(
+        Tensor("left.weight", "float32", (Dim(3, 0), Dim(5))),
+        Tensor("right.weight", "float32", (Dim(4, 1), Dim(5))),
+        Tensor(
+            "both.weight",
+            "float32",
+            (
+                Dim(2),
+                Dim(20, segments=(Segment(6, 0, 2), Segment(2), Segment(8, 1, 2), Segment(4, 1))),
+            ),
+        ),
+    ),
+)
+GOLDEN_2 = (Path(__file__).parents[1] / "golden" / "plan_v2.bin").read_bytes()
+
+
+def test_plan_with_segments_is_version_two_to_the_byte() -> None:
+    assert encode_plan(SEGMENTS) == GOLDEN_2
+    assert decode_plan(GOLDEN_2) == SEGMENTS
+    envelope = msgpack.unpackb(GOLDEN_2)
+    both = msgpack.unpackb(envelope[3])[2][2]
+    assert envelope[1] == 2
+    assert both[2] == [[2], [20, [[6, 0, 2], [2], [8, 1, 2], [4, 1, 1]]]]
+
+
+def test_segments_decide_who_owns_a_column() -> None:
+    """Columns 0–5 are of `left`, 6 and 7 of everybody, the rest of `right`, twice."""
+    weights = {t.name: np.zeros(t.shape, dtype=np.float32) for t in SEGMENTS.tensors}
+    weights["both.weight"][:] = np.arange(20)
+    part = SEGMENTS.cut(weights, {"left": [1], "right": [0]})
+    assert part["both.weight"][0].tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 16, 17]
+    blocks = SEGMENTS.scatter(part, {"left": [1], "right": [0]})
+    back = SEGMENTS.assemble(blocks, {"left": [1], "right": [0]})
+    assert all(np.array_equal(back[name], part[name]) for name in part)
+    assert SEGMENTS.submodel_parameters({"left": [1], "right": [0]}) == 5 + 10 + 20
+
+
+@pytest.mark.parametrize(
+    "dim",
+    [
+        Dim(3, segments=(Segment(3, 0),)),
+        Dim(6, segments=(Segment(3), Segment(3))),
+        Dim(7, segments=(Segment(3, 0), Segment(2), Segment(2))),
+        Dim(8, segments=(Segment(3, 0), Segment(4, 1))),
+        Dim(7, segments=(Segment(3, 0), Segment(4, 2))),
+        Dim(8, segments=(Segment(3, 0), Segment(5, 1))),
+        Dim(7, 0, segments=(Segment(3, 0), Segment(4, 1))),
+        Dim(3, segments=(Segment(3, 0), Segment(0))),
+    ],
+)
+def test_segments_that_do_not_make_the_dimension_are_refused(dim: Dim) -> None:
+    with pytest.raises(PlanError, match="tensor 'bias'"):
+        replace(SEGMENTS, tensors=(*SEGMENTS.tensors, Tensor("bias", "float32", (dim,))))
+
+
 def test_wrong_hash_in_the_envelope_is_refused() -> None:
     digest, costs = (hashlib.sha256(part).digest() for part in (BODY, COSTS))
     for wrong in (bytes(32), digest[:-1], digest.hex(), b"", None, list(digest)):
@@ -87,7 +145,7 @@ def test_every_altered_byte_of_the_body_is_noticed() -> None:
             decode_plan(bytes(altered))
 
 
-@pytest.mark.parametrize("version", [0, 2, 255, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 3, 255, "1", None, [1]])
 def test_unknown_version_is_refused(version: object) -> None:
     with pytest.raises(PlanError, match="version"):
         decode_plan(sealed(BODY, version=version))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from edge_sdk.protocol.errors import GraphError, GroupError, ProtocolError
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Segment, Tensor
 from edge_sdk.protocol.task.codec import (
     decode_manifest,
     encode_manifest,
@@ -36,6 +36,8 @@ from edge_sdk.protocol.task.graphs import (
     RunCost,
     SizeSlot,
     SizeTerm,
+    size_of,
+    sum_of,
 )
 from tests.property.plan.test_plan_codec_fuzz import grafts, structures_of
 
@@ -55,6 +57,7 @@ BATCH = SizeTerm(1, (), True)
 HIDDEN = SizeTerm(1, (0,))
 DATA = DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", (), 6))
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifest_v1.bin"
+GOLDEN_2 = GOLDEN.with_name("manifest_v2.bin")
 
 
 def digest(*parts: object) -> str:
@@ -514,6 +517,7 @@ SLOTTED = replace(
     size_bytes=len(FILE),
     slots=(SizeSlot(6, HIDDEN), SizeSlot(17, SizeTerm(3, (0, 1)))),
 )
+SUM = SizeTerm(2, more=(SizeTerm(1, (0,)), SizeTerm(3, (0, 1))))
 
 
 @given(hidden=st.integers(1, 2**10), heads=st.integers(1, 2**10))
@@ -557,9 +561,26 @@ def test_slots_that_overlap_or_leave_the_file_are_refused(slots: tuple[SizeSlot,
 
 def test_manifest_with_slots_is_of_version_two_and_comes_back() -> None:
     manifest = manifest_of(SLOTTED, entry_of("evaluate"))
+    assert encode_manifest(manifest) == GOLDEN_2.read_bytes()
     assert msgpack.unpackb(manifest.encoded)[1] == 2
     assert decode_manifest(manifest.encoded) == manifest
     assert msgpack.unpackb(MANIFEST.encoded)[1] == 1
+
+
+def test_size_that_is_a_sum() -> None:
+    assert SUM.value((5, 7), 3) == 2 + 5 + 3 * 5 * 7
+    assert sum_of([SizeTerm(3, (0, 1)), SizeTerm(1), SizeTerm(1, (0,)), SizeTerm(1)]) == SUM
+    assert (SUM.all_axes, SUM.any_batch) == ({0, 1}, False)
+    segments = (Segment(4, 0), Segment(6, 1, 3), Segment(2))
+    assert size_of(Dim(12, segments=segments)).value((4, 2), 1) == 12
+    for more in ((SizeTerm(1, (0,)), SizeTerm(1, (0,))), (SizeTerm(0, (1,)),), (SizeTerm(1),)):
+        with pytest.raises(GraphError, match="summands"):
+            SizeTerm(2, more=more)
+    entry = entry_of("evaluate")
+    wide = replace(entry, outputs=(Port("outputs", "float32", (BATCH, SUM)),))
+    manifest = manifest_of(entry_of(), wide)
+    assert msgpack.unpackb(manifest.encoded)[1] == 2
+    assert decode_manifest(manifest.encoded) == manifest
 
 
 @given(data=st.binary(max_size=200))
