@@ -122,7 +122,8 @@ def test_device_reads_a_boards_own_sensors(run: Path, nano: Path) -> None:
         # The rail never changes: what is drawn is watts × seconds, and nothing is above idle.
         assert joules.net == pytest.approx(0, abs=1e-9)
         assert joules.gross is not None
-        assert joules.gross / watts >= 0.9 * case.round_s.median
+        # A mean over all rounds, of which half took the median or longer.
+        assert joules.gross / watts >= 0.5 * case.round_s.median
         assert case.heat.highest_c == 38.5  # of the CPU; the PMIC's 100 °C are no temperature
 
 
