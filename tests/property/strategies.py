@@ -86,7 +86,8 @@ def random_axis_groups(rng: random.Random) -> tuple[int, ...]:
     atoms = rng.choice([rng.randint(1, most_atoms), most_atoms])
     equal = rng.choice([rng.randint(1, most_groups), most_groups])
     ratios = [rng.randint(1, 40) for _ in range(rng.randint(1, min(most_groups, 8)))]
-    return split_atoms(atoms, rng.choice([equal, ratios, [5, 10, 20, 30, 35]]))
+    parts: list[int | list[int]] = [equal, ratios, [5, 10, 20, 30, 35]]
+    return split_atoms(atoms, rng.choice(parts))
 
 
 def random_dims(rng: random.Random, axes: list[Axis], most: int) -> tuple[Dim, ...]:
