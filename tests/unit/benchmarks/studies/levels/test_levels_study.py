@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.report.options import UsageError
 from benchmarks.studies.levels.fleets import FLEETS, WAYS
-from benchmarks.studies.levels.page import render_tables
+from benchmarks.device.report.page import update_page
+from benchmarks.studies.levels.page import BEGIN, render_tables
 from benchmarks.studies.levels.record import append_outcome, read_record
 from benchmarks.studies.levels.settings import SETTINGS
 from benchmarks.studies.levels.study import Wanted, aims_of, standings, study_figures
@@ -108,6 +109,14 @@ def test_record_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
     append_outcome(path, first)
     append_outcome(path, second)
     assert list(read_record(path).values()) == [first, second]
+
+
+def test_page_of_the_study_agrees_with_its_record(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[5] / "docs"
+    page = tmp_path / "levels.md"
+    page.write_text((docs / "levels.md").read_text(encoding="utf-8"), encoding="utf-8")
+    update_page(page, render_tables([*read_record(docs / "levels.jsonl").values()]), BEGIN)
+    assert page.read_text(encoding="utf-8") == (docs / "levels.md").read_text(encoding="utf-8")
 
 
 def test_run_spends_the_energy_of_its_fleet_and_repeats_itself(
