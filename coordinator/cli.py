@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
-    *("rule", "mask", "widths", "recipe", "up", "down", "memory", "memory_type", "threads"),
-    *("rounds", "fleet", "seed", "backend", "init"),
+    *("rule", "mask", "widths", "classes", "recipe", "up", "down", "memory", "memory_type"),
+    *("threads", "rounds", "fleet", "seed", "backend", "init"),
 )
 """Settings of the demo that are flags under the same name."""
 
@@ -406,7 +406,7 @@ def _by_recipe(config: DemoConfig, name: str, arguments: argparse.Namespace) -> 
 
     if name not in PUBLISHED:
         raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
-    for option in ("rule", "rule_option", "mask", "mask_option", "widths"):
+    for option in ("rule", "rule_option", "mask", "mask_option", "widths", "classes"):
         if getattr(arguments, option):
             also = f"--{option.replace('_', '-')}"
             raise ConfigError(f"--recipe {name} sets {also} itself: leave out one of the two")

@@ -36,20 +36,28 @@ def check_pairing(
         raise ConfigError(problem)
 
 
-def check_distillation(local_rule: LocalRule, manifest: Manifest) -> None:
-    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes, or have
-    no graphs for it.
+def check_local_rule(local_rule: LocalRule, manifest: Manifest) -> None:
+    """Raise `ConfigError` if devices are to take outputs for scores of classes that are none, or
+    have no graphs for it.
     """
-    if not local_rule.distillation:
-        return
+    graphs = manifest.graphs
+    if local_rule.distillation:
+        made = any(entry.kind == "distillation" for entry in graphs)
+        _check_scores("distillation", "0", manifest, made=made)
+    if local_rule.classes != "all":
+        made = any("classes" in entry.input_names for entry in graphs)
+        _check_scores("classes", '"all"', manifest, made=made)
+
+
+def _check_scores(setting: str, plain: str, manifest: Manifest, *, made: bool) -> None:
     if manifest.loss != "cross-entropy":
         raise ConfigError(
-            f"distillation takes the wide outputs as scores of classes, but the task's loss is "
-            f"{manifest.loss}: set distillation = 0, or train with cross-entropy"
+            f"{setting} takes a model's outputs as scores of classes, but the task's loss is "
+            f"{manifest.loss}: set {setting} = {plain}, or train with cross-entropy"
         )
-    if not any(entry.kind == "distillation" for entry in manifest.graphs):
+    if not made:
         raise ConfigError(
-            "this run was made without graphs for distillation: set distillation = 0, or start a "
+            f"this run was made without graphs for {setting}: set {setting} = {plain}, or start a "
             "new run in another folder"
         )
 

@@ -35,7 +35,10 @@ class Recipe:
         )
 
 
-_LOGITS = "devices compute scores of all classes, not only of those they have"
+_ROWS = (
+    "rows of the output layer of classes that a device has no sample of do not move, but count in "
+    "the mean; the papers' code leaves them out"
+)
 _FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
 
 PUBLISHED: Mapping[str, Recipe] = {
@@ -54,16 +57,16 @@ PUBLISHED: Mapping[str, Recipe] = {
     "heterofl": Recipe(
         masks="static",
         mask_options={"tied": True},
-        local={"rescale": 1.0},
+        local={"rescale": 1.0, "classes": "own"},
         source="Diao et al., HeteroFL, ICLR 2021 (arXiv:2010.01264)",
-        differs=_LOGITS,
+        differs=_ROWS,
     ),
     "fedrolex": Recipe(
         masks="rolling",
         mask_options={"tied": True, "shared": True},
-        local={"rescale": 1.0},
+        local={"rescale": 1.0, "classes": "own"},
         source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale as in its code",
-        differs=_LOGITS,
+        differs=_ROWS,
     ),
     "fjord": Recipe(
         rule_options={"weighting": "samples"},

@@ -40,7 +40,7 @@ from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
@@ -110,6 +110,9 @@ class RunTable:
     own and the narrower ones; `sandwich`, the own and a drawn narrower one."""
     distillation: Annotated[float, Within(least=0, most=1)] = same_as(LocalRule, "distillation")
     """Share of the wide outputs in the narrow submodel's targets, with `sandwich`."""
+    classes: Classes = same_as(LocalRule, "classes")
+    """Classes whose scores count in local training: `all`, or a device's `own`, which leaves out
+    those that it has no sample of (with cross-entropy)."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""

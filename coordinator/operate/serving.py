@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from coordinator.aggregate.pairings import check_distillation, level_advice, rule_name
+from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
@@ -53,6 +53,7 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
             levels=sorted({*LEVELS, *config.run.levels}, reverse=True),
             distillation=config.run.distillation > 0,
+            class_masks=config.run.classes != "all",
         )
         about = About(
             task=task.name,
@@ -61,7 +62,7 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
         )
         # Report what does not fit before writing anything.
-        check_distillation(config.machine(model.plan).local_rule, model.manifest)
+        check_local_rule(config.machine(model.plan).local_rule, model.manifest)
         create_run(folder, about, model)
     run = Run(folder)
     wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
@@ -143,7 +144,7 @@ def serve(
         if stop.is_set():
             return False
         machine = config.machine(run.plan)
-        check_distillation(machine.local_rule, run.task.manifest)
+        check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
         service_config = ServiceConfig(
             machine=machine,

@@ -194,8 +194,8 @@ def demo_task(seed: int, init: Path | None) -> Task:
 def local_rule(config: DemoConfig) -> LocalRule:
     """Return the devices' local training rule."""
     radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    chosen = {"sam_radius": radius, "widths": config.widths, **config.local}
-    return replace(LOCAL_RULE, **chosen)
+    chosen = {"sam_radius": radius, "widths": config.widths, "classes": config.classes}
+    return replace(LOCAL_RULE, **{**chosen, **config.local})
 
 
 def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
@@ -211,7 +211,7 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
     if initial is None or config.backend == "torch":
         task = demo_task(config.seed, config.init)
     if initial is None:
-        initial = _compile(task, local_rule(config).distillation > 0)
+        initial = _compile(task, local_rule(config))
     plan, manifest, files = initial.plan, initial.manifest, initial.files
     fleet = load_fleet(config.fleet)
     emulations = emulate_all(fleet, choose_members(fleet, config.devices))
@@ -279,10 +279,15 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     return demo
 
 
-def _compile(task: Task, distillation: bool) -> SavedModel:
+def _compile(task: Task, rule: LocalRule) -> SavedModel:
     from coordinator.task.graphs.compilation import compile_graphs
 
-    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
+    graphs = compile_graphs(
+        task,
+        batch_sizes=(BATCH_SIZE,),
+        distillation=rule.distillation > 0,
+        class_masks=rule.classes != "all",
+    )
     return SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
 
 

@@ -34,4 +34,6 @@ def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
         assert f"`{recipe.rule}`" in rows[name]
         assert f"`{recipe.masks}`" in rows[name]
         assert f"rescale {recipe.local['rescale']:g}" in rows[name]
+        own = recipe.local.get("classes", "all") == "own"
+        assert ("classes `own`" in rows[name]) == own
         assert recipe.local.get("widths", "own") in (*re.findall(r"`([\w-]+)`", rows[name]), "own")
