@@ -27,7 +27,7 @@ def check_pairing(
     """
     problem = None if widths == "own" else _several(rule, masks, widths, plan)
     if problem is None and isinstance(rule, FedRaa):
-        problem = _asynchronous(rule, masks)
+        problem = _asynchronous(rule, masks, plan)
     elif problem is None and isinstance(rule, Rule):
         problem = _synchronous(rule, masks, widths)
     if problem is None and encoding.kind == "top-k":
@@ -91,6 +91,8 @@ def level_advice(
         said.append(
             f"every level becomes a model: {widths} trains the narrower ones on each device"
         )
+    elif plan.has_alternatives:
+        said.append("every level has norms of its own, which devices of that level train")
     elif isinstance(masks, OrderedMasks):
         said.append("devices train their own width only, which spoils the widths of others")
     else:
@@ -98,7 +100,7 @@ def level_advice(
             'only the whole model is for use; widths = "sandwich" makes every level a model'
         )
     if norm:
-        if widths == "own":
+        if widths == "own" and not plan.has_alternatives:
             said.append(
                 "warning: a model with BatchNorm learns badly if devices of different levels train "
                 'their own width only: set widths = "sandwich" or "ordered-dropout"'
@@ -133,6 +135,11 @@ def _several(
             f"{widths} needs levels that lie within one another, and {name} masks have no order: "
             "use nested or core masks, or leave widths at own"
         )
+    if plan is not None and plan.has_alternatives:
+        return (
+            f"{widths} needs levels that lie within one another, and every level of this model has "
+            "norms of its own (decouple_norms): leave widths at own, or do not decouple them"
+        )
     if plan is not None and not masks.nests(plan):
         return (
             f"{widths} needs levels that lie within one another; with groups that do not ascend in "
@@ -161,8 +168,13 @@ def _synchronous(rule: Rule, masks: MaskPolicy, widths: Widths) -> str | None:
     return None
 
 
-def _asynchronous(rule: FedRaa, masks: MaskPolicy) -> str | None:
+def _asynchronous(rule: FedRaa, masks: MaskPolicy, plan: ModelPlan | None) -> str | None:
     name = rule_name(rule)
+    if rule.fragments and plan is not None and plan.has_alternatives:
+        return (
+            f"{name} deals out fragments, which have no level, and every level of this model has "
+            "norms of its own (decouple_norms): do not decouple them, or use a synchronous rule"
+        )
     if rule.fragments and not isinstance(masks, GreRaaMasks):
         return f"{name} trains one fragment at a time, which only gre-raa deals out"
     if not rule.fragments and not isinstance(masks, RandomMasks):

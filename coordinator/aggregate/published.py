@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
 from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,16 @@ class Recipe:
     """Citation."""
     differs: str = ""
     """Parts of the system that are not here; empty if there are none."""
+    decoupled: bool = False
+    """The model's norms are decoupled (`decouple_norms`)."""
+
+    def check_model(self, plan: ModelPlan) -> None:
+        """Raise `ConfigError` if the system is made for another kind of model."""
+        if self.decoupled and not plan.has_alternatives:
+            raise ConfigError(
+                "this recipe keeps norms of every level apart, and the model's norms are shared: "
+                "make the task from decouple_norms(model, copies), copies being its groups"
+            )
 
     def make(self, **local: Any) -> tuple[Rule | FedRaa, MaskPolicy, LocalRule]:
         """Make the rule, the mask policy and the local rule; `local` gives its other fields."""
@@ -35,9 +47,10 @@ class Recipe:
         )
 
 
-_ROWS = (
+_HETERO = (
     "rows of the output layer of classes that a device has no sample of do not move, but count in "
-    "the mean; the papers' code leaves them out"
+    "the mean, where the authors' code leaves them out; inputs are rescaled after normalisation, "
+    "where that code does so before it, and BatchNorm takes it out again"
 )
 _FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
 
@@ -59,14 +72,14 @@ PUBLISHED: Mapping[str, Recipe] = {
         mask_options={"tied": True},
         local={"rescale": 1.0, "classes": "own"},
         source="Diao et al., HeteroFL, ICLR 2021 (arXiv:2010.01264)",
-        differs=_ROWS,
+        differs=_HETERO,
     ),
     "fedrolex": Recipe(
         masks="rolling",
         mask_options={"tied": True, "shared": True},
         local={"rescale": 1.0, "classes": "own"},
         source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale as in its code",
-        differs=_ROWS,
+        differs=f"{_HETERO}; windows advance by a group, not by a unit",
     ),
     "fjord": Recipe(
         rule_options={"weighting": "samples"},
@@ -90,6 +103,15 @@ PUBLISHED: Mapping[str, Recipe] = {
         local={"rescale": 0.0, "widths": "sandwich", "distillation": 1.0},
         source="Yu and Huang, Universally Slimmable Networks, ICCV 2019 (arXiv:1903.05134)",
         differs="a step trains one narrower submodel, not the narrowest and two drawn ones",
+    ),
+    "nefl": Recipe(
+        masks="nested",
+        mask_options={"tied": True},
+        local={"rescale": 0.0},
+        decoupled=True,
+        source="Kang et al., NeFL, IEEE Transactions on Mobile Computing 2025 (arXiv:2308.07761)",
+        differs="submodels differ in width alone, not in depth, and so there are no step sizes of "
+        "residual blocks to learn",
     ),
     "fiarse": Recipe(
         masks="nested",

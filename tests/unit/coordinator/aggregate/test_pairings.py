@@ -180,6 +180,13 @@ BATCH_NORM = replace(
 )
 
 
+COPIES = replace(
+    BATCH_NORM,
+    axes=(*PLAN.axes, Axis("copies", (1, 1), alternatives=True)),
+    tensors=(*PLAN.tensors, Tensor("scale", "float32", (Dim(2, 1), Dim(4, 0)))),
+)
+
+
 @pytest.mark.parametrize(
     ("masks", "widths", "plan", "has_data", "words"),
     [
@@ -189,6 +196,7 @@ BATCH_NORM = replace(
         ("nested", "sandwich", "norm", True, ["every level becomes a model"]),
         ("nested", "sandwich", "norm", False, ["every level", "(task.evaluation)"]),
         ("coverage", "own", "norm", True, ["only the whole model", "learns badly"]),
+        ("nested", "own", "copies", True, ["norms of its own"]),
     ],
 )
 def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
@@ -198,7 +206,7 @@ def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
         make_rule("ram-fed"),
         make_masks(masks),
         widths,
-        BATCH_NORM if plan == "norm" else PLAN,
+        {"plain": PLAN, "norm": BATCH_NORM, "copies": COPIES}[plan],
         has_data=has_data,
     )
     assert len(said) == len(words)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.aggregate.pairings import check_pairing, rule_name
 from coordinator.aggregate.published import PUBLISHED
+from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 
 GUIDE = Path(__file__).resolve().parents[4] / "docs/algorithms.md"
 
@@ -23,6 +27,16 @@ def test_recipe_is_a_sound_combination(name: str) -> None:
     assert (rule_name(rule), type(masks)) == (recipe.rule, MASKS[recipe.masks])
     assert (local.learning_rate, local.momentum) == (0.5, 0.25)
     assert local.rescale == recipe.local["rescale"]
+
+
+def test_recipe_for_decoupled_norms_refuses_shared_ones() -> None:
+    width = Axis("width", (1, 1))
+    shared = ModelPlan(axes=(width,), tensors=(Tensor("scale", "float32", (Dim(2, 0),)),))
+    copied = replace(shared, axes=(replace(width, alternatives=True),))
+    PUBLISHED["nefl"].check_model(copied)
+    PUBLISHED["fjord"].check_model(shared)
+    with pytest.raises(ConfigError, match="decouple_norms"):
+        PUBLISHED["nefl"].check_model(shared)
 
 
 def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
