@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
+from edge_sdk.program.settings import Given, nearest
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -29,6 +30,18 @@ class Recipe:
     """Parts of the system that are not here; empty if there are none."""
     decoupled: bool = False
     """The model's norms are decoupled (`decouple_norms`)."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that make the system, by their keys in a run's file."""
+        plain = {"widths": "own", "distillation": 0.0, "classes": "all"}
+        return {
+            "rule.name": self.rule,
+            **{f"rule.options.{name}": value for name, value in self.rule_options.items()},
+            "mask.name": self.masks,
+            **{f"mask.options.{name}": value for name, value in self.mask_options.items()},
+            **{f"run.{name}": value for name, value in {**plain, **self.local}.items()},
+        }
 
     def check_model(self, plan: ModelPlan) -> None:
         """Raise `ConfigError` if the system is made for another kind of model."""
@@ -122,3 +135,39 @@ PUBLISHED: Mapping[str, Recipe] = {
     ),
 }
 """Recipes by name."""
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of this name. Raises `ConfigError`."""
+    if name not in PUBLISHED:
+        raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def recipe_preset(
+    given: Mapping[str, Given], key: str = "run.recipe", named: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Return the settings of the recipe that is given as `key`; none without one.
+
+    `named` returns a program's name for a key of a run's file. Raises `ConfigError` if another
+    value is given for one of the settings.
+    """
+    name = given[key].value if key in given else None
+    if not isinstance(name, str):
+        return {}  # there is none; or it is no name, which the reader complains about
+    settings = {named(each): value for each, value in find_recipe(name).settings.items()}
+    for own, value in settings.items():
+        for other, (said, where) in given.items():
+            if (other == own and not _same(said, value)) or own.startswith(f"{other}."):
+                raise ConfigError(
+                    f"recipe {name} sets {own} = {value!r}, but {where} gives {said!r}: leave out "
+                    "one of the two"
+                )
+    return settings
+
+
+def _same(said: Any, value: Any) -> bool:
+    """Tell if a value, perhaps spelt out in a variable or a flag, is this one."""
+    if isinstance(said, str) and isinstance(value, int | float):
+        return said.lower() in (str(value).lower(), f"{value:g}")
+    return bool(said == value)

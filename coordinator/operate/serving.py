@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
+from coordinator.aggregate.published import find_recipe
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
@@ -207,6 +208,11 @@ def start_report(
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
+    if config.run.recipe is not None:
+        recipe = find_recipe(config.run.recipe)
+        yield f"recipe     {config.run.recipe}: {recipe.source}"
+        if recipe.differs:
+            yield f"{'':10} differs: {recipe.differs}"
     if machine.local_rule.widths != "own":
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         yield f"widths     {machine.local_rule.widths}, levels {levels}"

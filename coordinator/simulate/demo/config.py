@@ -32,7 +32,7 @@ class DemoConfig:
     """Classes whose scores count in local training: all, or those that the device has samples of
     (`own`)."""
     recipe: str | None = None
-    """Published system instead of --rule, --mask, --widths and --classes; `list` lists all."""
+    """Published system, which sets --rule, --mask, --widths and --classes; `list` lists all."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule that the recipe sets."""
     up: EncodingText = field(default_factory=Encoding)
@@ -62,3 +62,11 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def demo_key(key: str) -> str:
+    """Return the demo's name for a key of a run's file that a recipe sets."""
+    if key.startswith("run."):
+        own = key.removeprefix("run.")
+        return own if own in ("widths", "classes") else f"local.{own}"
+    return key.replace(".options", "_options").removesuffix(".name")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
@@ -174,6 +176,11 @@ class Ledger:
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
     """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
+    if config.recipe is not None and find_recipe(config.recipe).decoupled:
+        raise ConfigError(
+            f"recipe {config.recipe} decouples the norms of a model, and the demo's has none: use "
+            "it in a run with a model of your own"
+        )
     rule = make_rule(config.rule, **config.rule_options)
     return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
 
