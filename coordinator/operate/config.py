@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.published import find_recipe, recipe_preset
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
@@ -40,7 +41,7 @@ from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
@@ -86,6 +87,9 @@ class RunTable:
     """Rounds of a synchronous run; without it, 50."""
     updates: Annotated[Count | None, Example(UPDATES)] = None
     """Updates of an asynchronous run; without it, 500."""
+    recipe: Annotated[str | None, Example("fjord")] = None
+    """Published system, which sets the rule, the masks and the devices' training together
+    (docs/algorithms.md). `tessera-coordinator demo --recipe list` names all."""
     steps: Count = 10
     """Steps of SGD that a device makes in a round."""
     batch_size: Count = 32
@@ -110,6 +114,9 @@ class RunTable:
     own and the narrower ones; `sandwich`, the own and a drawn narrower one."""
     distillation: Annotated[float, Within(least=0, most=1)] = same_as(LocalRule, "distillation")
     """Share of the wide outputs in the narrow submodel's targets, with `sandwich`."""
+    classes: Classes = same_as(LocalRule, "classes")
+    """Classes whose scores count in local training: `all`, or a device's `own`, which leaves out
+    those that it has no sample of (with cross-entropy)."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""
@@ -250,6 +257,8 @@ class ServeConfig:
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         """Make the settings of the state machine. Raises `ConfigError`."""
+        if self.run.recipe is not None:
+            find_recipe(self.run.recipe).check_model(plan)
         rule = self.make_rule()
         masks = self.mask.name or fitting_masks(rule, self.run.widths)
         common: dict[str, Any] = {
@@ -285,6 +294,7 @@ def read_config(path: str | Path, *, environment: Mapping[str, str] | None = Non
         environment=environment,
         others=[key.variable for key in keys(DeviceConfig)],
         absent=f"tessera-coordinator init {path} writes one to start from",
+        preset=recipe_preset,
     )
     return replace(config, base=Path(path).absolute().parent)
 

@@ -16,6 +16,7 @@ from benchmarks.data import Dataset, DatasetError, load_data
 from benchmarks.models import TextClassifier, ViT, cnn, resnet, sensor_cnn
 from coordinator.simulate.partitions import dirichlet_parts
 from coordinator.task.task import Task, make_task
+from coordinator.task.tracing.norms import NORMS, decouple_norms
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
@@ -126,11 +127,16 @@ class LevelSetting:
     train_samples: int | None = None
     """Training samples to use; None: all."""
 
-    def task(self, data: Dataset, seed: int) -> Task:
-        """Make the task with the initial weights of a seed."""
+    def task(self, data: Dataset, seed: int, *, decoupled: bool = False) -> Task:
+        """Make the task with the initial weights of a seed.
+
+        `decoupled`: every level has norms of its own; a model without norms stays as it is.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.make()
+        if decoupled and any(isinstance(each, NORMS) for each in model.modules()):
+            model = decouple_norms(model, GROUPS)
         example = (
             torch.zeros(2, *data.shape, dtype=torch.int64)
             if data.vocabulary

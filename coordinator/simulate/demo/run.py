@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
@@ -174,6 +176,11 @@ class Ledger:
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
     """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
+    if config.recipe is not None and find_recipe(config.recipe).decoupled:
+        raise ConfigError(
+            f"recipe {config.recipe} decouples the norms of a model, and the demo's has none: use "
+            "it in a run with a model of your own"
+        )
     rule = make_rule(config.rule, **config.rule_options)
     return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
 
@@ -194,8 +201,8 @@ def demo_task(seed: int, init: Path | None) -> Task:
 def local_rule(config: DemoConfig) -> LocalRule:
     """Return the devices' local training rule."""
     radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    chosen = {"sam_radius": radius, "widths": config.widths, **config.local}
-    return replace(LOCAL_RULE, **chosen)
+    chosen = {"sam_radius": radius, "widths": config.widths, "classes": config.classes}
+    return replace(LOCAL_RULE, **{**chosen, **config.local})
 
 
 def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
@@ -211,7 +218,7 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
     if initial is None or config.backend == "torch":
         task = demo_task(config.seed, config.init)
     if initial is None:
-        initial = _compile(task, local_rule(config).distillation > 0)
+        initial = _compile(task, local_rule(config))
     plan, manifest, files = initial.plan, initial.manifest, initial.files
     fleet = load_fleet(config.fleet)
     emulations = emulate_all(fleet, choose_members(fleet, config.devices))
@@ -279,10 +286,15 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     return demo
 
 
-def _compile(task: Task, distillation: bool) -> SavedModel:
+def _compile(task: Task, rule: LocalRule) -> SavedModel:
     from coordinator.task.graphs.compilation import compile_graphs
 
-    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
+    graphs = compile_graphs(
+        task,
+        batch_sizes=(BATCH_SIZE,),
+        distillation=rule.distillation > 0,
+        class_masks=rule.classes != "all",
+    )
     return SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
 
 

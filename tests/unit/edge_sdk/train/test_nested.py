@@ -127,7 +127,7 @@ def compiled(name: str) -> tuple[Task, CompiledGraphs]:
         torch.manual_seed(1)
         model = CASES[name].model()
         task = make_task(model, torch.randn(2, *CASES[name].shape), groups=4)
-    return task, compile_graphs(task, distillation=name == "mlp")
+    return task, compile_graphs(task, distillation=name == "mlp", class_masks=name == "mlp")
 
 
 def backends(name: str) -> dict[str, Backend]:
@@ -204,6 +204,9 @@ def by_hand(
                 outputs = CASES[name].outputs(
                     weights, kept, torch.tensor(batch.inputs[0]), at, scale, masks
                 )
+                if rule.classes == "own":
+                    absent = [each for each in range(3) if each not in job.classes]
+                    outputs = outputs.index_fill(1, torch.tensor(absent), 0.0)
                 loss = F.cross_entropy(outputs, torch.tensor(batch.targets))
                 if wide is not None:
                     taught = F.cross_entropy(outputs, wide)
@@ -293,6 +296,49 @@ def test_narrow_learns_from_wide_outputs(name: str, backend: str, rule: str) -> 
     plain = replace(job, rule=replace(used, distillation=0), mask_stream=stream(4, "masks"))
     other = backends(name)[backend].train(plain, batches).movement
     assert max(np.abs(other[key] - array).max() for key, array in got.movement.items()) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "backend"), [("mlp", "torch"), ("mlp", "onnx"), ("cnn", "torch")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"widths": "sandwich", "distillation": 0.7}, id="distilled"),
+    ],
+)
+def test_scores_of_absent_classes_take_no_part(
+    name: str, backend: str, change: dict[str, Any]
+) -> None:
+    """The oracle's loss is of scores in which those of absent classes are replaced by 0."""
+    used = replace(PLAIN, classes="own", weight_decay=0.0, **change)
+    widths = WIDTHS["gaps"] if change else ()
+    job = replace(job_of(name, used, widths), classes=(0, 2))
+    batches = [
+        each._replace(targets=np.where(each.targets == 1, 2, each.targets))
+        for each in batches_of(name)
+    ]
+    alone: list[tuple[tuple[int, ...], ...]] = [(OWN,)] * len(batches)
+    steps = steps_by_hand(widths, len(batches), sandwich=True) if widths else alone
+    got = backends(name)[backend].train(job, batches)
+    assert_equal(got, by_hand(name, job, batches, steps))
+    *_, head = (key for key in got.movement if key.endswith("weight"))
+    assert not got.movement[head][1].any()
+    assert got.movement[head][0].any()
+    everything = replace(job, rule=replace(used, classes="all"), mask_stream=stream(4, "masks"))
+    assert backends(name)[backend].train(everything, batches).movement[head][1].any()
+
+
+def test_own_classes_without_scores_or_graphs_refused() -> None:
+    own = replace(PLAIN, classes="own")
+    task = replace(compiled("mlp")[0], loss=LOSSES["mse"])
+    with pytest.raises(TrainingError, match=r"classes needs scores of classes, .* the loss is mse"):
+        TorchBackend(task).train(job_of("mlp", own), batches_of("mlp"))
+    job = replace(job_of("cnn", own), classes=(0,))
+    with pytest.raises(GraphError, match="takes no classes"):
+        backends("cnn")["onnx"].train(job, batches_of("cnn"))
+    for backend in backends("mlp").values():
+        with pytest.raises(TrainingError, match="none of the device's classes"):
+            backend.train(job_of("mlp", own), batches_of("mlp"))
 
 
 def test_device_that_makes_one_pass_does_not_distil() -> None:
