@@ -62,6 +62,21 @@ def _check_scores(setting: str, plain: str, manifest: Manifest, *, made: bool) -
         )
 
 
+def fitting_widths(rule: Rule | FedRaa, masks: str | None, *, alternatives: bool = False) -> Widths:
+    """Return the submodels that a step had best train (docs/levels.md).
+
+    `masks` None: they are still to be chosen. `alternatives`: levels have norms of their own.
+    """
+    if isinstance(rule, FedRaa) or rule.whole_models or alternatives:
+        return "own"
+    return "sandwich" if masks in (None, "nested", "core") else "own"
+
+
+def fitting_rescale(widths: Widths) -> float:
+    """Return the rescale that goes with these widths: none where narrow ones are trained too."""
+    return LocalRule(learning_rate=1).rescale if widths == "own" else 0.0
+
+
 def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
     """Return the name of the mask policy that serves a rule best."""
     if isinstance(rule, FedRaa):

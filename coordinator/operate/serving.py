@@ -215,7 +215,8 @@ def start_report(
             yield f"{'':10} differs: {recipe.differs}"
     if machine.local_rule.widths != "own":
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
-        yield f"widths     {machine.local_rule.widths}, levels {levels}"
+        chosen = "" if config.run.widths else " (chosen: run.widths is not set; docs/levels.md)"
+        yield f"widths     {machine.local_rule.widths}{chosen}, levels {levels}"
     for number, sentence in enumerate(
         level_advice(
             machine.rule,

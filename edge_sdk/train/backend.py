@@ -71,6 +71,9 @@ class Job:
     def drawn(self) -> Iterator[tuple[int, ...]]:
         """Yield the widths of each step, without end: 0 is `groups`, n is `widths[n - 1]`.
 
+        Widths are dealt like cards: each comes once, in a drawn order, before any comes again. A
+        step's width is then uniform, and a round takes about the same time whatever was drawn.
+
         Everybody who asks gets the same ones; `width_stream` itself stays as it is. Raises
         `TrainingError` if there is none.
         """
@@ -79,11 +82,10 @@ class Job:
         if self.width_stream is None:
             raise TrainingError("a job with narrower widths needs a stream that draws from them")
         stream, narrower = deepcopy(self.width_stream), len(self.widths)
+        both = self.rule.widths == "sandwich" and self.passes > 1
         while True:
-            if self.rule.widths == "sandwich" and self.passes > 1:
-                yield 0, 1 + int(stream.integers(narrower))
-            else:
-                yield (int(stream.integers(1 + narrower)),)
+            for width in stream.permutation(np.arange(both, 1 + narrower)).tolist():
+                yield (0, width) if both else (width,)
 
     def step_macs(self, plan: ModelPlan) -> Iterator[int]:
         """Yield the multiply-accumulates of each step's forward passes, per sample."""

@@ -25,9 +25,9 @@ class DemoConfig:
     """Policy that picks each device's groups; `list` lists all; without it, the best for the
     rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
-    widths: Widths = "own"
+    widths: Widths | None = None
     """Submodels that a step trains: the assigned one, one drawn from it and the narrower ones
-    within it, or it and a drawn narrower one."""
+    within it, or it and a drawn narrower one; without it, the best for rule and masks."""
     classes: Classes = "all"
     """Classes whose scores count in local training: all, or those that the device has samples of
     (`own`)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
 from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
@@ -182,6 +182,7 @@ def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
             "it in a run with a model of your own"
         )
     rule = make_rule(config.rule, **config.rule_options)
+    config = replace(config, widths=config.widths or fitting_widths(rule, config.mask))
     return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
 
 
@@ -199,9 +200,14 @@ def demo_task(seed: int, init: Path | None) -> Task:
 
 
 def local_rule(config: DemoConfig) -> LocalRule:
-    """Return the devices' local training rule."""
-    radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    chosen = {"sam_radius": radius, "widths": config.widths, "classes": config.classes}
+    """Return the devices' local training rule of a configuration from `choose_masks`."""
+    widths = config.widths or "own"
+    chosen = {
+        "sam_radius": SAM_RADIUS if config.rule == "subdismo" else 0.0,
+        "rescale": fitting_rescale(widths),
+        "widths": widths,
+        "classes": config.classes,
+    }
     return replace(LOCAL_RULE, **{**chosen, **config.local})
 
 
@@ -273,14 +279,15 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
 
 
 def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | None:
-    """Repeat the run in this process with every device training the whole model.
+    """Repeat the run in this process with every device training the whole model, and only that.
 
     None for asynchronous rules: they end after a number of movements, whoever made them, and a
     device that offers everything still gets one fragment.
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    demo = make_demo(replace(config, weigh=False, memory=None), initial)
+    alone = replace(config, weigh=False, memory=None, widths="own", local={})
+    demo = make_demo(alone, initial)
     for _ in demo.run():
         pass
     return demo

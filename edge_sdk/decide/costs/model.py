@@ -16,9 +16,9 @@ times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a
 calibrated ones there is only `memory_bound`, which knows nothing but the graph and is up to six
 times too high.
 
-Under a local rule that trains several widths, a step is the mean over them: of the level and those
-below it that the opening names. A second pass a step makes it the level's own and the mean of the
-narrower ones. A narrower pass takes memory for its cut of the weights and for its gradients; a
+Under a local rule that trains several widths, steps take turns with them: the level and those below
+it that the opening names, the widest first where they do not come out even. A second pass a step
+makes it the level's own and one of the narrower ones. A narrower pass takes memory for its cut of the weights and for its gradients; a
 second one also for the gradients of the first.
 
 Everything here is pure. Laws: predictions do not fall with the level or the steps, and a constant
@@ -28,11 +28,10 @@ ratio of observed to predicted seconds is learned completely, whatever widths we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from statistics import fmean
 
 from edge_sdk.decide.costs.cost import Cost, EnergySource
 from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features, time_features
@@ -346,11 +345,11 @@ class CostModel:
             self._step(work_at(self.plan, self.manifest, each, batch))
             for each in narrower_levels(opened, level)
         ]
-        once_s = twice_s = fmean([own_s, *narrower]) if narrower else own_s
+        steps, times = opened.steps, _sam(opened.local_rule)
+        once_s = twice_s = _most_dealt([own_s, *narrower], steps)
         if narrower and opened.local_rule.widths == "sandwich":
-            twice_s = own_s + fmean(narrower)
-        runs = opened.steps * _sam(opened.local_rule)
-        return runs * once_s + fixed_s, runs * twice_s + fixed_s
+            twice_s = steps * own_s + _most_dealt(narrower, steps)
+        return times * once_s + fixed_s, times * twice_s + fixed_s
 
     def _trained_s(self, level: float, opened: RoundOpen, batch: int, job: Job | None) -> float:
         """Seconds of the widths that a training's steps really drew, without the corrections."""
@@ -479,6 +478,12 @@ def _batch(opened: RoundOpen, samples: int | None) -> int:
 def _sam(rule: LocalRule) -> int:
     """Times a step computes its gradient."""
     return 2 if rule.sam_radius > 0 else 1
+
+
+def _most_dealt(each_s: Sequence[float], steps: int) -> float:
+    """Most seconds of steps whose widths are dealt like cards (`Job.drawn`)."""
+    whole, rest = divmod(steps, len(each_s))
+    return whole * sum(each_s) + sum(sorted(each_s, reverse=True)[:rest])
 
 
 def _smoothed(before: float | None, new: float) -> float:

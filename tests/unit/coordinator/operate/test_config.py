@@ -178,7 +178,10 @@ def test_password_may_come_from_the_environment(
             f"{TASK}{RUN}widths = 'both'\n",
             r"run\.widths = 'both': must be one of own",
         ),
-        (f"{TASK}{RUN}distillation = 0.5\n", r"run\.distillation = 0.5: needs the wide outputs"),
+        (
+            f"{TASK}{RUN}widths = 'own'\ndistillation = 0.5\n",
+            r"run\.distillation = 0.5: needs the wide outputs",
+        ),
         (f"{TASK}{RUN}levels = [0.5]\n", r"run\.levels = \[0.5\]: must be up to 64 shares"),
         (f"{TASK}{RUN}levels = [1, 2]\n", r"run\.levels = \[1, 2\]: must be a list, each item"),
         (f"{TASK}{RUN}keep_last = 0\n", "keep_last = 0: must be at least 1"),

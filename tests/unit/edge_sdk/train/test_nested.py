@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice, pairwise
+from itertools import count as numbers
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -244,9 +246,11 @@ def steps_by_hand(
 ) -> list[tuple[tuple[int, ...], ...]]:
     """The groups of every pass of every step, drawn as the rules say."""
     random = stream(5, "widths")
-    if sandwich:
-        return [(OWN, widths[int(random.integers(len(widths)))]) for _ in range(count)]
-    return [((OWN, *widths)[random.integers(1 + len(widths))],) for _ in range(count)]
+    cards = list(widths) if sandwich else [OWN, *widths]
+    dealt: list[tuple[int, ...]] = []
+    while len(dealt) < count:
+        dealt += [cards[number] for number in random.permutation(len(cards))]
+    return [(OWN, each) if sandwich else (each,) for each in dealt[:count]]
 
 
 def assert_equal(got: Trained, wanted: Oracle) -> None:
@@ -389,13 +393,11 @@ def test_sandwich_moves_by_both_gradients(backend: str) -> None:
 def test_ordered_dropout_leaves_other_weights_alone(backend: str, passes: int) -> None:
     """Steps that draw only narrower widths; a sandwich of one pass is no different."""
     rule = ORDERED if passes == 2 else SANDWICH
-    job = job_of("cnn", rule, [(0, 1), (0,)], passes)
-    drawn = list(islice(job.drawn(), 40))
-    narrow_twice = next(n for n, pair in enumerate(pairwise(drawn)) if (0,) not in pair)
-    shifted = stream(5, "widths")
-    for _ in range(narrow_twice):
-        shifted.integers(3)
-    job = replace(job, width_stream=shifted)
+    streams = (stream(seed, "widths") for seed in numbers())
+    jobs = (
+        replace(job_of("cnn", rule, [(0, 1), (0,)], passes), width_stream=each) for each in streams
+    )
+    job = next(each for each in jobs if (0,) not in islice(each.drawn(), 2))
     got = backends("cnn")[backend].train(job, batches_of("cnn", 2))
     for key in ("0.weight", "1.bias", "8.weight"):
         moved = np.moveaxis(got.movement[key], 1 if key == "8.weight" else 0, 0)
@@ -425,11 +427,15 @@ def test_width_outside_the_groups_refused(backend: str) -> None:
         trainer.train(replace(job_of("mlp", SANDWICH, [(0,)]), width_stream=None), batches)
 
 
-def test_draws_are_uniform_and_the_same_for_everybody() -> None:
+def test_widths_come_in_turns_drawn_anew_and_the_same_for_everybody() -> None:
     job = job_of("mlp", ORDERED, [(0, 1), (0,)])
     one, same = ([width for (width,) in islice(job.drawn(), 3000)] for _ in range(2))
     assert one == same
-    np.testing.assert_allclose(np.bincount(one) / 3000, [1 / 3] * 3, atol=0.05)
+    turns = np.reshape(one, (1000, 3))
+    np.testing.assert_array_equal(np.sort(turns, axis=1), [[0, 1, 2]] * 1000)
+    orders = Counter(map(tuple, turns.tolist()))
+    assert len(orders) == 6
+    assert min(orders.values()) > 100
     pairs = set(islice(replace(job, rule=SANDWICH).drawn(), 40))
     assert pairs == {(0, 1), (0, 2)}
     plan = compiled("mlp")[0].plan

@@ -140,12 +140,11 @@ def test_training_of_several_widths_takes_the_time_of_those_it_trains(
     rule = LocalRule(learning_rate=0.1, widths="sandwich")
     backend = emulation.emulated(TorchBackend(task))
     train(backend, task, data, 0.75, rule=rule, widths=(0.5, 0.25), passes=passes)
-    random, macs = stream(0, "widths"), 0
-    for _ in range(STEPS):
-        if passes == 2:
-            macs += MACS[0.75] + (MACS[0.5], MACS[0.25])[random.integers(2)]
-        else:
-            macs += (MACS[0.75], MACS[0.5], MACS[0.25])[random.integers(3)]
+    random, dealt = stream(0, "widths"), list[float]()
+    cards = [0.75, 0.5, 0.25][passes - 1 :]
+    while len(dealt) < STEPS:
+        dealt += [cards[number] for number in random.permutation(len(cards))]
+    macs = sum(MACS[level] for level in dealt[:STEPS]) + (passes - 1) * STEPS * MACS[0.75]
     speed = value(find_board("pixel_4").speed.speed_ratio)
     assert emulation.moment.train_s == pytest.approx(1e6 * BATCH * 3 * macs / (5e9 * speed))
 
