@@ -91,7 +91,8 @@ PUBLISHED: Mapping[str, Recipe] = {
         masks="rolling",
         mask_options={"tied": True, "shared": True},
         local={"rescale": 1.0, "classes": "own"},
-        source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale as in its code",
+        source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale and classes as in "
+        "its code",
         differs=f"{_HETERO}; windows advance by a group, not by a unit",
     ),
     "fjord": Recipe(

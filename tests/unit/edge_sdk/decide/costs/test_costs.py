@@ -262,6 +262,28 @@ def test_narrower_passes_take_memory_for_their_cut_and_gradient(
     assert (plain.second_s, plain.second_bytes) == (0, 0)
 
 
+def test_distillation_takes_memory_for_graphs_of_its_own(
+    task: Task, compiled: CompiledGraphs
+) -> None:
+    """The calibration's gradient graph stays open beside them, as much as training made grow."""
+    model = model_of(task, compiled)
+    rule = replace(RULE, widths="sandwich")
+    costs = [
+        model.predict([1.0], opened(task, local_rule=each, levels=(1.0, 0.5)))[0]
+        for each in (rule, replace(rule, distillation=0.5))
+    ]
+    work = work_at(task.plan, compiled.manifest, 1.0, 16)
+    assert costs[0].peak_bytes == costs[1].peak_bytes
+    more = costs[1].second_bytes - costs[0].second_bytes
+    assert more == pytest.approx(MARGIN * grown_bytes(work), rel=1e-6)
+    round = opened(task, local_rule=replace(rule, distillation=0.5), levels=(1.0, 0.5))
+    held = costs[1].peak_bytes + more / 4
+    [again] = model.predict([1.0], round, held_bytes=held)
+    assert again.second_bytes == pytest.approx(costs[1].second_bytes - more / 4)
+    [blind] = model_of(task, None).predict([1.0], round)  # without graphs there are none to open
+    assert blind.second_bytes == pytest.approx(MARGIN * 4 * task.plan.parameters)
+
+
 def test_small_data_makes_small_batches(task: Task, compiled: CompiledGraphs) -> None:
     model = model_of(task, compiled)
     assert model.predict([1.0], opened(task), samples=4) == model.predict(
