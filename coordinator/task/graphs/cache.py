@@ -92,14 +92,16 @@ def cache_key(
     return sha256(repr(parts).encode()).hexdigest()
 
 
+TRANSLATOR = ("coordinator/task", "edge_sdk/protocol", "edge_sdk/train")
+"""Folders with the code that traces, translates and describes graphs."""
+
+
 @cache
 def translator_version() -> str:
     """Hash of the code that traces and translates; changing that code makes every entry stale."""
-    package = Path(__file__).parents[1]
-    sources = [*package.glob("graphs/**/*.py"), *package.glob("tracing/**/*.py")]
-    sources.append(package / "task.py")
+    root = Path(__file__).parents[3]
     digest = sha256()
-    for path in sorted(sources):
+    for path in sorted(path for folder in TRANSLATOR for path in (root / folder).rglob("*.py")):
         digest.update(sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
