@@ -240,7 +240,8 @@ SETTINGS: dict[str, LevelSetting] = {
     ),
 }
 """Settings by name. In the `tight` ones the model is no larger than its task, so that a quarter of
-it is too small; in the others even a quarter has room to spare. `digits-mlp` needs no data but scikit-learn's digits: it is for `--quick`."""
+it is too small; in the others even a quarter has room to spare. `digits-mlp` needs no data but
+scikit-learn's digits: it is for `--quick`."""
 
 
 @cache

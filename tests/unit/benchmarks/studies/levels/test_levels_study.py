@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from benchmarks.device.report.page import update_page
 from benchmarks.report.options import UsageError
 from benchmarks.studies.levels.fleets import FLEETS, WAYS
-from benchmarks.device.report.page import update_page
 from benchmarks.studies.levels.page import BEGIN, render_tables
 from benchmarks.studies.levels.record import append_outcome, read_record
 from benchmarks.studies.levels.settings import SETTINGS, data_of
