@@ -120,6 +120,7 @@ _VARIED: dict[str, dict[str, Any]] = {
     "random": {"masks": "random", "local": _PLAIN},
 }
 WAYS |= {name: replace(WAYS["sandwich"], **change) for name, change in _VARIED.items()}
+WAYS["dropout-momentum"] = replace(WAYS["dropout"], optimizer={"name": "momentum", "beta1": 0.5})
 WAYS |= {
     name: TrainingWay(
         rule=recipe.rule,
