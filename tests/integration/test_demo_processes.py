@@ -280,7 +280,11 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
     ("arguments", "says"),
     [
         (("--recipe", "fjor"), "there is no recipe 'fjor'; did you mean 'fjord'"),
-        (("--recipe", "fjord", "--mask", "core"), "--recipe fjord sets --mask itself"),
+        (
+            ("--recipe", "fjord", "--mask", "core"),
+            "recipe fjord sets mask = 'nested', but --mask gives",
+        ),
+        (("--recipe", "nefl"), "the demo's has none"),
         (("--widths", "sandwich", "--mask", "rolling"), "rolling masks have no order"),
         (("--widths", "sandwich", "--rule", "fed-raa"), "leave widths at own"),
     ],
