@@ -4,7 +4,8 @@ Blocks owned by the same groups are covered together and form one **cell**. Tens
 dimensions have the same bundles, in any order, share a table of cells with one dimension for each,
 in row-major order of group numbers. Where one bundle is behind two dimensions, blocks (g, h) and
 (h, g) are both in cell (min, max), and cell (max, min) is empty. Blocks without a width axis are in
-a cell of no dimensions, which every submodel holds.
+a cell of no dimensions, which every submodel holds. Alternatives belong to no bundle: blocks that
+differ in nothing else are in one cell, as if every submodel held them all.
 """
 
 from __future__ import annotations
@@ -105,14 +106,14 @@ def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
         found = np.empty([dim.groups(counts) for dim in cut], dtype=np.int64)
         # Segments of a dimension have axes of their own: each combination is a grid of blocks.
         for grid in product(*(_ranges(dim, counts) for dim in cut)):
-            behind = [bundle_of[axis] for axis, _ in grid if axis is not None]
-            key = tuple(sorted(behind))
+            behind = [None if axis is None else bundle_of.get(axis) for axis, _ in grid]
+            key = tuple(sorted(bundle for bundle in behind if bundle is not None))
             if key not in tables:
                 shape = tuple(bundles[b].count for b in key)
                 tables[key] = Table(key, shape, slice(start, start + prod(shape)))
                 start += prod(shape)
-            places = _places(behind, [bundles[b].count for b in behind])
             where = tuple(run for _, run in grid)
+            places = _places(behind, found[where].shape)
             found[where] = (tables[key].cells.start + places).reshape(found[where].shape)
         of_block.append(found.reshape(-1))
     cells = np.concatenate(of_block)
@@ -129,15 +130,21 @@ def _ranges(dim: Dim, counts: Sequence[int]) -> list[tuple[int | None, slice]]:
     return found
 
 
-def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:
-    """Return, for every block of a tensor, its cell's position in the table."""
-    if not behind:
-        return np.zeros(1, dtype=np.int64)
-    numbers = np.indices(counts).reshape(len(counts), -1)
+def _places(behind: Sequence[int | None], counts: Sequence[int]) -> Indices:
+    """Return, for every block of a tensor, its cell's position in the table.
+
+    Dimensions behind which there is no bundle do not matter.
+    """
+    bundled = [dim for dim, bundle in enumerate(behind) if bundle is not None]
+    if not bundled:
+        return np.zeros(prod(counts), dtype=np.int64)
+    numbers = np.indices(counts).reshape(len(counts), -1)[bundled]
+    counts = [counts[dim] for dim in bundled]
     # Sort by bundle, and by group within a bundle: the cell's own coordinates.
-    bundles = np.broadcast_to(np.array(behind)[:, None], numbers.shape)
+    owners = np.array([behind[dim] for dim in bundled], dtype=np.int64)
+    bundles = np.broadcast_to(owners[:, None], numbers.shape)
     order = np.lexsort((numbers, bundles), axis=0)
-    shape = tuple(counts[dim] for dim in np.argsort(behind, kind="stable"))
+    shape = tuple(counts[dim] for dim in np.argsort(owners, kind="stable"))
     coordinates = tuple(np.take_along_axis(numbers, order, axis=0))
     places: Indices = np.ravel_multi_index(coordinates, shape).astype(np.int64)
     return places

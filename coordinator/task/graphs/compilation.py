@@ -81,12 +81,14 @@ def compile_graphs(
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
+    class_masks: bool = False,
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
     `levels` and `batch_sizes` matter only where sizes cannot stay open: then there is one graph for
-    each, and all groups of an axis must have the same size. `distillation`: also the graphs by
-    which a wide submodel teaches a narrow one, if the loss is cross-entropy.
+    each, and all groups of an axis must have the same size. If the loss is cross-entropy,
+    `distillation` adds the graphs by which a wide submodel teaches a narrow one, and with
+    `class_masks` gradients can leave out the scores of some classes.
 
     Raises `GraphCompileError`, which names the operator and its module when an operator has no
     translation, and the differences when a graph disagrees with torch. Raises `ConfigError` when
@@ -96,7 +98,7 @@ def compile_graphs(
     data_spec = task.data
     wanted = [
         built
-        for source in _sources(task, distillation)
+        for source in _sources(task, distillation, class_masks)
         for built in _build(task, source, levels, batch_sizes)
     ]
     wanted.sort(key=lambda built: KINDS.index(built.entry.kind))
@@ -114,17 +116,18 @@ def compile_graphs(
     return CompiledGraphs(manifest, {built.entry.sha256: built.data for built in wanted})
 
 
-def _sources(task: Task, distillation: bool) -> list[_Source]:
+def _sources(task: Task, distillation: bool, class_masks: bool) -> list[_Source]:
     """Return how the graphs are traced; only a model with BatchNorm has statistics."""
+    scores = task.loss_name == "cross-entropy"
+    gradient = partial(trace_gradient, task, class_masks=class_masks and scores)
     known = any(buffer.statistic for buffer in task.plan.buffers)
     training: tuple[Kind, ...] = ("gradient", "statistics") if known else ("gradient",)
     found = [
-        _Source(partial(trace_gradient, task), training),
+        _Source(gradient, training),
         _Source(partial(trace_evaluation, task), ("evaluate",)),
     ]
-    if distillation and task.loss_name == "cross-entropy":
-        trace = partial(trace_gradient, task, distils=True)
-        found.append(_Source(trace, ("distillation",)))
+    if distillation and scores:
+        found.append(_Source(partial(gradient, distils=True), ("distillation",)))
     return found
 
 

@@ -570,7 +570,7 @@ def test_manifest_with_slots_is_of_version_two_and_comes_back() -> None:
 def test_size_that_is_a_sum() -> None:
     assert SUM.value((5, 7), 3) == 2 + 5 + 3 * 5 * 7
     assert sum_of([SizeTerm(3, (0, 1)), SizeTerm(1), SizeTerm(1, (0,)), SizeTerm(1)]) == SUM
-    assert (SUM.all_axes, SUM.any_batch) == ({0, 1}, False)
+    assert (SUM.all_axes, SUM.any_batch) == (frozenset({0, 1}), False)
     segments = (Segment(4, 0), Segment(6, 1, 3), Segment(2))
     assert size_of(Dim(12, segments=segments)).value((4, 2), 1) == 12
     for more in ((SizeTerm(1, (0,)), SizeTerm(1, (0,))), (SizeTerm(0, (1,)),), (SizeTerm(1),)):
