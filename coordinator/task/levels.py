@@ -8,50 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.train.statistics import Moments
+from edge_sdk.protocol.plan.plan import Groups
+from edge_sdk.train.statistics import LevelRuntime
 
-PIECE = 512
-"""Samples to predict at a time."""
 STATISTICS_SAMPLES = 1024
 """Samples from which statistics are computed, if there are as many."""
-
-
-class LevelRuntime(Protocol):
-    """Runs submodels of a task: with onnxruntime (`Predictor`) or torch (`TracedModel`)."""
-
-    @property
-    def plan(self) -> ModelPlan:
-        """The task's plan."""
-
-    def predict(
-        self,
-        weights: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: Sequence[Array],
-        *,
-        groups: Groups | None = None,
-        rescale: float = 0.0,
-    ) -> Array:
-        """Compute a submodel's outputs."""
-
-    def moments(
-        self,
-        weights: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: Sequence[Array],
-        *,
-        groups: Groups | None = None,
-        rescale: float = 0.0,
-    ) -> Moments | None:
-        """Compute a submodel's BatchNorm moments; None: the model has no BatchNorm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,24 +37,11 @@ class LevelModel:
     def accuracy(self, runtime: LevelRuntime, data: ArrayData) -> float | None:
         """Share of correct answers; None if the task has no such notion."""
         # Imported here: it loads onnxruntime, which is optional and slow to load.
-        from edge_sdk.train.inference import accuracy
+        from edge_sdk.train.evaluation import level_accuracy
 
-        right = 0
-        for first in range(0, len(data), PIECE):
-            rows = slice(first, first + PIECE)
-            outputs = runtime.predict(
-                self.weights,
-                self.buffers,
-                [each[rows] for each in data.inputs],
-                groups=self.groups,
-                rescale=self.rescale,
-            )
-            targets = data.targets[rows]
-            share = accuracy(outputs, targets)
-            if share is None:
-                return None
-            right += round(share * targets.size)
-        return right / data.targets.size
+        return level_accuracy(
+            runtime, self.weights, self.buffers, data, groups=self.groups, rescale=self.rescale
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

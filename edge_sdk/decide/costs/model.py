@@ -39,6 +39,7 @@ from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features,
 from edge_sdk.decide.costs.work import (
     Work,
     batch_bytes,
+    forward_work,
     largest_groups,
     narrower_levels,
     work_at,
@@ -52,7 +53,7 @@ from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.packs.packs import find_packs
-from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
 
@@ -87,6 +88,15 @@ def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encodin
     """
     arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # plus the gradients
     grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
+    return MARGIN * grown + MARGIN_BYTES
+
+
+def forward_bound(work: Work, data_bytes: int) -> float:
+    """Most bytes that a forward pass takes: all activations, and none of training's arrays.
+
+    The weights exist three times: as received, assembled, and as the runtime's inputs.
+    """
+    grown = FLOOR_BYTES + 3 * work.weight_bytes + work.activation_bytes + 60 * data_bytes
     return MARGIN * grown + MARGIN_BYTES
 
 
@@ -295,6 +305,20 @@ class CostModel:
                 bytes_up=bytes_up(self.plan, level, encoding),
             )
             for level in levels
+        )
+
+    def forward(self, level: float, groups: Groups, samples: int, batch: int) -> Cost:
+        """Predict a forward pass of a level's groups over so many samples, in batches.
+
+        Raises `GroupError` for invalid groups, `GraphError` when no graph fits.
+        """
+        work = forward_work(self.plan, self.manifest, groups, batch)
+        data = 0 if self.manifest is None else batch_bytes(self.manifest.data, work.samples)
+        runs = math.ceil(samples / work.samples)
+        seconds = (runs * self._step(work) + self._fixed(work)) * self._ratio(level)
+        down = bytes_down(self.plan, level, Encoding())
+        return self._cost(
+            level, seconds, 0.0, forward_bound(work, data), bytes_down=down, bytes_up=0
         )
 
     def observed(

@@ -14,6 +14,7 @@ from edge_sdk.protocol.messages.fields import (
     BINARY,
     BLOB,
     BLOBS,
+    BYTES_BY_NAME,
     COUNT,
     ENCODING,
     FLAG,
@@ -27,6 +28,7 @@ from edge_sdk.protocol.messages.fields import (
     RULE,
     RUN,
     SHA256,
+    TEXT,
     WIDTHS,
     Form,
     Forms,
@@ -45,6 +47,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Finding, Survey
 from edge_sdk.protocol.messages.topics import Topic, TopicKind
 from edge_sdk.protocol.messages.transfer import (
     Complaint,
@@ -71,6 +74,8 @@ ControlMessage = (
     | Want
     | Evaluation
     | Complaint
+    | Survey
+    | Finding
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -86,6 +91,8 @@ TYPES: dict[str, type[ControlMessage]] = {
     "want": Want,
     "evaluation": Evaluation,
     "complaint": Complaint,
+    "survey": Survey,
+    "finding": Finding,
 }
 """Every message by its name on the wire."""
 
@@ -115,6 +122,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "warmup": FLAG,
         "levels": LEVELS,
         "by_invitation": FLAG._replace(omits=False),
+        "statistics": optional(BLOB)._replace(omits=None),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},
@@ -172,11 +180,37 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "accuracy": optional(NUMBER),
     },
     Complaint: {"device": NAME, "reason": REASON},
+    Survey: {
+        "round": COUNT,
+        "plan_hash": SHA256,
+        "wants": TEXT,
+        "levels": LEVELS,
+        "groups": WIDTHS,
+        "rescale": NUMBER,
+        "samples": COUNT,
+        "batch_size": COUNT,
+        "wait_s": NUMBER,
+        "run": RUN,
+        "model": optional(BLOB),
+        "statistics": optional(BLOB),
+    },
+    Finding: {
+        "device": NAME,
+        "round": COUNT,
+        "wants": TEXT,
+        "level": NUMBER,
+        "samples": COUNT,
+        "run": RUN,
+        "reason": REASON,
+        "means": BYTES_BY_NAME,
+        "m2s": BYTES_BY_NAME,
+        "accuracy": optional(NUMBER),
+    },
 }
 
 ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.TASK: (TaskNotice,),
-    TopicKind.ROUND: (RoundOpen, RoundClosed),
+    TopicKind.ROUND: (RoundOpen, RoundClosed, Survey),
     TopicKind.COORDINATOR: (Presence,),
     TopicKind.DOWN_CONTROL: (
         RoundOpen,
@@ -186,7 +220,7 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
         RoundClosed,
         Complaint,
     ),
-    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation),
+    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, Finding),
     TopicKind.PRESENCE: (Presence,),
 }
 """Messages that each topic carries; the other topics carry chunks."""
