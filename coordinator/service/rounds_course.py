@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,13 +16,17 @@ from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
+from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import Parts, Said, upload_of
 from coordinator.service.reports import report_round
+from coordinator.service.surveying import Surveying
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.survey import Finding
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +82,9 @@ class RoundsCourse:
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
+        self._closed: _ClosedRound | None = None
+        """A round whose commit waits for the result of a survey."""
+        self._surveying = Surveying(config, parts.outlet)
         interrupted = self._interrupted(checkpoint)
         parts.outlet.publish()
         self._started = time.perf_counter()
@@ -151,10 +159,18 @@ class RoundsCourse:
     @property
     def deadline(self) -> float | None:
         """Latest time to send `Tick`; None if there is no deadline."""
-        return self._state.deadline
+        return self._surveying.deadline if self._surveying.under_way else self._state.deadline
 
-    def handle(self, event: rounds.Event, now: float) -> list[Said]:
+    @property
+    def surveying(self) -> Surveying:
+        """The survey of the levels, if one is under way."""
+        return self._surveying
+
+    def handle(self, event: rounds.Event | Finding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
+        self._surveyed(event, now)
+        if isinstance(event, Finding):
+            return []
         said: list[Said] = []
         upload, pending = upload_of(event), [event]
         settled = upload is None
@@ -180,6 +196,8 @@ class RoundsCourse:
             opening = rounds.opening_of(self._config, self._state)
             opening = self._parts.outlet.opening(opening)
             return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
+        if self._surveying.under_way:
+            return [*self._surveying.proceed(self._answering, now)]
         committed, self._due = self._due, None
         return [] if committed is None else self.handle(committed, now)
 
@@ -248,13 +266,14 @@ class RoundsCourse:
                 return [events.Kept(device, round)]
             case rounds.Commit():
                 try:
-                    self._commit(effect)
+                    self._close(effect)
                 except Exception as error:
                     # A partial commit cannot be continued; a new process restarts from the last.
                     raise RunError(f"round {effect.round} could not be committed") from error
         return []
 
-    def _commit(self, commit: rounds.Commit) -> None:
+    def _close(self, commit: rounds.Commit) -> None:
+        """Move the model; the commit follows at once, or after a survey of its levels."""
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
         close_round(
@@ -285,6 +304,43 @@ class RoundsCourse:
             },
             seconds=time.perf_counter() - self._started,
         )
+        closed = _ClosedRound(commit, state, report, frozenset(self._arrivals))
+        if not self._is_surveyed():
+            self._commit(closed, scores)
+            return
+        self._closed = replace(closed, published=True)
+        parts.outlet.publish()
+        self._surveying.begin(commit.round, scores, self._answering, state.fleet)
+
+    def _is_surveyed(self) -> bool:
+        """True if devices survey the levels of the model that is about to be committed."""
+        committed, every = self._committed + 1, self._config.survey_every
+        due = committed >= self._config.rounds or (every > 0 and committed % every == 0)
+        return due and self._parts.asks_devices
+
+    @property
+    def _answering(self) -> Set[str]:
+        """Devices that may answer a survey; after a restart, those of the round return."""
+        state = self._state
+        return state.present | state.selected if state.resumed else state.present
+
+    def _surveyed(self, event: Finding | rounds.Event, now: float) -> None:
+        """Pass an event on to the survey, whose result completes the commit."""
+        if isinstance(event, Finding | events.Joined | events.Left | events.Tick):
+            scores = self._surveying.handle(event, now)
+            if scores is not None and self._closed is not None:
+                closed, self._closed = self._closed, None
+                try:
+                    self._commit(closed, scores)
+                except Exception as error:
+                    round = closed.commit.round
+                    raise RunError(f"round {round} could not be committed") from error
+
+    def _commit(self, closed: _ClosedRound, scores: LevelScores) -> None:
+        parts, state, model = self._parts, closed.state, self._parts.model
+        commit, plan = closed.commit, self._config.plan
+        levels = level_reports(plan, state.fleet, scores)
+        report = replace(closed.report, levels=levels, deploy=scores.deploy)
         self._norms = model.norms
         self._committed += 1
         better = scores.best is not None and scores.best > state.best[0]
@@ -304,15 +360,17 @@ class RoundsCourse:
                 optimizer=self._config.server_optimizer.name,
             )
         )
-        self._state = replace(state, fleet=state.fleet.settled())
+        # Late movements may have arrived during a survey; they are for the next commit.
+        self._state = replace(self._state, fleet=self._state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
         parts.record(report)
-        self._arrivals.clear()
-        parts.store.clear_kept()
+        self._arrivals = {k: each for k, each in self._arrivals.items() if k not in closed.kept}
+        parts.store.clear_kept(self._arrivals)
         parts.store.forget_round()
-        parts.outlet.publish()
+        if not closed.published:
+            parts.outlet.publish()
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
 
     def _taught(self, commit: rounds.Commit) -> FleetRecord:
@@ -326,6 +384,20 @@ class RoundsCourse:
             if key not in commit.late or self._config.rule.takes(arrival.contribution):
                 fleet = fleet.taught(self._config.plan, {key[0]: arrival.groups})
         return fleet
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedRound:
+    """A round that moved the model and is not committed yet."""
+
+    commit: rounds.Commit
+    state: RoundsState
+    """The machine's state when the round closed."""
+    report: RoundReport
+    kept: Set[tuple[str, int]]
+    """The movements that the commit deals with; later ones are for the next."""
+    published: bool = False
+    """True if devices have the model already."""
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:

@@ -33,10 +33,11 @@ from coordinator.run.folder import (
     UPLOADS,
     Run,
     RunError,
+    TaskFiles,
 )
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
-from coordinator.service.admission.inbox import Inbox, Letter
+from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import MAX_DEVICES
 from coordinator.service.close import open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, make_model
@@ -58,9 +59,15 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Finding, Survey, largest_finding, norm_pairs
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
 from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
-from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.protocol.messages.wire import (
+    MAX_CONTROL_BYTES,
+    ControlMessage,
+    decode_received,
+    encode_message,
+)
 from edge_sdk.transport.link import (
     Connected,
     Disconnected,
@@ -126,6 +133,7 @@ class Service:
         at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
         self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
+        self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)
         self._session = run.next_session(wall())
         self._sessions: dict[str, int] = {}
@@ -189,6 +197,7 @@ class Service:
                 model, self._publisher, self._store, run=run.about.run, clock=self._clock
             ),
             evaluate=evaluate,
+            surveys=can_survey(run.task),
             threads=keeping.threads,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
@@ -361,6 +370,8 @@ class Service:
                 self._publisher.answer(message)
             case Evaluation() if message.run == self._run.about.run:
                 self._parts.heard(device, message)
+            case Finding() if message.run == self._run.about.run:
+                self._say(self._course.handle(message, self._now()))
 
     def _on_presence(self, device: str, presence: Presence) -> None:
         if presence.session < self._sessions.get(device, 0):
@@ -444,13 +455,15 @@ class Service:
             match each:
                 case events.Broadcast(RoundClosed()) if not self.finished:
                     pass  # The next opening implies it; a closing alone would mean the run's end.
-                case events.Broadcast(RoundOpen() | RoundClosed() as message):
+                case events.Broadcast(message):
                     log.info(
                         "round %d %s",
                         message.round,
-                        "opened" if isinstance(message, RoundOpen) else "ended",
+                        _WORDS[type(message)],
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
+                    surveys = isinstance(message, Survey)
+                    self._inbox.max_bytes = self._finding_bytes if surveys else MAX_MESSAGE_BYTES
                     self._publisher.say_round(replace(message, run=run))
                 case events.Send(_, RoundOpen(round=round)) if isinstance(
                     self._machine, RoundsConfig
@@ -468,6 +481,17 @@ class Service:
         complaint = self._callers.warn(device, text)
         if complaint is not None:
             self._tell(device, complaint)
+
+
+_WORDS = {RoundOpen: "opened", RoundClosed: "ended", Survey: "closed: its levels are surveyed"}
+
+
+def can_survey(task: TaskFiles) -> bool:
+    """True if devices can compute the BatchNorm statistics of a task's levels."""
+    named = {name for pair in norm_pairs(task.plan) for name in pair}
+    graphs = [entry for entry in task.manifest.graphs if entry.kind == "statistics"]
+    outputs = {port.name.removeprefix("n:") for entry in graphs for port in entry.outputs}
+    return bool(named) and named == outputs and largest_finding(task.plan) <= MAX_CONTROL_BYTES
 
 
 def _receipt_for(offer: Offer, outcome: Outcome, reason: str) -> Receipt:

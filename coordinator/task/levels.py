@@ -1,7 +1,8 @@
 """Every level is a model: its submodel, with BatchNorm statistics of its own, and its accuracy.
 
 Statistics of a level are computed for it on unlabelled data, in one forward pass over fixed
-batches. They are never averaged from other submodels.
+batches: here, or on devices (`coordinator/rounds/survey.py`). They are never averaged from other
+submodels.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class LevelScore:
     """Share of correct answers; None: not measured, or the task has no such notion."""
     statistics: Mapping[str, Array] = field(default_factory=dict)
     """Its own BatchNorm statistics, by name of their buffers; empty: not computed."""
+    statistics_devices: int | None = None
+    """Devices from whose data the statistics were computed; None: from the coordinator's data, or
+    not at all."""
+    statistics_share: float | None = None
+    """Share of all training samples that those devices have; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +179,8 @@ def pack_levels(scores: LevelScores) -> tuple[dict[str, Any], dict[str, Array]]:
             "level": each.level,
             "groups": {axis: list(ids) for axis, ids in each.groups.items()},
             "accuracy": each.accuracy,
+            "statistics_devices": each.statistics_devices,
+            "statistics_share": each.statistics_share,
         }
         for each in scores.levels
     ]
@@ -190,5 +198,14 @@ def unpack_levels(content: Mapping[str, Any], arrays: Mapping[str, Array]) -> Le
             for name, array in arrays.items()
             if name.startswith(start)
         }
-        levels.append(LevelScore(float(each["level"]), groups, each["accuracy"], statistics))
+        levels.append(
+            LevelScore(
+                float(each["level"]),
+                groups,
+                each["accuracy"],
+                statistics,
+                each.get("statistics_devices"),
+                each.get("statistics_share"),
+            )
+        )
     return LevelScores(tuple(levels), float(content["rescale"]))

@@ -48,7 +48,7 @@ Rules:
   not newer is ignored. The first one after `Restarted` may go back, because a coordinator can be
   restarted from an older checkpoint. An invitation is newer than the announcement of its round,
   whichever comes first.
-- A survey of an older round than the newest is over and is ignored.
+- A survey of an older round than the newest is over and is ignored; so is one for other devices.
 - A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
 - A `Decided` for an older round than the newest is ignored.
 - If the round wants replays, a device that skips sends its last movement again, provided that it
@@ -369,7 +369,8 @@ def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
 
 
 def _on_survey(state: DeviceState, event: Survey) -> Step:
-    if event.plan_hash != state.plan_hash or _is_over(state, event):
+    asked = not event.devices or state.name in event.devices
+    if event.plan_hash != state.plan_hash or not asked or _is_over(state, event):
         return state, []
     if event == state.answered:
         return state, [SendMessage(finding) for finding in state.findings]

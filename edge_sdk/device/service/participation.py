@@ -82,9 +82,9 @@ class TakingPart:
         """Get ready to train; measures what levels cost, if that is not known yet.
 
         `folder` belongs to this run alone, `state` to the device. `probe` None: this machine's
-        sensors. `should_stop` ends a training, `overtaken` a survey of a round. `fetch` gets graphs
-        that only evaluations and surveys need, as `load_task` does. Raises `OSError` when the disk does not let us, and
-        `TrainingError` for a task that cannot be trained here.
+        sensors. `should_stop` ends a training, `overtaken` a survey of a round. `fetch` gets the
+        graphs that only evaluations and surveys need. Raises `OSError` when the disk does not let
+        us, and `TrainingError` for a task that cannot be trained here.
         """
         self.notice = notice
         self._config = config

@@ -229,6 +229,12 @@ def _read_blobs(value: Any) -> dict[str, Blob]:
     return {text(name): _read_blob(each) for name, each in value.items()}
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{value!r} is not a list of names")
+    return tuple(check_name(text(each)) for each in value)
+
+
 def _bytes_by_name(value: Any) -> dict[str, bytes]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{str(value)[:40]!r} is not a map of bytes")
@@ -296,6 +302,7 @@ WIDTHS = Form(lambda value: [GROUPS.write(each) for each in value], _several_gro
 LEVELS = Form(lambda value: [number(each) for each in value], _levels)
 ENCODING = Form(str, _read_encoding)
 TEXT = Form(text, text)
+NAMES = Form(lambda value: [NAME.write(each) for each in value], _names)
 BYTES_BY_NAME = Form(dict, _bytes_by_name)
 
 BLOB_FORMS: Forms = {"size": COUNT, "chunks": HASHES}

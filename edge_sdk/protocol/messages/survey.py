@@ -5,9 +5,10 @@
 
 A device answers with a `Finding` for every level: numbers, or the reason why it has none.
 
-    statistics = msgpack { "v": 1, "type": "statistics", "levels": [ [ level, { name: bytes } ] … ] }
+    statistics = msgpack { "v": 1, "type": "statistics", "levels": [ level … ] }
+    level      = [ share of the model, { name of a buffer: its values } ]
 
-are the merged statistics of all levels, as a blob; bytes are float32, row-major, little-endian.
+are the merged statistics of all levels, as a blob; values are float32, row-major, little-endian.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ Wants = Literal["statistics", "evaluation"]
 WANTS: tuple[Wants, ...] = ("statistics", "evaluation")
 MAX_SURVEY_SAMPLES = 2**20
 """Most samples of one device that a survey may ask for."""
+MAX_SURVEYED = 1000
+"""Most devices that a survey may name."""
 MAX_STATISTICS_BYTES = 2**26
 """Largest statistics of all levels: 16 million channels."""
 _STATISTICS = "statistics"
@@ -58,6 +61,8 @@ class Survey:
     batch_size: int
     wait_s: float
     """Seconds for which findings are useful, from the survey on."""
+    devices: tuple[str, ...] = ()
+    """The devices that are asked; empty: all."""
     run: str = ""
     model: Blob | None = None
     """The index of the model; None: the model arrives in another way."""
@@ -75,6 +80,8 @@ class Survey:
             raise MessageError(f"a survey of {len(self.levels)} levels, {len(self.groups)} groups")
         if self.round < 1 or self.batch_size < 1:
             raise MessageError(f"a survey of round {self.round}, batches of {self.batch_size}")
+        if len(self.devices) > MAX_SURVEYED:
+            raise MessageError(f"{len(self.devices)} devices are too many to name")
         if not 1 <= self.samples <= MAX_SURVEY_SAMPLES:
             raise MessageError(f"samples are 1 to {MAX_SURVEY_SAMPLES}, not {self.samples}")
         if not (math.isfinite(self.wait_s) and self.wait_s > 0):
