@@ -2,7 +2,7 @@
 
     event     effect on the state
     --------  ------------------------------------------------------------------------------------
-    Finding   kept, if it is sound and the first of its device for its level; a device with a
+    SurveyFinding   kept, if it is sound and the first of its device for its level; a device with a
               finding for every level is no longer awaited
     Joined    awaited, unless it has answered, is not asked, or was silent in the last survey
     Left      no longer awaited; its findings stay
@@ -31,12 +31,12 @@ from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.survey import Finding, Survey, Wants
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, Wants
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.statistics import Moments, read_moments
 
-SurveyEvent = Finding | Joined | Left | Tick
+SurveyEvent = SurveyFinding | Joined | Left | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def begin_survey(
 def handle_survey(plan: ModelPlan, state: SurveyState, event: SurveyEvent) -> SurveyState:
     """Return the state after an event. Raises `MessageError` for an unsound finding."""
     match event:
-        case Finding():
+        case SurveyFinding():
             return _on_finding(plan, state, event)
         case Joined(device):
             waits = state.asks(device) and device not in state.silent
@@ -108,7 +108,7 @@ def handle_survey(plan: ModelPlan, state: SurveyState, event: SurveyEvent) -> Su
             return state
 
 
-def _on_finding(plan: ModelPlan, state: SurveyState, finding: Finding) -> SurveyState:
+def _on_finding(plan: ModelPlan, state: SurveyState, finding: SurveyFinding) -> SurveyState:
     survey, key = state.survey, (finding.device, finding.level)
     this = (finding.round, finding.wants) == (survey.round, survey.wants)
     if not this or finding.level not in survey.levels or not state.asks(finding.device):
@@ -121,7 +121,7 @@ def _on_finding(plan: ModelPlan, state: SurveyState, finding: Finding) -> Survey
     return state
 
 
-def _checked(plan: ModelPlan, survey: Survey, finding: Finding) -> HeardFinding:
+def _checked(plan: ModelPlan, survey: Survey, finding: SurveyFinding) -> HeardFinding:
     """Raise `MessageError` unless a finding fits the survey."""
     if finding.samples > survey.samples:
         raise MessageError(

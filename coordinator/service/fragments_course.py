@@ -24,7 +24,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding
+from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
 
@@ -117,10 +117,10 @@ class FragmentsCourse:
         known = (self._state.deadline, self._save_by, self._surveying.deadline)
         return min((each for each in known if each is not None), default=None)
 
-    def handle(self, event: fragments.Event | Finding, now: float) -> list[Said]:
+    def handle(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
         said = self._surveyed(event, now)
-        if isinstance(event, Finding):
+        if isinstance(event, SurveyFinding):
             return said
         if isinstance(event, events.Left):
             self._parts.outlet.left(event.device)
@@ -173,14 +173,14 @@ class FragmentsCourse:
         scores, round = self._config.unscored(), self._end.round
         self._surveying.begin(round, scores, self._present, self._state.fleet)
 
-    def _surveyed(self, event: fragments.Event | Finding, now: float) -> list[Said]:
+    def _surveyed(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
         """Pass an event on to the survey; its result ends the run."""
         match event:
             case events.Joined(device):
                 self._present.add(device)
             case events.Left(device):
                 self._present.discard(device)
-        if not isinstance(event, Finding | events.Joined | events.Left | events.Tick):
+        if not isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
             return []
         scores = self._surveying.handle(event, now)
         if scores is None:

@@ -26,7 +26,7 @@ from coordinator.service.reports import report_round
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
-from edge_sdk.protocol.messages.survey import Finding
+from edge_sdk.protocol.messages.survey import SurveyFinding
 
 log = logging.getLogger(__name__)
 
@@ -166,10 +166,10 @@ class RoundsCourse:
         """The survey of the levels, if one is under way."""
         return self._surveying
 
-    def handle(self, event: rounds.Event | Finding, now: float) -> list[Said]:
+    def handle(self, event: rounds.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
         self._surveyed(event, now)
-        if isinstance(event, Finding):
+        if isinstance(event, SurveyFinding):
             return []
         said: list[Said] = []
         upload, pending = upload_of(event), [event]
@@ -324,9 +324,9 @@ class RoundsCourse:
         state = self._state
         return state.present | state.selected if state.resumed else state.present
 
-    def _surveyed(self, event: Finding | rounds.Event, now: float) -> None:
+    def _surveyed(self, event: SurveyFinding | rounds.Event, now: float) -> None:
         """Pass an event on to the survey, whose result completes the commit."""
-        if isinstance(event, Finding | events.Joined | events.Left | events.Tick):
+        if isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
             scores = self._surveying.handle(event, now)
             if scores is not None and self._closed is not None:
                 closed, self._closed = self._closed, None

@@ -59,7 +59,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey, largest_finding, norm_pairs
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, largest_finding, norm_pairs
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
 from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
 from edge_sdk.protocol.messages.wire import (
@@ -370,7 +370,7 @@ class Service:
                 self._publisher.answer(message)
             case Evaluation() if message.run == self._run.about.run:
                 self._parts.heard(device, message)
-            case Finding() if message.run == self._run.about.run:
+            case SurveyFinding() if message.run == self._run.about.run:
                 self._say(self._course.handle(message, self._now()))
 
     def _on_presence(self, device: str, presence: Presence) -> None:

@@ -61,7 +61,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey, norm_pairs
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, norm_pairs
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -78,7 +78,7 @@ MAX_IDLE = 1000
 
 _Time = Literal["none", "profile"]
 _Told = RoundOpen | Assignment | Receipt | RoundClosed | Survey
-_Sent = Bid | Finding | Movement | Replay
+_Sent = Bid | SurveyFinding | Movement | Replay
 _Heard = _Sent | events.Joined | events.Left
 
 
@@ -258,7 +258,7 @@ class Federation:
             case events.Left(name):
                 self._present.pop(name, None)
                 self._say(course, course.handle(message, self._now))
-            case Bid() | Movement() | Replay() | Finding():
+            case Bid() | Movement() | Replay() | SurveyFinding():
                 sender = message.movement.device if isinstance(message, Replay) else message.device
                 if sender in self._present:  # otherwise it sends it again when it returns
                     self._say(course, course.handle(message, self._now))

@@ -64,7 +64,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
@@ -158,11 +158,11 @@ class DeviceApp(Generic[K]):
         """The newest round; None: none was opened yet."""
         return self._state.newest
 
-    def connected(self) -> list[Bid | Finding | Movement | K]:
+    def connected(self) -> list[Bid | SurveyFinding | Movement | K]:
         """Return every movement that has no receipt yet: the link is up, perhaps again."""
         return self._handle(LinkUp())
 
-    def restarted(self, opened: RoundOpen | None) -> list[Bid | Finding | Movement | K]:
+    def restarted(self, opened: RoundOpen | None) -> list[Bid | SurveyFinding | Movement | K]:
         """Begin again with a coordinator that was started again; return what to send.
 
         `opened` is the round heard of last, which is answered again. See `Restarted`.
@@ -171,12 +171,12 @@ class DeviceApp(Generic[K]):
 
     def receive(
         self, message: RoundOpen | Assignment | Receipt | RoundClosed | Survey
-    ) -> list[Bid | Finding | Movement | K]:
+    ) -> list[Bid | SurveyFinding | Movement | K]:
         """Work through a message of the coordinator; return what to send, in order."""
         return self._handle(message)
 
-    def _handle(self, event: Event) -> list[Bid | Finding | Movement | K]:
-        events, sent = [event], list[Bid | Finding | Movement | K]()
+    def _handle(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
+        events, sent = [event], list[Bid | SurveyFinding | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
@@ -377,7 +377,7 @@ class DeviceApp(Generic[K]):
             )
         )
 
-    def _examine(self, survey: Survey, number: int) -> Finding:
+    def _examine(self, survey: Survey, number: int) -> SurveyFinding:
         """Run a survey's level, or tell why not; an error is a reason, never the device's end."""
         level, round, reason = survey.levels[number], survey.round, None
         try:
@@ -401,7 +401,7 @@ class DeviceApp(Generic[K]):
             reason = f"{type(error).__name__}: {error}"
         extra = fact("survey", round=round, level=level, samples=0)
         log.info("survey of round %d: not level %g: %s", round, level, reason, extra=extra)
-        return Finding(
+        return SurveyFinding(
             device=self.name,
             round=round,
             wants=survey.wants,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import TrainingError
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.train.statistics import (
@@ -67,7 +67,7 @@ class Examiner:
             return "the owner allows no evaluations (evaluate_every)"
         return None
 
-    def find(self, survey: Survey, number: int, should_stop: ShouldStop) -> Finding:
+    def find(self, survey: Survey, number: int, should_stop: ShouldStop) -> SurveyFinding:
         """Run the level of this number. Raises `TrainingStopped`, and as fetching and running."""
         if self._runtime is None:
             self._runtime = self._make_runtime()
@@ -76,7 +76,7 @@ class Examiner:
         rows = survey_rows(len(self._data), survey.samples)
         inputs = tuple(array[rows] for array in self._data.inputs)
         level = _Level(self._runtime, plan.assemble(blocks, groups), buffers, survey, number)
-        finding = Finding(
+        finding = SurveyFinding(
             device=self._name,
             round=survey.round,
             wants=survey.wants,
@@ -125,8 +125,8 @@ class _Level:
         )
 
     def with_moments(
-        self, finding: Finding, inputs: tuple[Array, ...], should_stop: ShouldStop
-    ) -> Finding:
+        self, finding: SurveyFinding, inputs: tuple[Array, ...], should_stop: ShouldStop
+    ) -> SurveyFinding:
         moments = survey_moments(
             self._runtime,
             self._weights,

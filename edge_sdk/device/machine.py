@@ -73,7 +73,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 
@@ -143,7 +143,7 @@ class Failed:
 class Examined:
     """A survey is answered: a finding for each of its levels."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[SurveyFinding, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class SendReplay:
 class SendMessage:
     """Send a message to the coordinator."""
 
-    message: Bid | Movement | Finding
+    message: Bid | Movement | SurveyFinding
 
 
 Effect = (
@@ -289,7 +289,7 @@ class DeviceState:
     """While one is examined: the next one."""
     answered: Survey | None = None
     """The last survey that was answered, with `findings`."""
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[SurveyFinding, ...] = ()
 
 
 Step = tuple[DeviceState, list[Effect]]

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.protocol.errors import MessageError, TensorError, TrainingStopped
-from edge_sdk.protocol.messages.survey import Finding, norm_pairs, read_statistics, write_floats
+from edge_sdk.protocol.messages.survey import (
+    SurveyFinding,
+    norm_pairs,
+    read_statistics,
+    write_floats,
+)
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
@@ -173,7 +178,7 @@ def write_moments(plan: ModelPlan, moments: Moments) -> tuple[dict[str, bytes], 
     )
 
 
-def read_moments(plan: ModelPlan, groups: Groups, finding: Finding) -> Moments:
+def read_moments(plan: ModelPlan, groups: Groups, finding: SurveyFinding) -> Moments:
     """Read the moments of a device's finding. Raises only `MessageError`.
 
     They are those of every BatchNorm of the submodel: finite, with no M2 below 0.

@@ -36,7 +36,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
 from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.protocol.plan.codec import decode_plan
@@ -57,7 +57,7 @@ MAX_TASK_BYTES = 2**30
 NOTICE, OPENED = "task.notice", "round.opened"
 """Files in the device's folder: the task, and the first round that was taken up."""
 
-Sent = Bid | Evaluation | Finding | Outgoing
+Sent = Bid | Evaluation | SurveyFinding | Outgoing
 """A message to publish, or an upload to offer."""
 
 
@@ -248,18 +248,18 @@ class TakingPart:
             )
         return self._predictor
 
-    def _stamp(self, messages: list[Bid | Finding | Movement | StoredMovement]) -> list[Sent]:
+    def _stamp(self, messages: list[Bid | SurveyFinding | Movement | StoredMovement]) -> list[Sent]:
         """Return the messages as they leave: with the run, movements as uploads."""
         if not self._noted and self._app.newest is not None:
             self._noted = True
             self._note(self._app.newest)
         return [self._stamped(message) for message in messages]
 
-    def _stamped(self, message: Bid | Finding | Movement | StoredMovement) -> Sent:
+    def _stamped(self, message: Bid | SurveyFinding | Movement | StoredMovement) -> Sent:
         match message:
             case Bid():
                 return self._log_bid(replace(message, run=self.notice.run))
-            case Finding():
+            case SurveyFinding():
                 return replace(message, run=self.notice.run)
             case _:
                 return self._upload(message)

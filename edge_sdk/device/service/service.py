@@ -62,7 +62,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Complaint, Credit, Evaluation, Presence, TaskNotice
 from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
@@ -281,7 +281,7 @@ class DeviceService:
             case Writable(bulk):
                 if bulk:
                     self._sending.flush()
-            case Bid() | Evaluation() | Finding():
+            case Bid() | Evaluation() | SurveyFinding():
                 self._publish(event)
             case Outgoing():
                 self._sending.add(event, now)
@@ -429,10 +429,10 @@ class DeviceService:
         with suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if isinstance(event, Bid | Evaluation | Finding):
+                if isinstance(event, Bid | Evaluation | SurveyFinding):
                     self._publish(event)
 
-    def _publish(self, message: Bid | Evaluation | Finding) -> None:
+    def _publish(self, message: Bid | Evaluation | SurveyFinding) -> None:
         self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
 
     def _presence(self, *, online: bool) -> bytes:

@@ -1,9 +1,9 @@
 """Surveys: forward passes on the devices' own data that tell what a level is like.
 
-    Survey, wants statistics ▶ Finding: count, mean and M2 of every BatchNorm's channels
-    Survey, wants evaluation ▶ Finding: accuracy with the merged statistics, which it names
+    Survey, wants statistics ▶ SurveyFinding: count, mean and M2 of every BatchNorm's channels
+    Survey, wants evaluation ▶ SurveyFinding: accuracy with the merged statistics, which it names
 
-A device answers with a `Finding` for every level: numbers, or the reason why it has none.
+A device answers with a `SurveyFinding` for every level: numbers, or the reason why it has none.
 
     statistics = msgpack { "v": 1, "type": "statistics", "levels": [ level … ] }
     level      = [ share of the model, { name of a buffer: its values } ]
@@ -91,7 +91,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class SurveyFinding:
     """One device's answer to a survey, for one level.
 
     `means` and `m2s` are float32, row-major, little-endian, by name of the buffer that holds the

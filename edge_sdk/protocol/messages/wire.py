@@ -48,7 +48,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Finding, Survey
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind
 from edge_sdk.protocol.messages.transfer import (
     Complaint,
@@ -76,7 +76,7 @@ ControlMessage = (
     | Evaluation
     | Complaint
     | Survey
-    | Finding
+    | SurveyFinding
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -93,7 +93,7 @@ TYPES: dict[str, type[ControlMessage]] = {
     "evaluation": Evaluation,
     "complaint": Complaint,
     "survey": Survey,
-    "finding": Finding,
+    "finding": SurveyFinding,
 }
 """Every message by its name on the wire."""
 
@@ -196,7 +196,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "model": optional(BLOB),
         "statistics": optional(BLOB),
     },
-    Finding: {
+    SurveyFinding: {
         "device": NAME,
         "round": COUNT,
         "wants": TEXT,
@@ -222,7 +222,7 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
         RoundClosed,
         Complaint,
     ),
-    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, Finding),
+    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, SurveyFinding),
     TopicKind.PRESENCE: (Presence,),
 }
 """Messages that each topic carries; the other topics carry chunks."""

@@ -27,6 +27,12 @@ from edge_sdk.protocol.messages.round import (
     Receipt,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import (
+    MAX_SURVEY_SAMPLES,
+    WANTS,
+    Survey,
+    SurveyFinding,
+)
 from edge_sdk.protocol.messages.transfer import (
     Credit,
     Evaluation,
@@ -106,6 +112,9 @@ groups = st.dictionaries(
     st.lists(st.integers(0, 63), min_size=1, max_size=64, unique=True).map(tuple),
     max_size=5,
 )
+floats = st.lists(st.floats(width=32), max_size=4).map(
+    lambda values: np.array(values, "<f4").tobytes()
+)
 messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(
         TaskNotice,
@@ -167,6 +176,38 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         round=rounds,
         samples=st.integers(1, 2**40),
         loss=st.floats(-1e9, 1e9),
+        accuracy=st.one_of(st.none(), st.floats(0, 1)),
+    ),
+    st.builds(
+        lambda known, **fields: Survey(
+            levels=tuple(sorted(known, reverse=True)), groups=tuple(known.values()), **fields
+        ),
+        known=st.dictionaries(levels, groups, min_size=1, max_size=3),
+        round=rounds,
+        plan_hash=sha256s.map(bytes.hex),
+        wants=st.sampled_from(WANTS),
+        rescale=positive,
+        samples=st.integers(1, MAX_SURVEY_SAMPLES),
+        batch_size=rounds,
+        wait_s=positive,
+        devices=st.lists(names.filter(lambda name: not name.endswith("-bulk")), max_size=3).map(
+            tuple
+        ),
+        run=runs,
+        model=st.one_of(st.none(), blobs()),
+        statistics=st.one_of(st.none(), blobs()),
+    ),
+    st.builds(
+        SurveyFinding,
+        device=names,
+        round=rounds,
+        wants=st.sampled_from(WANTS),
+        level=levels,
+        samples=st.integers(1, MAX_SAMPLES),
+        run=runs,
+        reason=reasons,
+        means=st.dictionaries(st.text(max_size=8), floats, max_size=3),
+        m2s=st.dictionaries(st.text(max_size=8), floats, max_size=3),
         accuracy=st.one_of(st.none(), st.floats(0, 1)),
     ),
 )
