@@ -34,6 +34,9 @@ class LevelModel:
     rescale: float
     statistics: Mapping[str, Array] = field(default_factory=dict)
     """The buffers among them that were computed for this level; empty without BatchNorm."""
+    statistics_devices: int | None = None
+    """See `LevelScore`; `statistics_share` too."""
+    statistics_share: float | None = None
 
     def accuracy(self, runtime: LevelRuntime, data: ArrayData) -> float | None:
         """Share of correct answers; None if the task has no such notion."""
