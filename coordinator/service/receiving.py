@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import resource
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from math import prod
@@ -134,7 +134,7 @@ class Receiving:
         """Make an upload durable, as a device's movement for this round."""
         if not isinstance(upload.data, UploadFile):
             raise TypeError("this upload is not in a file of this folder")
-        upload.data.keep(self._movements / _kept_name(device, round))
+        upload.data.keep(self._movements / f"{round:08}-{device}")
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember the receipt for an upload; None means none, and it may be sent again."""
@@ -163,15 +163,10 @@ class Receiving:
             else:
                 yield Replay(round=answered, movement=movement)
 
-    def clear_kept(self, but: Iterable[tuple[str, int]] = ()) -> None:
-        """Delete the kept movements: they are in the model, or in memory.
-
-        `but` these stay, by device and round.
-        """
-        names = {_kept_name(device, round) for device, round in but}
+    def clear_kept(self) -> None:
+        """Delete the kept movements: they are in the model, or in memory."""
         for path in self._movements.iterdir():
-            if path.name not in names:
-                remove(path)
+            remove(path)
 
     def drop_idle(self, now: float) -> list[Offer]:
         """Drop stalled uploads."""
@@ -188,10 +183,6 @@ def _allow_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # macOS allows fewer than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _kept_name(device: str, round: int) -> str:
-    return f"{round:08}-{device}"
 
 
 def is_kept(upload: Upload) -> bool:

@@ -27,6 +27,7 @@ from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
 from edge_sdk.protocol.messages.survey import SurveyFinding
+from edge_sdk.protocol.messages.transfer import Offer
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,13 @@ class RoundsCourse:
         self._closed: _ClosedRound | None = None
         """A round whose commit waits for the result of a survey."""
         self._surveying = Surveying(config, parts.outlet)
+        self._held: list[rounds.Event] = []
+        """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
         parts.outlet.publish()
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
+        self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
         self._journalled = self._state.assigned
         """Contents of `round.json`."""
@@ -169,7 +173,7 @@ class RoundsCourse:
     def handle(self, event: rounds.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
         self._surveyed(event, now)
-        if isinstance(event, SurveyFinding):
+        if isinstance(event, SurveyFinding) or self._holds_back(event):
             return []
         said: list[Said] = []
         upload, pending = upload_of(event), [event]
@@ -193,22 +197,44 @@ class RoundsCourse:
         """Continue after a commit, or resume the open round, once its model is published."""
         if self._reopening:
             self._reopening = False
+            if self._was_closed:
+                self._was_closed = False
+                return self.handle(events.Tick(), now)
             opening = rounds.opening_of(self._config, self._state)
             opening = self._parts.outlet.opening(opening)
             return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
         if self._surveying.under_way:
             return [*self._surveying.proceed(self._answering, now)]
         committed, self._due = self._due, None
-        return [] if committed is None else self.handle(committed, now)
+        if committed is None:
+            return []
+        said, held, self._held = self.handle(committed, now), self._held, []
+        return [*said, *(each for event in held for each in self.handle(event, now))]
+
+    def _holds_back(self, event: rounds.Event) -> bool:
+        """True if an event waits for the commit of a round that was closed, or is offered again.
+
+        A movement that came between would count, or not, by whether this process is killed.
+        """
+        if not (self._was_closed or self._closed is not None):
+            return False
+        if isinstance(event, Movement | Replay | events.Uploaded):
+            self._held.append(event)
+            return True
+        return isinstance(event, Offer)
 
     def _note_assignments(self) -> None:
         """Write assignments to the journal: before devices hear of them, and on a withdrawal."""
         state = self._state
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
-            opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
-            self._parts.store.open_round(opened, terms_of(self._config))
+            self._journal()
             self._journalled = state.assigned
+
+    def _journal(self, *, closed: bool = False) -> None:
+        state = self._state
+        opened = OpenRound(state.round, state.selected, state.bids, state.assigned, closed)
+        self._parts.store.open_round(opened, terms_of(self._config))
 
     def say_again(self, device: str | None = None) -> list[Said]:
         """Resend invitations, and assignments of devices still training; to all, or to one device.
@@ -304,11 +330,12 @@ class RoundsCourse:
             },
             seconds=time.perf_counter() - self._started,
         )
-        closed = _ClosedRound(commit, state, report, frozenset(self._arrivals))
+        closed = _ClosedRound(commit, state, report)
         if not self._is_surveyed():
             self._commit(closed, scores)
             return
         self._closed = replace(closed, published=True)
+        self._journal(closed=True)
         parts.outlet.publish()
         self._surveying.begin(commit.round, scores, self._answering, state.fleet)
 
@@ -360,14 +387,13 @@ class RoundsCourse:
                 optimizer=self._config.server_optimizer.name,
             )
         )
-        # Late movements may have arrived during a survey; they are for the next commit.
-        self._state = replace(self._state, fleet=self._state.fleet.settled())
+        self._state = replace(self._state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
         parts.record(report)
-        self._arrivals = {k: each for k, each in self._arrivals.items() if k not in closed.kept}
-        parts.store.clear_kept(self._arrivals)
+        self._arrivals.clear()
+        parts.store.clear_kept()
         parts.store.forget_round()
         if not closed.published:
             parts.outlet.publish()
@@ -394,8 +420,6 @@ class _ClosedRound:
     state: RoundsState
     """The machine's state when the round closed."""
     report: RoundReport
-    kept: Set[tuple[str, int]]
-    """The movements that the commit deals with; later ones are for the next."""
     published: bool = False
     """True if devices have the model already."""
 

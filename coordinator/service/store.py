@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,8 @@ class RunStore:
         """Return all movements kept for rounds that are not committed."""
         return ()
 
-    def clear_kept(self, but: Collection[tuple[str, int]] = ()) -> None:
-        """Drop the kept movements: they are in the model or in memory.
-
-        `but` these stay, by device and the round they were kept for.
-        """
+    def clear_kept(self) -> None:
+        """Drop the kept movements: they are in the model or in memory."""
 
     def knows(self, offer: Offer) -> bool:  # noqa: ARG002  nothing is uploaded here
         """True if a device's offer is already known."""
@@ -190,9 +187,9 @@ class RunOnDisk(RunStore):
         """Read the uploads that were made durable."""
         return self._receiving.kept()
 
-    def clear_kept(self, but: Collection[tuple[str, int]] = ()) -> None:
+    def clear_kept(self) -> None:
         """Delete the kept uploads."""
-        self._receiving.clear_kept(but)
+        self._receiving.clear_kept()
 
     def knows(self, offer: Offer) -> bool:
         """True if an upload already has room, or needs none."""

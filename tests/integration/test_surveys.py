@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import make_rule
+from coordinator.aggregate.rules import FedRaa, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
@@ -247,16 +247,21 @@ def half_groups(run: Federation) -> Any:
 
 
 def test_asynchronous_run_is_surveyed_at_its_end(task: Task, saved: SavedModel) -> None:
-    common = {"plan": task.plan, "steps": 1, "batch_size": BATCH, "min_devices": 3, "seed": 3}
+    rule = make_rule("fed-raa")
+    assert isinstance(rule, FedRaa)
     config = FragmentsConfig(
-        rule=make_rule("fed-raa"),
+        plan=task.plan,
+        rule=rule,
         masks=make_masks("gre-raa"),
         local_rule=LocalRule(learning_rate=0.1, rescale=0.0),
+        steps=1,
+        batch_size=BATCH,
+        min_devices=3,
+        seed=3,
         updates=6,
         levels=(1.0,),
         survey_samples=SAMPLES,
-        **common,
-    )  # type: ignore[arg-type]
+    )
     run = federation(task, saved, config)
     reports = list(run.run())
     assert [each.levels[0].statistics_devices for each in reports] == [None, 3]
@@ -301,10 +306,10 @@ def test_survey_over_mosquitto_outlives_a_coordinator_that_is_killed_in_it(
     assert service.model.digest == calm.model.digest
     told = [[level["accuracy"] for level in line["levels"]] for line in history]
     assert told == [[level.accuracy for level in report.levels] for report in reports]
-    for level, other in zip(result.levels.levels, calm.levels.levels, strict=True):
-        expect_statistics_of_torch(service.model, level, list(DEVICES))
+    for score, other in zip(result.levels.levels, calm.levels.levels, strict=True):
+        expect_statistics_of_torch(service.model, score, list(DEVICES))
         for name, array in other.statistics.items():  # by torch there, by onnxruntime here
-            np.testing.assert_allclose(level.statistics[name], array, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(score.statistics[name], array, rtol=1e-5, atol=1e-6)
     expect_exports(saved, service.model, result.levels, tmp_path)
     assert "1.running_mean" in result.buffers
     whole = result.levels.by_level[1.0].statistics["1.running_mean"]
