@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,16 +39,25 @@ from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.participation import TakingPart, load_task
 from edge_sdk.device.service.service import DeviceService
+from edge_sdk.device.transfer.fetching import Fetcher, PulledModel
+from edge_sdk.protocol.chunks import Blob, split_blob
+from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.survey import encode_statistics
+from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
+from edge_sdk.protocol.packs.index import encode_index, pack_model
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.streams import stream
 from edge_sdk.train.inference import ExportedModel
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.statistics import survey_rows
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from tests.integration.federations import random_data
+from tests.messages import make_opening
 
 ABOUT = About(task="tiny", run="0123456789abcdef", source="t.py:f", batch_size=8)
 LEVELS, SAMPLES, BATCH = (1.0, 0.5), 16, 8
@@ -267,6 +276,78 @@ def test_asynchronous_run_is_surveyed_at_its_end(task: Task, saved: SavedModel) 
     assert [each.levels[0].statistics_devices for each in reports] == [None, 3]
     assert reports[-1].accuracy is not None
     expect_statistics_of_torch(run.model, run.levels.levels[0], list(DEVICES))
+
+
+class Given(Fetcher):
+    """Chunks that are here already."""
+
+    def __init__(self, chunks: dict[bytes, bytes]) -> None:
+        self._chunks = chunks
+
+    def fetch(self, hashes: Sequence[bytes], **_: Any) -> Any:
+        return {hash: self._chunks[hash] for hash in hashes}
+
+
+def test_evaluation_in_a_round_uses_the_statistics_of_its_opening(
+    task: Task, saved: SavedModel, tmp_path: Path
+) -> None:
+    plan, chunks = task.plan, dict[bytes, bytes]()
+
+    def blob(data: bytes) -> Blob:
+        made, pieces = split_blob(data, 4096)
+        chunks.update(pieces)
+        return made
+
+    encoded = encode_model(plan, plan.flatten(task.weights), Encoding(), stream(0))
+    index, packed = pack_model(plan, encoded, dict(task.buffers), 4096)
+    chunks.update(packed)
+    wanted = seen_by_torch(task.weights, ["big"])
+    notice = TaskNotice(
+        task=ABOUT.task,
+        run=ABOUT.run,
+        plan=blob(plan.encoded),
+        manifest=blob(saved.manifest.encoded),
+        graphs={name: blob(file) for name, file in saved.files.items()},
+        chunk_bytes=4096,
+    )
+    opening = make_opening(
+        plan_hash=plan.hash,
+        run=ABOUT.run,
+        model=blob(encode_index(plan, index)),
+        statistics=blob(encode_statistics({1.0: wanted, 0.5: {}})),
+    )
+    config = DeviceConfig(
+        task=ABOUT.task,
+        name="big",
+        state_dir=tmp_path,
+        weigh=False,
+        evaluate_every=1,
+        policy=Policy(participation=1e-9),
+    )
+    fetcher = Given(chunks)
+    part = TakingPart(
+        notice,
+        config,
+        own_data()["big"],
+        task=load_task(notice, config, fetcher.fetch_blob),
+        model=PulledModel(plan, fetcher),
+        folder=tmp_path / "run",
+        state=tmp_path,
+        probe=None,
+        should_stop=lambda: False,
+        fetch=fetcher.fetch_blob,
+    )
+    part.receive(opening)  # it skips
+    (said,) = part.evaluate_if_due()
+    assert isinstance(said, Evaluation)
+    oracle, data = network(16, 8).eval(), own_data()["big"]
+    arrays = {**task.weights, **wanted}
+    tensors = {name: torch.tensor(np.asarray(array, "f4")) for name, array in arrays.items()}
+    oracle.load_state_dict({**oracle.state_dict(), **tensors})
+    outputs = oracle(torch.from_numpy(data.inputs[0])).detach()
+    loss = nn.functional.cross_entropy(outputs, torch.from_numpy(data.targets))
+    assert said.loss == pytest.approx(float(loss), rel=1e-4)
+    assert said.accuracy == np.mean(outputs.numpy().argmax(1) == data.targets)
 
 
 @pytest.mark.skipif("mosquitto" not in available(), reason="needs mosquitto")
