@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
-from edge_sdk.device.examining import Examiner
+from edge_sdk.device.examining import Examiner, UnfetchedError
 from edge_sdk.device.machine import (
     Decide,
     Decided,
@@ -220,8 +220,8 @@ class DeviceApp(Generic[K]):
                 log.info("round %d: training, %d steps", opened.round, opened.steps, extra=extra)
                 return self._attempt(opened.round, lambda: self._train(effect))
             case Examine(survey):
-                numbers = range(len(survey.levels))
-                return Examined(tuple(self._examine(survey, number) for number in numbers))
+                found = [self._examine(survey, number) for number in range(len(survey.levels))]
+                return Examined(tuple(each for each in found if each is not None))
             case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
@@ -377,8 +377,11 @@ class DeviceApp(Generic[K]):
             )
         )
 
-    def _examine(self, survey: Survey, number: int) -> SurveyFinding:
-        """Run a survey's level, or tell why not; an error is a reason, never the device's end."""
+    def _examine(self, survey: Survey, number: int) -> SurveyFinding | None:
+        """Run a survey's level, or tell why not; an error is a reason, never the device's end.
+
+        None: the level did not come, which may have passed when the coordinator asks again.
+        """
         level, round, reason = survey.levels[number], survey.round, None
         try:
             reason = self._objection(survey, number)
@@ -391,6 +394,10 @@ class DeviceApp(Generic[K]):
                 extra = fact("survey", round=round, level=level, samples=found.samples)
                 log.info(words, round, survey.wants, level, found.samples, extra=extra)
                 return found
+        except UnfetchedError as error:
+            extra = fact("survey", round=round, level=level)
+            log.warning("survey of round %d: level %g: %s", round, level, error, extra=extra)
+            return None
         except TrainingStopped:
             gate = self._observer.closed_gate()
             reason = "something newer came" if gate is None else gate.reason

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.errors import ProtocolError, TesseraError, TrainingError
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
@@ -23,6 +23,10 @@ from edge_sdk.train.statistics import (
 )
 
 ShouldStop = Callable[[], bool]
+
+
+class UnfetchedError(TesseraError):
+    """A level did not come: it may when the coordinator asks again."""
 
 
 class LevelSource(Protocol):
@@ -68,11 +72,20 @@ class Examiner:
         return None
 
     def find(self, survey: Survey, number: int, should_stop: ShouldStop) -> SurveyFinding:
-        """Run the level of this number. Raises `TrainingStopped`, and as fetching and running."""
-        if self._runtime is None:
-            self._runtime = self._make_runtime()
-        plan, groups = self._runtime.plan, survey.groups[number]
-        blocks, buffers = self._source.fetch_level(survey, number)
+        """Run the level of this number.
+
+        Raises `UnfetchedError` if it does not come, `TrainingStopped`, and as the runtime does.
+        """
+        groups = survey.groups[number]
+        try:
+            if self._runtime is None:
+                self._runtime = self._make_runtime()
+            blocks, buffers = self._source.fetch_level(survey, number)
+        except (ProtocolError, TrainingError):
+            raise  # it came, and is not what it should be
+        except TesseraError as error:
+            raise UnfetchedError(str(error)) from error
+        plan = self._runtime.plan
         rows = survey_rows(len(self._data), survey.samples)
         inputs = tuple(array[rows] for array in self._data.inputs)
         level = _Level(self._runtime, plan.assemble(blocks, groups), buffers, survey, number)

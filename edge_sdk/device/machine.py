@@ -28,8 +28,8 @@
     EXAMINING
     EXAMINING  Examined              IDLE        SendMessage: a finding for every level
     EXAMINING  RoundOpen             unchanged   –; taken up when the present work is done
-    any        Survey that was       unchanged   SendMessage: the same findings again
-               answered last
+    any        Survey that was       unchanged   SendMessage: the same findings again; as a new
+               answered last                     survey if a level of it did not come
     any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
                another plan
     any        Receipt               unchanged   Forget
@@ -141,7 +141,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A survey is answered: a finding for each of its levels."""
+    """A survey is answered: a finding for each of its levels that came."""
 
     findings: tuple[SurveyFinding, ...]
 
@@ -316,11 +316,10 @@ def handle(state: DeviceState, event: Event) -> Step:
         case Survey():
             return _on_survey(state, event)
         case Examined() if state.phase is DevicePhase.EXAMINING:
-            findings, survey = event.findings, state.survey
-            state = replace(
-                state, survey=state.pending, pending=None, answered=survey, findings=findings
-            )
-            done, effects = _next_round(state)
+            findings, after = event.findings, state.pending
+            state = replace(state, pending=None, answered=state.survey, findings=findings)
+            again = after is None or _is_answered(state, after)
+            done, effects = _next_round(replace(state, survey=None if again else after))
             return done, [*map(SendMessage, findings), *effects]
         case LinkUp():
             return state, _resend_all(state)
@@ -372,16 +371,19 @@ def _on_survey(state: DeviceState, event: Survey) -> Step:
     asked = not event.devices or state.name in event.devices
     if event.plan_hash != state.plan_hash or not asked or _is_over(state, event):
         return state, []
-    if event == state.answered:
+    if _is_answered(state, event):
         return state, [SendMessage(finding) for finding in state.findings]
-    if event == state.survey:
-        return state, []
     if state.phase is DevicePhase.EXAMINING:
         return replace(state, pending=event), []
     state = replace(state, survey=event)
     if state.phase in (DevicePhase.IDLE, DevicePhase.BIDDING):
         return _next_survey(state)
     return state, []
+
+
+def _is_answered(state: DeviceState, survey: Survey) -> bool:
+    """True if the last survey that was answered is this one, and all its levels came."""
+    return survey == state.answered and len(state.findings) == len(survey.levels)
 
 
 def _is_over(state: DeviceState, survey: Survey) -> bool:

@@ -470,12 +470,18 @@ def test_second_survey_follows_the_first() -> None:
 
 
 def test_survey_that_is_heard_again_is_answered_without_work() -> None:
-    state, _ = run(*PATHS[DevicePhase.EXAMINING])
-    assert handle(state, survey()) == (state, [])
-    state, _ = handle(state, Examined((finding(),)))
+    state, effects = run(*PATHS[DevicePhase.EXAMINING], survey(), Examined((finding(),)))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [SendMessage(finding())])
     assert handle(state, survey()) == (state, [SendMessage(finding())])
     state, _ = handle(state, Restarted())  # the coordinator asks again
     assert handle(state, survey()) == (state, [SendMessage(finding())])
+
+
+def test_survey_of_which_a_level_did_not_come_is_examined_again() -> None:
+    state, _ = run(*PATHS[DevicePhase.EXAMINING], Examined(()))
+    assert handle(state, survey())[1] == [Examine(survey())]
+    _, effects = run(*PATHS[DevicePhase.EXAMINING], survey(), Examined(()))
+    assert effects == [Examine(survey())]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.examining import Examiner
 from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Network, Snapshot
-from edge_sdk.protocol.errors import GraphError
+from edge_sdk.protocol.errors import GraphError, TesseraError
 from edge_sdk.protocol.messages.survey import (
     Survey,
     SurveyFinding,
@@ -84,10 +84,15 @@ class Product:
         return np.stack([-above, above], axis=1)
 
 
+@dataclass
 class Levels:
     """θ is 1, 2, 3, 4; for an evaluation, the means are known."""
 
+    lost: frozenset[int] = frozenset()
+
     def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array]]:
+        if number in self.lost:
+            raise TesseraError("the chunks did not come")
         groups = survey.groups[number]
         blocks = PLAN.select(np.arange(1, 5, dtype=np.float32), groups)
         size = 2 * len(groups["a"])
@@ -127,6 +132,7 @@ class Bench:
     observer: Observer | None = None
     evaluates: bool = True
     overtaken: bool = False
+    source: Levels = field(default_factory=Levels)
     spent: list[float] = field(default_factory=list)
 
     def answer(self, asked: Survey) -> list[SurveyFinding]:
@@ -142,7 +148,7 @@ class Bench:
             examiner=Examiner(
                 "pi",
                 self.own,
-                Levels(),
+                self.source,
                 lambda: self.runtime,
                 evaluates=self.evaluates,
                 spend=self.spent.append,
@@ -202,6 +208,11 @@ def test_device_that_finds_nothing_says_why(bench: Bench, words: str) -> None:
     found = bench.answer(survey())
     assert [(each.level, each.samples) for each in found] == [(1.0, 0), (0.5, 0)]
     assert all(words in each.reason for each in found)
+
+
+def test_level_that_does_not_come_is_not_answered() -> None:
+    found = Bench(source=Levels(frozenset({0}))).answer(survey())
+    assert [(each.level, each.samples) for each in found] == [(0.5, 8)]
 
 
 def test_owner_who_wants_no_evaluations_still_gives_statistics() -> None:
