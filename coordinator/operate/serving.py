@@ -216,7 +216,7 @@ def start_report(
             machine.local_rule.widths,
             plan,
             has_data=config.task.evaluation is not None,
-            survey_every=machine.survey_every if can_survey(run.task) else None,
+            survey_every=machine.survey_every if can_survey(run.task, machine.levels) else None,
         )
     ):
         yield f"{'' if number else 'levels':10} {sentence}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
@@ -38,7 +38,7 @@ from coordinator.run.folder import (
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
-from coordinator.service.admission.limits import MAX_DEVICES
+from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.close import open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, make_model
 from coordinator.service.fragments_course import FragmentsCourse
@@ -88,6 +88,8 @@ IDLE_S = 60.0
 """Seconds between searches for stalled uploads."""
 MAX_WAIT_S = 1.0
 """Longest wait of the loop in seconds, so that it notices a request to stop."""
+FINDING_KIB = 4
+"""KiB of a finding besides its numbers, at most."""
 LINGER_S = 5.0
 """Seconds the coordinator keeps answering after the run ends, so that devices can leave."""
 
@@ -197,7 +199,7 @@ class Service:
                 model, self._publisher, self._store, run=run.about.run, clock=self._clock
             ),
             evaluate=evaluate,
-            surveys=can_survey(run.task),
+            surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
@@ -486,12 +488,18 @@ class Service:
 _WORDS = {RoundOpen: "opened", RoundClosed: "ended", Survey: "closed: its levels are surveyed"}
 
 
-def can_survey(task: TaskFiles) -> bool:
-    """True if devices can compute the BatchNorm statistics of a task's levels."""
+def can_survey(task: TaskFiles, levels: Iterable[float]) -> bool:
+    """True if devices can compute the BatchNorm statistics of a task's levels.
+
+    All findings of a device have to fit into what it may send at once.
+    """
     named = {name for pair in norm_pairs(task.plan) for name in pair}
     graphs = [entry for entry in task.manifest.graphs if entry.kind == "statistics"]
     outputs = {port.name.removeprefix("n:") for entry in graphs for port in entry.outputs}
-    return bool(named) and named == outputs and largest_finding(task.plan) <= MAX_CONTROL_BYTES
+    largest = largest_finding(task.plan)
+    sent_kib = sum(level * largest / 1024 + FINDING_KIB for level in levels)
+    fits = largest <= MAX_CONTROL_BYTES and sent_kib <= 0.9 * CONTROL.burst
+    return bool(named) and named == outputs and fits
 
 
 def _receipt_for(offer: Offer, outcome: Outcome, reason: str) -> Receipt:

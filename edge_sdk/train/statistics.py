@@ -28,6 +28,9 @@ from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
 Float64 = NDArray[np.float64]
 
+MAX_MEAN = 1e15
+"""Largest mean of a channel that a device may tell; its square is far below float32's limit."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
@@ -181,7 +184,8 @@ def write_moments(plan: ModelPlan, moments: Moments) -> tuple[dict[str, bytes], 
 def read_moments(plan: ModelPlan, groups: Groups, finding: SurveyFinding) -> Moments:
     """Read the moments of a device's finding. Raises only `MessageError`.
 
-    They are those of every BatchNorm of the submodel: finite, with no M2 below 0.
+    They are those of every BatchNorm of the submodel: no mean beyond `MAX_MEAN`, no M2 below 0 or
+    of such a deviation. Merged ones are then finite as float32, whoever sent them.
     """
     pairs = norm_pairs(plan)
     if list(finding.means) != [mean for mean, _ in pairs] or list(finding.m2s) != [
@@ -190,9 +194,12 @@ def read_moments(plan: ModelPlan, groups: Groups, finding: SurveyFinding) -> Mom
         raise MessageError("these are not the moments of this model's BatchNorm layers")
     means = read_statistics(plan, groups, finding.means)
     m2s = read_statistics(plan, groups, finding.m2s)
+    for name, values in means.items():
+        if np.abs(values).max(initial=0.0) > MAX_MEAN:
+            raise MessageError(f"{name!r} has a mean beyond {MAX_MEAN:g}")
     for name, values in m2s.items():
-        if (values < 0).any():
-            raise MessageError(f"{name!r} has an M2 below 0")
+        if (values < 0).any() or values.max(initial=0.0) > finding.samples * MAX_MEAN**2:
+            raise MessageError(f"{name!r} has an M2 below 0, or an impossible one")
     try:
         return Moments(
             finding.samples,

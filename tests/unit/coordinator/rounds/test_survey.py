@@ -145,6 +145,8 @@ GOOD = [[1.0, 2.0], [3.0, 4.0]]
         ({"means": {MEAN: write_floats(np.array([NAN, 1]))}}, "not finite"),
         ({"m2s": {VAR: write_floats(np.array([INF, 1]))}}, "not finite"),
         ({"m2s": {VAR: write_floats(np.array([-1e-6, 1]))}}, "below 0"),
+        ({"m2s": {VAR: write_floats(np.array([3e30, 1]))}}, "impossible"),
+        ({"means": {MEAN: write_floats(np.array([1, -2e15]))}}, "beyond"),
     ],
 )
 def test_unsound_finding_is_refused_and_changes_nothing(
@@ -187,6 +189,18 @@ def test_statistics_are_those_of_all_samples_together_in_any_order(order: int) -
     assert make_survey(
         PLAN, scores, "evaluation", round=3, samples=1, batch_size=8, wait_s=1.0
     ) == survey("evaluation", scores, samples=8, wait_s=1.0)
+
+
+def test_largest_moments_that_are_taken_merge_to_finite_statistics() -> None:
+    wide = {VAR: write_floats(np.full(2, 1.99e30))}
+    far = [
+        finding(name, 0.5, 2, means={MEAN: write_floats(np.full(2, mean))}, m2s=wide)
+        for name, mean in (("a", 9.9e14), ("b", -9.9e14))
+    ]
+    scores = with_statistics(PLAN, LEVELS, heard(begun("a", "b"), *far), fleet())
+    statistics = scores.levels[1].statistics
+    assert list(statistics) == [MEAN, VAR]
+    assert all(np.isfinite(array).all() for array in statistics.values())
 
 
 def test_accuracy_is_weighted_by_samples() -> None:

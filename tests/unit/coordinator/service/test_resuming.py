@@ -30,6 +30,7 @@ from tests.unit.coordinator.service.service_world import (
     ScriptedDevice,
     World,
     Worlds,
+    fragments_config,
     rounds_config,
 )
 
@@ -537,7 +538,7 @@ def test_invited_device_that_was_started_again_gets_invitation_and_assignment(
 @pytest.fixture
 def surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the small model count as one with BatchNorm; its devices say that they run no level."""
-    monkeypatch.setattr("coordinator.service.service.can_survey", lambda _: True)
+    monkeypatch.setattr("coordinator.service.service.can_survey", lambda *_: True)
 
 
 def refuse(device: ScriptedDevice, asked: Survey) -> None:
@@ -606,6 +607,28 @@ def test_silent_devices_delay_one_survey_only(worlds: Worlds) -> None:
             world.wait(51)
     assert world.service.finished
     assert isinstance(world.retained(TOPICS.round), RoundClosed)
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_asynchronous_run_that_is_killed_in_its_survey_asks_again(worlds: Worlds) -> None:
+    world = worlds.make(fragments_config(updates=4, survey_s=50.0))
+    devices = world.add("a"), world.add("b")
+    world.settle()
+    asked = world.retained(TOPICS.round)
+    assert isinstance(asked, Survey)
+    digest = world.service.model.digest
+    world.restart()
+    assert world.retained(TOPICS.round) == asked
+    assert not world.service.finished
+    for device in devices:
+        refuse(device, asked)
+    world.settle()
+    assert world.service.finished
+    assert isinstance(world.retained(TOPICS.round), RoundClosed)
+    assert world.service.model.digest == digest
+    assert world.history[-1]["levels"][0]["statistics_devices"] == 0
+    world.restart()  # a run that was surveyed is over
+    assert world.service.finished
 
 
 @pytest.mark.usefixtures("surveyed")
