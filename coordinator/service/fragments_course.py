@@ -185,7 +185,10 @@ class FragmentsCourse:
         scores = self._surveying.handle(event, now)
         if scores is None:
             return []
-        self._report(scores)
+        try:
+            self._report(scores)
+        except Exception as error:
+            raise RunError("the result of a survey could not be stored") from error
         ending, self._ending = self._ending, []
         return ending
 

@@ -25,7 +25,7 @@ from coordinator.service.courses import Parts, Said, upload_of
 from coordinator.service.reports import report_round
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
-from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.round import Bid, Movement, Receipt, Replay, RoundOpen
 from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 
@@ -212,7 +212,7 @@ class RoundsCourse:
         return [*said, *(each for event in held for each in self.handle(event, now))]
 
     def _holds_back(self, event: rounds.Event) -> bool:
-        """True if an event waits for the commit of a round that was closed, or is offered again.
+        """True if an event waits for the commit of a closed round, or is repeated by its device.
 
         A movement that came between would count, or not, by whether this process is killed.
         """
@@ -221,7 +221,7 @@ class RoundsCourse:
         if isinstance(event, Movement | Replay | events.Uploaded):
             self._held.append(event)
             return True
-        return isinstance(event, Offer)
+        return isinstance(event, Offer | Bid)
 
     def _note_assignments(self) -> None:
         """Write assignments to the journal: before devices hear of them, and on a withdrawal."""

@@ -461,7 +461,7 @@ class Service:
                     log.info(
                         "round %d %s",
                         message.round,
-                        _WORDS[type(message)],
+                        _news(message),
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
                     surveys = isinstance(message, Survey)
@@ -485,7 +485,11 @@ class Service:
             self._tell(device, complaint)
 
 
-_WORDS = {RoundOpen: "opened", RoundClosed: "ended", Survey: "closed: its levels are surveyed"}
+def _news(message: RoundOpen | RoundClosed | Survey) -> str:
+    """Return what a message tells all devices of its round, for the log."""
+    if isinstance(message, Survey):
+        return f"is surveyed by devices: {message.wants} of {len(message.levels)} levels"
+    return "opened" if isinstance(message, RoundOpen) else "ended"
 
 
 def can_survey(task: TaskFiles, levels: Iterable[float]) -> bool:
