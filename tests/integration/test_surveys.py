@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -38,10 +39,12 @@ from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
+from edge_sdk.decide.observer import Observer
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import TakingPart, load_task
 from edge_sdk.device.service.service import DeviceService
 from edge_sdk.device.transfer.fetching import Fetcher, PulledModel
+from edge_sdk.machine.snapshot import MemoryState
 from edge_sdk.protocol.chunks import Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -58,6 +61,8 @@ from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from tests.integration.federations import random_data
 from tests.messages import make_opening
+from tests.unit.edge_sdk.decide.test_observer import Shown
+from tests.unit.edge_sdk.device.test_examining import MAINS, Forward
 
 ABOUT = About(task="tiny", run="0123456789abcdef", source="t.py:f", batch_size=8)
 LEVELS, SAMPLES, BATCH = (1.0, 0.5), 16, 8
@@ -222,6 +227,25 @@ def test_survey_changes_neither_the_model_nor_a_run_without_one(
         list(run.run())
     assert surveyed.model.digest == plain.model.digest
     assert all(not each.statistics for each in plain.levels.levels)
+
+
+def test_share_of_the_data_is_that_of_devices_which_could_run_the_level(
+    task: Task, saved: SavedModel
+) -> None:
+    poor = replace(MAINS, memory=MemoryState(available_bytes=150e6))
+    fleet = [
+        replace(each, observe=lambda _: Observer(Policy(), Shown(poor), Forward()))
+        if each.name == "big"
+        else each
+        for each in members()
+    ]
+    run = federation(task, saved, rounds(task, rounds=1), members=fleet)
+    (report,) = run.run()
+    whole, half = report.levels
+    assert (whole.statistics_devices, whole.statistics_share) == (2, 26 / 66)
+    assert (half.statistics_devices, half.statistics_share) == (3, 1.0)
+    expect_statistics_of_torch(run.model, run.levels.levels[0], ["half", "tiny"])
+    expect_statistics_of_torch(run.model, run.levels.levels[1], list(DEVICES))
 
 
 def test_level_that_no_device_can_run_has_no_statistics(
