@@ -619,7 +619,7 @@ def test_asynchronous_run_that_is_killed_in_its_survey_asks_again(worlds: Worlds
     digest = world.service.model.digest
     world.restart()
     assert world.retained(TOPICS.round) == asked
-    assert not world.service.finished
+    assert world.service.course.surveying.under_way
     for device in devices:
         refuse(device, asked)
     world.settle()
