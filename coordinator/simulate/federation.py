@@ -400,7 +400,7 @@ class _Device:
         """Let the time of a forward pass go by."""
         if isinstance(self._clock, DeviceClock):
             plan = self._config.plan
-            whole = plan.submodel_macs(plan.all_groups()) * self._config.batch_size
+            whole = plan.submodel_macs(plan.full_groups()) * self._config.batch_size
             self._clock.spend(macs / (PASSES * whole) if whole else 0.0)
         elif self._member.emulation is not None:
             self._member.emulation.trained(macs)

@@ -215,7 +215,7 @@ class TakingPart:
         from edge_sdk.train.evaluation import evaluate
 
         plan, predictor = self._backend.plan, self._make_predictor()
-        groups = plan.all_groups()
+        groups = plan.full_groups()
         blocks, buffers = self._model.fetch_groups(opened, groups)
         if opened.statistics is not None:
             buffers |= self._model.fetch_statistics(opened, {1.0: groups}).get(1.0, {})

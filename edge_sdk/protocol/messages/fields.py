@@ -319,5 +319,6 @@ RULE_FORMS: Forms = {
     "rescale": NUMBER,
     "widths": TEXT,
     "distillation": NUMBER,
+    "classes": Form(text, text, omits="all"),
 }
 RULE = Form(lambda value: write_fields(value, RULE_FORMS), _read_rule)

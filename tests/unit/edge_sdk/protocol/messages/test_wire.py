@@ -324,6 +324,10 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     statistics = {"size": 200, "chunks": B}
     assert encode_message(known) == content("round_open", statistics=statistics)
     assert decode_message(encode_message(known)) == known
+    assert b"classes" not in encode_message(message)
+    own = replace(message, local_rule=replace(message.local_rule, classes="own"))
+    assert b"classes\xa3own" in encode_message(own)
+    assert decode_message(encode_message(own)) == own
 
 
 @EVERY
