@@ -187,10 +187,7 @@ def statistic_shapes(plan: ModelPlan, groups: Groups) -> dict[str, tuple[int, ..
     """Return the shapes of a submodel's float statistics, by name."""
     kept = plan.kept_atoms(plan.choose(groups))
     return {
-        buffer.name: tuple(
-            dim.size if dim.axis is None else dim.outer * kept[dim.axis] * dim.inner
-            for dim in buffer.dims
-        )
+        buffer.name: tuple(dim.at(kept) for dim in buffer.dims)
         for buffer in plan.buffers
         if buffer.statistic and buffer.dtype.startswith("float")
     }
