@@ -216,8 +216,8 @@ class _Comparison:
             return tuple(parts) if isinstance(first, tuple) else parts
         if isinstance(first, dict):
             return {key: self._unify([value[key] for value in values]) for key in first}
-        if all(value == first for value in values):
-            return first
+        if all(value == first or (value != value and first != first) for value in values):
+            return first  # NaN is the same number too
         if type(first) is int:
             return self._size(values)
         if type(first) is float:
@@ -285,7 +285,8 @@ def _primes(start: int) -> Any:
 def _target(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
-    name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    full = str(node.target).removeprefix("aten.").removeprefix("tessera.")
+    name, _, overload = full.partition(".")
     # Results of operators that torch still runs in place are read only through the result.
     return name.removesuffix("_") + ("" if overload == "default" else f".{overload}")
 

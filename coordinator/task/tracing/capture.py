@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from coordinator.errors import TraceError
+from coordinator.task.tracing.recurrent import split_layers
 
 TORCH = Path(torch.__file__).parent
 
@@ -133,6 +134,7 @@ def _sort_placeholders(
     bare = exported.call_spec.out_spec is not None and exported.call_spec.out_spec.is_leaf()
     if not bare or not isinstance(output.args[0][0], fx.Node):
         raise TraceError("forward() must return a single tensor")
+    split_layers(exported.graph)
     # Discarded results (nn.MultiheadAttention's averaged maps) must not decide what can be
     # narrowed. In-place operators stay.
     exported.graph.eliminate_dead_code()

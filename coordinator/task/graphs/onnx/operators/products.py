@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     HANDLERS,
@@ -40,6 +42,16 @@ for _target, _operator in (("sum", "ReduceSum"), ("mean", "ReduceMean")):
         HANDLERS[_target + _overload] = _reduction(_operator)
 HANDLERS["amax"] = _reduction("ReduceMax")
 HANDLERS["amin"] = _reduction("ReduceMin")
+
+
+@handles(*(f"{kind}{which}" for kind in ("any", "all") for which in ("", ".dim", ".dims")))
+def _whether(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
+    operator = "ReduceMax" if step.target.startswith("any") else "ReduceMin"
+    there = builder.cast(builder.cast(builder.full(value), torch.bool), torch.int32)
+    keep = bool(step.arguments.get("keepdim", False))
+    found = reduced(builder, operator, there, _axes(step, len(value.shape)), keep=keep)
+    return result(step, builder.cast(found, torch.bool))
 
 
 @handles("var_mean.correction", "var.correction")
