@@ -209,6 +209,10 @@ def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
         )
     inputs = walk.dims(a["input"])
     at = 0 if a["batch_first"] else 1
+    if any(leaf.batch for leaf in leaves(inputs[1 - at])):
+        raise TraceError(
+            describe(node, "steps through the batch instead of the sequence; set batch_first=True")
+        )
     states = a["hx"] if isinstance(a["hx"], (list, tuple)) else [a["hx"]]
     for state in states:
         walk.tie(node, walk.dims(state)[1], inputs[at])
@@ -543,6 +547,8 @@ def _index(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     """Index by tensors: their dimensions replace those they index, or come first if apart."""
     dims = walk.dims(a["self"])
     indices = {place: each for place, each in enumerate(a["indices"]) if each is not None}
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices.values()):
+        raise TraceError(describe(node, "has a size that depends on the data"))
     common: list[Factors] = []
     for place, index in indices.items():
         batch = [leaf.batch for leaf in leaves(dims[place])] == [True]

@@ -69,8 +69,9 @@ AXES: dict[str, dict[str, int]] = {
     "residual-mlp": {"0": 16},
     "layer-norm-mlp": {"1.inner.1": 12},
     "concatenated": {"hidden": 12},
-    "lstm": {"hidden": 12},
-    "gru": {"hidden": 12},
+    "lstm": {"lstm": 10, "hidden": 12},
+    # the first layer's directions are concatenated; each of the second's has its own width
+    "gru": {"gru": 5, "gru#2": 5, "hidden": 12},
     "batch-norm-tokens": {"hidden": 12},
     "group-norm-tokens": {"hidden": 12},
     "instance-norm-tokens": {"hidden": 12},
@@ -131,8 +132,12 @@ DIMENSIONS: dict[tuple[str, str], tuple[Cut, ...]] = {
     ("concatenated", "left.weight"): (WHOLE, WHOLE),
     ("concatenated", "hidden.weight"): (("hidden", 1, 1), WHOLE),
     ("bilinear", "first.weight"): (WHOLE, WHOLE),
-    ("lstm", "lstm.weight_hh_l0"): (WHOLE, WHOLE),
-    ("lstm", "hidden.weight"): (("hidden", 1, 1), WHOLE),
+    ("lstm", "lstm.weight_ih_l0"): (("lstm", 4, 1), WHOLE),
+    ("lstm", "lstm.weight_hh_l0"): (("lstm", 4, 1), ("lstm", 1, 1)),
+    ("lstm", "lstm.bias_hh_l0"): (("lstm", 4, 1),),
+    ("lstm", "hidden.weight"): (("hidden", 1, 1), ("lstm", 1, 1)),
+    ("gru", "gru.weight_hh_l0"): (WHOLE, WHOLE),
+    ("gru", "gru.weight_hh_l1_reverse"): (("gru#2", 3, 1), ("gru#2", 1, 1)),
 }
 
 
