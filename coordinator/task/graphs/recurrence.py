@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from coordinator.task.graphs.errors import GraphCompileError
 
-_library = torch.library.Library("tessera", "DEF")
+_library: Any = torch.library.Library("tessera", "DEF")  # type: ignore[no-untyped-call]
 _library.define(
     "recurrence(Tensor gates, Tensor[] states, Tensor weight, Tensor? bias, str kind, bool keep)"
     " -> Tensor[]"
@@ -44,7 +44,8 @@ def recurrent_layer(
     """Compute one layer in one direction: its steps, and its final states (1, batch, width)."""
     if len(params) != (4 if has_biases else 2):
         raise GraphCompileError("an LSTM with proj_size has no translation")
-    inputs, weight, own, bias = (*params, None, None)[:4] if not has_biases else params
+    inputs, weight, *biases = params
+    own, bias = biases or (None, None)
     gates = F.linear(x.transpose(0, 1) if batch_first else x, inputs, own)
     first = [state.squeeze(0) for state in states]
     found = torch.ops.tessera.recurrence(gates, first, weight, bias, kind, False)
@@ -52,7 +53,6 @@ def recurrent_layer(
     return (steps, *(each[-1:] for each in found[: len(states)]))
 
 
-@torch.library.register_fake("tessera::recurrence", lib=_library)
 def _forward_shapes(
     gates: torch.Tensor,
     states: Sequence[torch.Tensor],
@@ -70,7 +70,6 @@ def _forward_shapes(
     return [gates.new_empty(*gates.shape[:2], size) for size in sizes]
 
 
-@torch.library.register_fake("tessera::recurrence_backward", lib=_library)
 def _backward_shapes(
     grad: torch.Tensor,
     _grad_cell: torch.Tensor | None,
@@ -136,7 +135,8 @@ def _differentiable(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         # torch.func asks more of a Function than one that is inside an operator can give.
         with enable_single_level_autograd_function():
-            return list(_Recurrence.apply(kind, gates, weight, bias, *states))
+            function: Any = _Recurrence
+            return list(function.apply(kind, gates, weight, bias, *states))
     with torch._C._AutoDispatchBelowAutograd():
         found: list[torch.Tensor] = torch.ops.tessera.recurrence(
             gates, states, weight, bias, kind, keep
@@ -144,4 +144,6 @@ def _differentiable(
         return found
 
 
+torch.library.register_fake("tessera::recurrence", _forward_shapes, lib=_library)
+torch.library.register_fake("tessera::recurrence_backward", _backward_shapes, lib=_library)
 _library.impl("recurrence", _differentiable, "Autograd")

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.recurrent import split_layers
+from coordinator.task.tracing.recurrent import WholeLayers, split_layers
 
 TORCH = Path(torch.__file__).parent
 
@@ -46,7 +46,12 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     model.train(train)
     try:
         # On failure torch prints its graph to stderr, and logs, before it raises.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), _quiet_torch():
+        with (
+            warnings.catch_warnings(),
+            redirect_stderr(io.StringIO()),
+            _quiet_torch(),
+            WholeLayers(),
+        ):
             # nn.LSTM and similar modules rebuild a list of weights on every call; it is harmless.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
             exported = torch.export.export(model, example, strict=False)

@@ -13,10 +13,17 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
 
 from coordinator.task.tracing.walk import arguments
 
 aten = torch.ops.aten
+
+_library: Any = torch.library.Library("tessera_trace", "DEF")  # type: ignore[no-untyped-call]
+_library.define(
+    "layers(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, "
+    "float dropout, bool train, bool bidirectional, bool batch_first, str kind) -> Tensor[]"
+)
 
 LAYERS = {
     aten.lstm.input: "lstm",
@@ -27,9 +34,46 @@ LAYERS = {
 """Operators of recurrent layers over sequences of one length, and their kinds."""
 
 
+def _shapes(x: torch.Tensor, hx: Sequence[torch.Tensor], *more: Any) -> list[torch.Tensor]:
+    directions = 2 if more[5] else 1
+    steps = x.new_empty(*x.shape[:-1], hx[0].shape[-1] * directions)
+    return [steps, *(state.new_empty(state.shape) for state in hx)]
+
+
+torch.library.register_fake("tessera_trace::layers", _shapes, lib=_library)
+
+
+class WholeLayers(TorchFunctionMode):
+    """Makes torch.export see recurrent layers as one operator.
+
+    By itself it would go through every step only to learn the shapes, which takes seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Replace the layers of sequences of one length; `split_layers` takes it back."""
+        kind = _FUNCTIONS.get(func)
+        if kind is None or kwargs or len(args) != 9 or isinstance(args[3], (list, tuple)):
+            return func(*args, **(kwargs or {}))
+        x, hx, *more = args
+        states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+        return tuple(torch.ops.tessera_trace.layers(x, states, *more, kind))
+
+
+_FUNCTIONS = {
+    torch.lstm: "lstm",
+    torch.gru: "gru",
+    torch.rnn_tanh: "tanh",
+    torch.rnn_relu: "relu",
+}
+
+
 def split_layers(graph: fx.Graph) -> None:
     """Replace every stacked or bidirectional recurrent operator by operators of one layer each."""
     for node in list(graph.nodes):
+        if node.target is torch.ops.tessera_trace.layers.default:
+            x, states, *more, kind = node.args
+            node.target = next(target for target in LAYERS if LAYERS[target] == kind)
+            node.args = (x, states if kind == "lstm" else states[0], *more)
         if node.op == "call_function" and node.target in LAYERS:
             given = arguments(node)
             stacked = given["num_layers"] > 1 or given["bidirectional"]
@@ -83,11 +127,11 @@ def _split(writer: _Writer, node: fx.Node, given: dict[str, Any]) -> None:
         if given["dropout"] and given["train"] and layer + 1 < given["num_layers"]:
             steps = writer.call(aten.dropout.default, steps, given["dropout"], True)
     for user in list(node.users):
-        index = user.args[1]
+        index: Any = user.args[1]
         if index == 0:
             user.replace_all_uses_with(steps)
         else:
-            _replace_finals(writer, user, [each[index - 1] for each in finals])  # type: ignore[operator]
+            _replace_finals(writer, user, [each[index - 1] for each in finals])
         user.graph.erase_node(user)
     node.graph.erase_node(node)
 
@@ -114,7 +158,8 @@ def _part(writer: _Writer, state: fx.Node, number: int) -> fx.Node:
     """Return the initial state of one layer: zeros of its own, or a slice of what was given."""
     if state.target is aten.zeros.default:
         result = state.meta["val"][:1]
-        size = [1, *state.args[0][1:]]  # type: ignore[index]
+        sizes: Any = state.args[0]
+        size = [1, *sizes[1:]]
         return writer.add(result, aten.zeros.default, size, **state.kwargs)
     return writer.call(aten.slice.Tensor, state, 0, number, number + 1)
 
