@@ -159,10 +159,6 @@ def _group_norm(
     return out, mean.reshape(batch, groups), rstd.reshape(batch, groups)
 
 
-def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.softmax(x, dim, dtype=dtype)
-
-
 def adaptive_max_pool(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, None]:
     """Take the maximum of every window, without its place.
 
@@ -267,6 +263,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.slice_backward,
         aten.avg_pool2d_backward,
         aten.roll,
+        aten._safe_softmax,
         *(getattr(aten, name) for name in (*INTERPOLATIONS, *PADDINGS)),
         *(getattr(aten, f"{name}_backward") for name in (*INTERPOLATIONS, *PADDINGS)),
     )
@@ -287,5 +284,4 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         table[forward.default] = _upsample_nearest
         table[backward.default] = _upsample_nearest_backward
     table[aten.native_group_norm.default] = _group_norm
-    table[aten._safe_softmax.default] = _safe_softmax
     return table

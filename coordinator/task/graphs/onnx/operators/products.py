@@ -107,6 +107,20 @@ def _addmm(builder: Builder, step: Operation) -> OnnxValue:
     return result(step, builder.emit("Gemm", *names, **factors))
 
 
+@handles("_safe_softmax")
+def _safe_softmax(builder: Builder, step: Operation) -> OnnxValue:
+    """Compute attention's softmax: where a mask leaves nothing to attend to, zeros."""
+    value: OnnxValue = step.arguments["self"]
+    name, axis = builder.full(value), axis_of(step.arguments["dim"], len(value.shape))
+    found = builder.emit("Softmax", name, axis=axis)
+    made_by = next((node for node in builder.nodes if name in node.output), None)
+    if made_by is None or made_by.op_type != "MatMul":  # else there is no mask
+        largest = reduced(builder, "ReduceMax", name, [axis], keep=True)
+        nothing = builder.emit("IsInf", largest, detect_positive=0)
+        found = builder.emit("Where", nothing, builder.scalar(0, value.dtype), found)
+    return result(step, found)
+
+
 @handles("_softmax", "_log_softmax")
 def _softmax(builder: Builder, step: Operation) -> OnnxValue:
     value: OnnxValue = step.arguments["self"]

@@ -311,6 +311,33 @@ def test_bag_of_nothing_but_padding_is_zero() -> None:
     assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
 
 
+class PaddedAttention(nn.Module):
+    """Attention by torch's own function, with padding masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        qkv = self.qkv(self.table(ids)).reshape(batch, length, 3, 4, 2).permute(2, 0, 3, 1, 4)
+        mask = (ids != 0)[:, None, None, :]
+        x = F.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=mask)
+        out: Tensor = self.head(x.transpose(1, 2).reshape(batch, length, 8).mean(1))
+        return out
+
+
+def test_attention_to_nothing_but_padding_is_zero() -> None:
+    made = compile_family(Family(PaddedAttention, (6,), 5, vocabulary=20))
+    groups = made.groups(0.5, seed=0)
+    feeds = feeds_of(made, groups, 3)
+    feeds["x0"][1] = 0
+    feeds["x0"][2, :4] = 0
+    assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
+
+
 def test_loss_on_log_probabilities_matches_autograd() -> None:
     layers = (nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 3), nn.LogSoftmax(1))
     family = Family(lambda: nn.Sequential(*copy.deepcopy(layers)), (10,), 3)
