@@ -113,7 +113,10 @@ def _safe_softmax(builder: Builder, step: Operation) -> OnnxValue:
     value: OnnxValue = step.arguments["self"]
     name, axis = builder.full(value), axis_of(step.arguments["dim"], len(value.shape))
     found = builder.emit("Softmax", name, axis=axis)
-    made_by = next((node for node in builder.nodes if name in node.output), None)
+    makers = {out: node for node in builder.nodes for out in node.output}
+    made_by = makers.get(name)
+    while made_by is not None and made_by.op_type == "Reshape":
+        made_by = makers.get(made_by.input[0])
     if made_by is None or made_by.op_type != "MatMul":  # else there is no mask
         largest = reduced(builder, "ReduceMax", name, [axis], keep=True)
         nothing = builder.emit("IsInf", largest, detect_positive=0)

@@ -323,8 +323,8 @@ class PaddedAttention(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         batch, length = ids.shape
         qkv = self.qkv(self.table(ids)).reshape(batch, length, 3, 4, 2).permute(2, 0, 3, 1, 4)
-        mask = (ids != 0)[:, None, None, :]
-        x = F.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=mask)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=(ids != 0)[:, None, None, :])
         out: Tensor = self.head(x.transpose(1, 2).reshape(batch, length, 8).mean(1))
         return out
 
