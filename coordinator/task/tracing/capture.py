@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from coordinator.errors import TraceError
 from coordinator.task.tracing.recurrent import WholeLayers, split_layers
 
-TORCH = Path(torch.__file__).parent
+TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
 
 TRACE_BATCH = 11
 """Batch size for tracing: a prime, so that no reshape can split it unnoticed."""
@@ -182,8 +182,9 @@ def _place_of(error: BaseException, model: torch.nn.Module) -> str:
         if id(owner) in names:
             found, inside = names[id(owner)] or found, True
         file = Path(trace.tb_frame.f_code.co_filename)
-        # The model's own code runs below a module's call, and torch's below that.
-        if inside and not file.is_relative_to(TORCH) and file.exists():
+        # The model's own code runs below a module's call, and torch's and ours below that.
+        others = file.is_relative_to(TORCH) or file.is_relative_to(HERE)
+        if inside and not others and file.exists():
             line = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return (f"module {found!r}" if found else "the model's own forward()") + line
