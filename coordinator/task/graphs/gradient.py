@@ -10,19 +10,29 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from coordinator.task.graphs.decompositions import (
+    adaptive_max_pool,
+    batch_norm,
+    circular_pad,
+    decompositions,
+    instance_norm,
+    normalise,
+    one_hot,
+    windows,
+)
 from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.recurrence import recurrent_layer
 from coordinator.task.task import Task
 from coordinator.task.tracing.program import SubmodelForward
+from coordinator.task.tracing.recurrent import LAYERS
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.data_spec import ArraySpec
@@ -31,6 +41,8 @@ from edge_sdk.train.torch import distilled, masked
 aten = torch.ops.aten
 
 KeptSizes = tuple[int, ...]
+
+ADAPTIVE = tuple(getattr(aten, f"adaptive_max_pool{n}d").default for n in (1, 2, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,7 @@ def _trace(
     arguments: dict[str, list[torch.Tensor]],
 ) -> fx.Graph:
     functional = torch.func.functionalize(function, remove="mutations_and_views")
-    traced = make_fx(functional, tracing_mode="fake", decomposition_table=_decompositions())
+    traced = make_fx(functional, tracing_mode="fake", decomposition_table=decompositions())
     # Fused kernels for attention and recurrent layers have no plain form; the textbook ones do.
     with (
         sdpa_kernel(SDPBackend.MATH),
@@ -141,6 +153,9 @@ def _trace(
         except Exception as error:  # torch may raise anything here; it is reported, not hidden
             reason = str(error).strip().partition("\n")[0] or repr(error)
             raise GraphCompileError(f"torch cannot differentiate the task: {reason}") from error
+    for node in list(graph.nodes):
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
     graph.eliminate_dead_code()
     return graph
 
@@ -208,7 +223,8 @@ class _Run(fx.Interpreter):
     """Runs a forward pass, node by node so that operators remember their module.
 
     torch's BatchNorm and InstanceNorm change statistics without declaring it in their schemas, so
-    tracing would lose the change; here they are written out in operators that do declare it.
+    tracing would lose the change; here they are written out in operators that do declare it. Others
+    are written out because torch's own gradient for them has no translation.
     """
 
     origins: dict[int, dict[str, Any]]
@@ -238,10 +254,37 @@ class _Run(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.batch_norm.default:
-            return _batch_norm(*args, **kwargs)
+            return batch_norm(*args, **kwargs)
         if target is aten.instance_norm.default:
-            return _instance_norm(*args, **kwargs)
+            return instance_norm(*args, **kwargs)
+        if target is aten.one_hot.default:
+            return one_hot(*args, **kwargs)
+        if target in LAYERS:
+            return _recurrent(LAYERS[target], *args, **kwargs)
+        if target is aten.unfold.default:
+            return windows(*args)
+        if target in ADAPTIVE:
+            return adaptive_max_pool(*args)
+        if target is aten.pad.default and "circular" in args:
+            return circular_pad(*args[:2])
         return super().call_function(target, args, kwargs)
+
+
+def _recurrent(
+    kind: str,
+    x: torch.Tensor,
+    hx: Any,
+    params: Sequence[torch.Tensor],
+    has_biases: bool,
+    _layers: int,
+    _dropout: float,
+    _train: bool,
+    _bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Run one recurrent layer in one direction: tracing leaves no others."""
+    states = hx if isinstance(hx, (list, tuple)) else [hx]
+    return recurrent_layer(kind, x, states, params, has_biases=has_biases, batch_first=batch_first)
 
 
 class _TrainingRun(_Run):
@@ -254,7 +297,7 @@ class _TrainingRun(_Run):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is aten.batch_norm.default and args[5] and args[3] is not None:
             x = args[0].detach()
-            _, mean, _, var = _normalise(x, None, None, args[7])
+            _, mean, _, var = normalise(x, None, None, args[7])
             self._seen.setdefault((id(args[3]), id(args[4])), []).append(
                 (x[0, 0].numel(), mean, var)
             )
@@ -294,262 +337,3 @@ def _name_backward(loss: torch.Tensor, origins: dict[int, dict[str, Any]]) -> No
             seen.add(node)
             ahead += [before for before, _ in node.next_functions]
             node.register_prehook(remember(node._sequence_nr()))
-
-
-def _batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    _cudnn: bool = False,
-) -> torch.Tensor:
-    if training:
-        if mean is None or var is None:
-            out = aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
-        else:
-            out = aten._native_batch_norm_legit.default(
-                x, weight, bias, mean, var, True, momentum, eps
-            )
-        first: torch.Tensor = out[0]
-        return first
-    if mean is None or var is None:
-        raise GraphCompileError("BatchNorm without running statistics cannot be evaluated")
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return x * scale.reshape(shape) + shift.reshape(shape)
-
-
-def _instance_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    var: torch.Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    _cudnn: bool = False,
-) -> torch.Tensor:
-    if not use_input_stats:
-        return _batch_norm(x, weight, bias, mean, var, False, momentum, eps)
-    dims = list(range(2, x.ndim))
-    own_mean = x.mean(dims, keepdim=True)
-    centred = x - own_mean
-    own_var = (centred * centred).mean(dims, keepdim=True)
-    out = centred * torch.rsqrt(own_var + eps)
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    if weight is not None:
-        out = out * weight.reshape(shape)
-    if bias is not None:
-        out = out + bias.reshape(shape)
-    if mean is not None and var is not None:
-        # New statistics are the mean over samples of each sample's own.
-        count = x[0, 0].numel()
-        new_var = own_var.detach().mean(0).flatten() * (count / (count - 1))
-        mean.copy_(momentum * own_mean.detach().mean(0).flatten() + (1 - momentum) * mean)
-        var.copy_(momentum * new_var + (1 - momentum) * var)
-    return out
-
-
-def _batch_norm_functional(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    _training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """torch's decomposition, with n / (n − 1) computed in the graph because n follows the batch."""
-    out, mean, rstd, var = _normalise(x, weight, bias, eps)
-    count = torch.full((), float(x.numel() // x.shape[1]))
-    unbiased = var * (count / (count - 1))
-    new_mean = momentum * mean + (1 - momentum) * running_mean
-    new_var = momentum * unbiased + (1 - momentum) * running_var
-    return out, mean, rstd, new_mean, new_var
-
-
-def _batch_norm_no_stats(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    _training: bool,
-    _momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    return _normalise(x, weight, bias, eps)[:3]
-
-
-def _normalise(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, ...]:
-    dims = [0, *range(2, x.ndim)]
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    mean = x.mean(dims)
-    centred = x - mean.reshape(shape)
-    var = (centred * centred).mean(dims)
-    rstd = torch.rsqrt(var + eps)
-    scale = rstd if weight is None else rstd * weight
-    out = centred * scale.reshape(shape)
-    if bias is not None:
-        out = out + bias.reshape(shape)
-    return out, mean, rstd, var
-
-
-def _batch_norm_backward(
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    _running_mean: torch.Tensor | None,
-    _running_var: torch.Tensor | None,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    _training: bool,
-    _eps: float,
-    wanted: list[bool],
-) -> tuple[torch.Tensor | None, ...]:
-    """torch's decomposition for training, in fewer operators; the centred input is shared."""
-    dims = [0, *range(2, x.ndim)]
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    share = 1.0 / (x.numel() // x.shape[1])
-    centred = x - mean.reshape(shape)
-    total = grad.sum(dims)
-    along = (grad * centred).sum(dims)
-    found: list[torch.Tensor | None] = [None, along * rstd, total]
-    if wanted[0]:
-        slope = along * share * rstd * rstd
-        scale = rstd if weight is None else rstd * weight
-        rest = grad - centred * slope.reshape(shape) - (total * share).reshape(shape)
-        found[0] = rest * scale.reshape(shape)
-    return tuple(each if is_ else None for each, is_ in zip(found, wanted, strict=True))
-
-
-def _group_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    batch: int,
-    channels: int,
-    _pixels: int,
-    groups: int,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """torch's decomposition, without its use of strides."""
-    parts = x.reshape(batch, groups, -1)
-    mean = parts.mean(2, keepdim=True)
-    centred = parts - mean
-    rstd = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
-    out = (centred * rstd).reshape(x.shape)
-    shape = [1, channels] + [1] * (x.ndim - 2)
-    if weight is not None:
-        out = out * weight.reshape(shape)
-    if bias is not None:
-        out = out + bias.reshape(shape)
-    return out, mean.reshape(batch, groups), rstd.reshape(batch, groups)
-
-
-def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return torch.softmax(x, dim, dtype=dtype)
-
-
-def _adaptive_max_pool(x: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pool windows of one size; the image must be a multiple of the output."""
-    kernel = _window(x, sizes)
-    values, indices = aten.max_pool2d_with_indices.default(x, kernel, kernel)
-    return values, indices
-
-
-def _adaptive_max_pool_backward(
-    grad: torch.Tensor, x: torch.Tensor, indices: torch.Tensor
-) -> torch.Tensor:
-    kernel = _window(x, grad.shape[-2:])
-    found: torch.Tensor = aten.max_pool2d_with_indices_backward.default(
-        grad, x, kernel, kernel, [0, 0], [1, 1], False, indices
-    )
-    return found
-
-
-def _window(x: torch.Tensor, sizes: Sequence[int]) -> list[int]:
-    image = list(x.shape[-2:])
-    if any(size % out for size, out in zip(image, sizes, strict=True)):
-        raise GraphCompileError(
-            f"adaptive_max_pool2d from {image} to {list(sizes)}: windows of different sizes have "
-            "no translation"
-        )
-    return [size // out for size, out in zip(image, sizes, strict=True)]
-
-
-def _upsample_nearest(x: torch.Tensor, sizes: list[int], *_scales: float | None) -> torch.Tensor:
-    """Repeat every pixel; the output must be a multiple of the image."""
-    times = _repeats(x.shape[2:], sizes)
-    split = [part for size in x.shape[2:] for part in (size, 1)]
-    whole = [part for size, n in zip(x.shape[2:], times, strict=True) for part in (size, n)]
-    pixels = x.reshape(*x.shape[:2], *split).expand(*x.shape[:2], *whole)
-    return pixels.reshape(*x.shape[:2], *sizes)
-
-
-def _upsample_nearest_backward(
-    grad: torch.Tensor, _sizes: list[int], shape: list[int], *_scales: float | None
-) -> torch.Tensor:
-    times = _repeats(shape[2:], grad.shape[2:])
-    whole = [part for size, n in zip(shape[2:], times, strict=True) for part in (size, n)]
-    return grad.reshape(*shape[:2], *whole).sum([3 + 2 * i for i in range(len(times))])
-
-
-def _repeats(image: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    if any(out % size for size, out in zip(image, sizes, strict=True)):
-        raise GraphCompileError(
-            f"interpolation from {list(image)} to {list(sizes)}: only whole multiples can be "
-            "translated"
-        )
-    return [out // size for size, out in zip(image, sizes, strict=True)]
-
-
-@cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
-    more = [
-        aten.gelu,
-        aten.native_layer_norm,
-        aten.silu,
-        aten.hardswish,
-        aten.hardsigmoid,
-        aten.leaky_relu,
-        aten.elu,
-        aten.log_sigmoid_forward,
-        aten.softplus,
-        aten.mish,
-        aten.std,
-        aten.std_mean,
-        aten.linalg_vector_norm,
-    ]
-    table.update(get_decompositions(more))
-    by_hand = (
-        aten.embedding_dense_backward,
-        aten.select_backward,
-        aten.slice_backward,
-        aten.avg_pool2d_backward,
-    )
-    for packet in by_hand:
-        table.pop(packet.default, None)
-    table[aten._native_batch_norm_legit_functional.default] = _batch_norm_functional
-    table[aten._native_batch_norm_legit.no_stats] = _batch_norm_no_stats
-    table[aten.native_batch_norm_backward.default] = _batch_norm_backward
-    table[aten.adaptive_max_pool2d.default] = _adaptive_max_pool
-    table[aten.adaptive_max_pool2d_backward.default] = _adaptive_max_pool_backward
-    for forward, backward in (
-        (aten.upsample_nearest1d, aten.upsample_nearest1d_backward),
-        (aten.upsample_nearest2d, aten.upsample_nearest2d_backward),
-    ):
-        table.pop(forward.vec, None)  # torch's own rule leads to the other overload
-        table[forward.default] = _upsample_nearest
-        table[backward.default] = _upsample_nearest_backward
-    table[aten.native_group_norm.default] = _group_norm
-    table[aten._safe_softmax.default] = _safe_softmax
-    return table

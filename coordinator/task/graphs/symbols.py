@@ -26,6 +26,7 @@ from torch import fx
 
 from coordinator.task.graphs.errors import NotSymbolicError
 from coordinator.task.graphs.gradient import KeptSizes, Traced
+from edge_sdk.protocol.task.data_spec import MAX_SIZE
 from edge_sdk.protocol.task.graphs import SizeTerm, sum_of
 
 Size = int | SizeTerm
@@ -278,8 +279,8 @@ class _Comparison:
 
     def _number(self, values: Sequence[Any]) -> Any:
         first = values[0]
-        if all(value == first for value in values):
-            return first
+        if all(value == first or (value != value and first != first) for value in values):
+            return first  # NaN is the same number too
         if type(first) is int:
             return self._size(values)
         if type(first) is float:
@@ -385,7 +386,12 @@ _ENDLESS = 2**62
 
 
 def _fraction(value: float) -> Fraction:
-    """Return the simplest fraction that rounds to the value; sizes make 1 / n and n."""
+    """Return the simplest fraction that rounds to the value; sizes make 1 / n and n.
+
+    Numbers too large for a size, such as the largest float, become 1.
+    """
+    if value > MAX_SIZE:
+        return Fraction(1)
     for whole, turned in ((value, False), (1 / value, True)):
         if whole < 2**53 and isclose(whole, round(whole), rel_tol=1e-15) and round(whole):
             return Fraction(1, round(whole)) if turned else Fraction(round(whole))
@@ -404,7 +410,8 @@ def _primes(start: int) -> Any:
 def _target(node: fx.Node) -> str:
     if node.target is operator.getitem:
         return "getitem"
-    name, _, overload = str(node.target).removeprefix("aten.").partition(".")
+    full = str(node.target).removeprefix("aten.").removeprefix("tessera.")
+    name, _, overload = full.partition(".")
     # Results of operators that torch still runs in place are read only through the result.
     return name.removesuffix("_") + ("" if overload == "default" else f".{overload}")
 

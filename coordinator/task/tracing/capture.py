@@ -18,8 +18,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from coordinator.errors import TraceError
+from coordinator.task.tracing.recurrent import WholeLayers, split_layers
 
-TORCH = Path(torch.__file__).parent
+TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
 
 TRACE_BATCH = 11
 """Batch size for tracing: a prime, so that no reshape can split it unnoticed."""
@@ -45,7 +46,12 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     model.train(train)
     try:
         # On failure torch prints its graph to stderr, and logs, before it raises.
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()), _quiet_torch():
+        with (
+            warnings.catch_warnings(),
+            redirect_stderr(io.StringIO()),
+            _quiet_torch(),
+            WholeLayers(),
+        ):
             # nn.LSTM and similar modules rebuild a list of weights on every call; it is harmless.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
             exported = torch.export.export(model, example, strict=False)
@@ -133,6 +139,7 @@ def _sort_placeholders(
     bare = exported.call_spec.out_spec is not None and exported.call_spec.out_spec.is_leaf()
     if not bare or not isinstance(output.args[0][0], fx.Node):
         raise TraceError("forward() must return a single tensor")
+    split_layers(exported.graph)
     # Discarded results (nn.MultiheadAttention's averaged maps) must not decide what can be
     # narrowed. In-place operators stay.
     exported.graph.eliminate_dead_code()
@@ -175,8 +182,9 @@ def _place_of(error: BaseException, model: torch.nn.Module) -> str:
         if id(owner) in names:
             found, inside = names[id(owner)] or found, True
         file = Path(trace.tb_frame.f_code.co_filename)
-        # The model's own code runs below a module's call, and torch's below that.
-        if inside and not file.is_relative_to(TORCH) and file.exists():
+        # The model's own code runs below a module's call, and torch's and ours below that.
+        others = file.is_relative_to(TORCH) or file.is_relative_to(HERE)
+        if inside and not others and file.exists():
             line = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return (f"module {found!r}" if found else "the model's own forward()") + line

@@ -28,10 +28,12 @@ from coordinator.task.tracing.factors import (
     widths,
 )
 from coordinator.task.tracing.walk import (
+    Contraction,
     Dropout,
     Handler,
     Value,
     Walk,
+    arguments,
     describe,
     not_understood,
     operator_name,
@@ -154,6 +156,12 @@ def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return out
 
 
+@_handles("baddbmm")
+def _added_products(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    product = _matmul(walk, node, {name: a[name] for name in ("batch1", "batch2")})
+    return _broadcast(walk, node, product, walk.dims(a["self"]))
+
+
 @_handles("einsum")
 def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     """Handle two operands with each label at most once in each; anything else stays whole."""
@@ -202,33 +210,41 @@ def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    """Keep everything whole except the batch, which the initial state of zeros must follow."""
+    """Handle one layer in one direction: its gates are copies of its width in its weights."""
     if "batch_first" not in a or len(shape_of(a["input"])) != 3:
         raise TraceError(
             describe(node, "packed or unbatched sequences; give a batch of sequences of one length")
         )
-    if a["dropout"] and a["train"]:
-        raise TraceError(describe(node, "dropout inside the fused operator; set it to 0"))
     inputs = walk.dims(a["input"])
     at = 0 if a["batch_first"] else 1
+    if any(leaf.batch for leaf in leaves(inputs[1 - at])):
+        raise TraceError(
+            describe(node, "steps through the batch instead of the sequence; set batch_first=True")
+        )
     states = a["hx"] if isinstance(a["hx"], (list, tuple)) else [a["hx"]]
     for state in states:
         walk.tie(node, walk.dims(state)[1], inputs[at])
-    for operand in node.all_input_nodes:
-        for dim in walk.dims(operand):
-            others = [factor for factor in leaves(dim) if not factor.batch]
-            walk.ban(node, others, "belongs to a recurrent layer")
-    for weight in a["params"]:
-        if len(shape_of(weight)) == 2:
-            walk.count([*inputs[:2], *walk.dims(weight)])
-    why = describe(node, "belongs to a recurrent layer")
-    sizes = [value.shape[-1] for value in node.meta["val"]]
-    steps = [*inputs[:2], fresh(int(sizes[0]), frozen=why)]
-    finals = [
-        [walk.dims(state)[0], inputs[at], fresh(int(size), frozen=why)]
-        for state, size in zip(states, sizes[1:], strict=True)
-    ]
-    return (steps, *finals)
+    if len(a["params"]) not in (2, 4):  # an LSTM that projects its output
+        return not_understood(walk, node)
+    weight, own, *rest = a["params"]
+    gates = shape_of(own)[0] // shape_of(own)[1]
+    why = describe(node, "counts the gates of a recurrent layer")
+    front, width = split_front(walk.dims(weight)[0], gates, why)
+    walk.ban(node, front, "counts the gates of a recurrent layer")
+    walk.ban(node, inputs[1 - at], "is stepped through by a recurrent layer")
+    columns = ("params.0", weight, walk.dims(weight)[1])
+    walk.contract(node, ("input", a["input"], inputs[2]), columns)
+    for each in (own, *rest):
+        walk.tie(node, walk.dims(each)[0], walk.dims(weight)[0])
+    walk.tie(node, walk.dims(own)[1], width)
+    # The hidden state is summed over inside the operator; scaling its weight does the same.
+    walk.contractions.append(Contraction(node.name, "params.1", width, 0))
+    for state in states:
+        walk.tie(node, walk.dims(state)[2], width)
+    for each in (weight, own):
+        walk.count([*inputs[:2], *walk.dims(each)])
+    final: list[Factors] = [[], inputs[at], width]
+    return ([*inputs[:2], width], *(final for _ in states))
 
 
 # -- normalisation --------------------------------------------------------------------------
@@ -280,14 +296,15 @@ def _layer_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return inputs
 
 
-@_handles("softmax", "log_softmax", "cumsum")
+@_handles("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp")
 def _along(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     (inputs,) = (walk.dims(value) for name, value in a.items() if name in ("self", "input"))
     walk.ban(node, inputs[a["dim"]], "is normalised or summed along")
     return inputs
 
 
-@_handles("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "linalg_vector_norm", "any")
+@_handles("mean", "sum", "amax", "amin", "var", "std", "logsumexp", "linalg_vector_norm")
+@_handles("any", "all", "prod", "argmax", "argmin", "norm")
 def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     inputs = walk.dims(a["self"])
     which = a.get("dim")
@@ -301,6 +318,14 @@ def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     if a.get("keepdim"):
         return [[] if i in which else dim for i, dim in enumerate(inputs)]
     return [dim for i, dim in enumerate(inputs) if i not in which]
+
+
+@_handles("cosine_similarity")
+def _similarity(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = _broadcast(walk, node, walk.dims(a["x1"]), walk.dims(a["x2"]))
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is reduced")
+    return [*dims[:along], *dims[along + 1 :]]
 
 
 @_handles("max", "min", "median")
@@ -318,6 +343,7 @@ def _extreme(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 @_handles(
     "pointwise", "where", "masked_fill", "copy", "fill", "zero", "rsub", "hardswish", "log_sigmoid",
     "mish", "threshold", "gelu", "relu6", "abs",  # not marked as pointwise when in place
+    "special_erfc", "nan_to_num", "square",
 )  # fmt: skip
 def _pointwise(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     out: list[Factors] = []
@@ -495,6 +521,72 @@ def _slice(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return dims
 
 
+@_handles("roll", "flip", "sort", "topk", "unfold", "diff")
+def _rearranged(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Keep whole the dimensions whose elements change places or are chosen; the others pass."""
+    rank = len(shape_of(a["self"]))
+    named = next(a[key] for key in ("dims", "dim", "dimension") if key in a)
+    named = [named] if isinstance(named, int) else named or range(rank)
+    touched = {dim % rank for dim in named}
+    if operator_name(node) != "unfold":
+        return _resize(walk, node, touched)
+    whole = _resize(walk, node, touched)
+    return [*whole, fresh(a["size"], frozen=describe(node, "is cut into windows"))]
+
+
+@_handles("index_select")
+def _index_select(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    dims = list(walk.dims(a["self"]))
+    along = a["dim"] % len(dims)
+    walk.ban(node, dims[along], "is indexed")
+    dims[along] = walk.dims(a["index"])[0]
+    return dims
+
+
+@_handles("gather")
+def _gather(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Index one dimension; the others must be as long as the index's to pass."""
+    dims, index = walk.dims(a["self"]), walk.dims(a["index"])
+    along = a["dim"] % len(dims) if dims else 0
+    sizes = zip(shape_of(a["self"]), shape_of(a["index"]), strict=True)
+    for position, (own, other) in enumerate(sizes):
+        if position == along or own != other:
+            walk.ban(node, dims[position], "is indexed")
+        else:
+            walk.tie(node, dims[position], index[position])
+    return index
+
+
+@_handles("index")
+def _index(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Index by tensors: their dimensions replace those they index, or come first if apart."""
+    dims = walk.dims(a["self"])
+    indices = {place: each for place, each in enumerate(a["indices"]) if each is not None}
+    if any(index.meta["val"].dtype in (torch.bool, torch.uint8) for index in indices.values()):
+        raise TraceError(describe(node, "has a size that depends on the data"))
+    common: list[Factors] = []
+    for place, index in indices.items():
+        batch = [leaf.batch for leaf in leaves(dims[place])] == [True]
+        if batch and _counts(index, shape_of(a["self"])[place]):  # every sample by its number
+            walk.patch(index, "end", dims[place])
+            walk.values[index] = [dims[place]]
+        else:
+            walk.ban(node, dims[place], "is indexed")
+        common = _broadcast(walk, node, common, walk.dims(index))
+    first, last = min(indices), max(indices)
+    front = first if last - first == len(indices) - 1 else 0
+    rest = [dim for place, dim in enumerate(dims) if place not in indices]
+    return [*rest[:front], *common, *rest[front:]]
+
+
+def _counts(node: fx.Node, size: int) -> bool:
+    """Tell whether this is `arange(size)`."""
+    if operator_name(node) != "arange":
+        return False
+    given = arguments(node)
+    return (given.get("start", 0), given["end"], given.get("step", 1)) == (0, size, 1)
+
+
 @_handles("unbind")
 def _unbind(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     dims = walk.dims(a["self"])
@@ -536,6 +628,32 @@ def _pool(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     spatial = next(n for n in (1, 2, 3) if f"{n}d" in operator_name(node))
     rank = len(shape_of(node.all_input_nodes[0]))
     return _resize(walk, node, range(rank - spatial, rank))
+
+
+@_handles("pixel_shuffle", "pixel_unshuffle", "im2col", "col2im")
+def _pixels(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Move pixels to channels, or back: each channel has a run of channels on the other side."""
+    dims, shape = walk.dims(a["self"]), shape_of(node)
+    along = 1 if "col" in operator_name(node) else len(dims) - 3
+    for dim in dims[along + 1 :]:
+        walk.ban(node, dim, "is pooled, padded or resized")
+    why = describe(node, "holds the pixels of a channel")
+    channels = dims[along]
+    before, after = shape_of(a["self"])[along], shape[along]
+    if after < before:
+        channels, inside = split_front(channels, after, why)
+        walk.ban(node, inside, "holds the pixels of a channel")
+    else:
+        channels = [*channels, *fresh(after // before, frozen=why)]
+    return [*dims[:along], channels, *(fresh(size, frozen=why) for size in shape[along + 1 :])]
+
+
+@_handles("new_zeros", "new_ones", "new_full", "new_empty")
+def _new(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Handle a tensor whose source gives only its type."""
+    dims = [fresh(size) for size in shape_of(node)]
+    walk.patch(node, "size", tuple(dims))
+    return dims
 
 
 @_handles("pad")

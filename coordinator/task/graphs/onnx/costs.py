@@ -59,6 +59,10 @@ def _product(step: Operation, specs: dict[str, Spec]) -> tuple[int, Sequence[Siz
             return 1, [*specs[step.name].shape, shape("self")[-1]]
         case "addmm":
             return 1, [*shape("mat1"), shape("mat2")[-1]]
+        case "recurrence":
+            return 1, [*shape("gates")[:2], *shape("weight")]
+        case "recurrence_backward":  # the weight's own gradient is a product beside it
+            return 1, [*shape("grad")[:2], *shape("weight")]
         case "convolution":
             return 1, [*specs[step.name].shape, *shape("weight")[1:]]
         case "convolution_transposed":

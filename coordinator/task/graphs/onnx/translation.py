@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +48,7 @@ class Translated:
 def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> Translated:
     """Return the ONNX model; raises `GraphCompileError` for an operator without translation."""
     builder = Builder(plan, batch_source)
-    values: dict[str, OnnxValue | tuple[OnnxValue | None, ...]] = {}
+    values: dict[str, OnnxValue | Sequence[OnnxValue | None]] = {}
     for name, spec in graph.inputs.items():
         held = name
         if name in graph.constants:
@@ -98,7 +99,7 @@ def _model(builder: Builder, graph: Symbolic, outputs: dict[str, Spec]) -> onnx.
     for node in reversed(builder.nodes):
         if needed & set(node.output):
             nodes.append(node)
-            needed |= set(node.input)
+            needed |= set(node.input) | _seen_inside(node)
     inputs = {n: s for n, s in graph.inputs.items() if n in needed and n not in graph.constants}
     proto = helper.make_graph(
         nodes[::-1],
@@ -112,6 +113,15 @@ def _model(builder: Builder, graph: Symbolic, outputs: dict[str, Spec]) -> onnx.
     )
     onnx.checker.check_model(model)
     return model
+
+
+def _seen_inside(node: onnx.NodeProto) -> set[str]:
+    """Return what a loop's body takes from around it."""
+    bodies = [each.g for each in node.attribute if each.type == onnx.AttributeProto.GRAPH]
+    made = {name for body in bodies for inner in body.node for name in inner.output}
+    made |= {value.name for body in bodies for value in body.input}
+    used = {name for body in bodies for inner in body.node for name in inner.input}
+    return used - made
 
 
 def _value_info(name: str, spec: Spec) -> onnx.ValueInfoProto:

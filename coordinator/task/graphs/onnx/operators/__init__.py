@@ -10,8 +10,20 @@ from coordinator.task.graphs.onnx.operators import (
     pointwise,
     pooling,
     products,
+    recurrence,
+    resampling,
     shaping,
 )
 from coordinator.task.graphs.onnx.operators.registry import HANDLERS
 
-__all__ = ["HANDLERS", "convolutions", "indexing", "pointwise", "pooling", "products", "shaping"]
+__all__ = [
+    "HANDLERS",
+    "convolutions",
+    "indexing",
+    "pointwise",
+    "pooling",
+    "products",
+    "recurrence",
+    "resampling",
+    "shaping",
+]

@@ -9,12 +9,14 @@ from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     axis_of,
+    broadcast,
+    fixed,
     handles,
     reduced,
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Operation, Size, Spec, multiply
+from coordinator.task.graphs.symbols import Operation, Shape, Size, Spec, multiply
 from edge_sdk.protocol.task.graphs import SizeTerm
 
 
@@ -68,6 +70,110 @@ def _index_select(builder: Builder, step: Operation) -> OnnxValue:
     return result(
         step, builder.emit("Gather", builder.full(a["self"]), builder.full(a["index"]), axis=axis)
     )
+
+
+def _indexed(step: Operation) -> tuple[OnnxValue, dict[int, OnnxValue], Shape, bool]:
+    """Return the tensor, its indices by dimension, their common shape, and where it goes.
+
+    The indices' dimensions stand in place of the dimensions they index if those are neighbours
+    (True), else in front (False).
+    """
+    value: OnnxValue = step.arguments["self"]
+    indices = {dim: each for dim, each in enumerate(step.arguments["indices"]) if each is not None}
+    if any(each.dtype in (torch.bool, torch.uint8) for each in indices.values()):
+        raise GraphCompileError("indexing by a condition; use torch.where")
+    first, last = min(indices), max(indices)
+    common = broadcast(*(each.shape for each in indices.values()))
+    return value, indices, common, last - first == len(indices) - 1
+
+
+def _places(builder: Builder, indices: dict[int, OnnxValue], common: Shape) -> str:
+    """Return the indices side by side in a last dimension."""
+    columns = []
+    for each in indices.values():
+        name = builder.full(OnnxValue(each.name, common, each.dtype, each.held))
+        name = name if each.dtype == torch.int64 else builder.cast(name, torch.int64)
+        columns.append(builder.emit("Unsqueeze", name, builder.ints([len(common)])))
+    return builder.emit("Concat", *columns, axis=len(common)) if len(columns) > 1 else columns[0]
+
+
+def _transposed(builder: Builder, name: str, order: list[int]) -> str:
+    if order == sorted(order):
+        return name
+    return builder.emit("Transpose", name, perm=order)
+
+
+def _orders(
+    indices: dict[int, OnnxValue], rank: int, common: int, *, inside: bool
+) -> tuple[int, list[int], list[int]]:
+    """Return how many dimensions stay in front, and orders that put what is indexed first.
+
+    The first order is that of the tensor, the second that of torch's result.
+    """
+    rest = [dim for dim in range(rank) if dim not in indices]
+    before = sum(dim < min(indices) for dim in rest) if inside else 0
+    found = [*range(before, before + common), *range(before)]
+    return before, [*indices, *rest], [*found, *range(before + common, len(rest) + common)]
+
+
+@handles("index.Tensor", "_unsafe_index.Tensor")
+def _index(builder: Builder, step: Operation) -> OnnxValue:
+    value, indices, common, inside = _indexed(step)
+    if len(indices) == 1:
+        ((dim, index),) = indices.items()
+        name = builder.full(index)
+        name = name if index.dtype == torch.int64 else builder.cast(name, torch.int64)
+        return result(step, builder.emit("Gather", builder.full(value), name, axis=dim))
+    _, first, out = _orders(indices, len(value.shape), len(common), inside=inside)
+    data = _transposed(builder, builder.full(value), first)
+    name = builder.emit("GatherND", data, _places(builder, indices, common))
+    return result(step, _transposed(builder, name, np.argsort(out).tolist()))
+
+
+@handles("index_put", "_unsafe_index_put")
+def _index_put(builder: Builder, step: Operation) -> OnnxValue:
+    value, indices, common, inside = _indexed(step)
+    before, first, out = _orders(indices, len(value.shape), len(common), inside=inside)
+    rest = [size for dim, size in enumerate(value.shape) if dim not in indices]
+    shape = (*rest[:before], *common, *rest[before:])
+    new: OnnxValue = step.arguments["values"]
+    updates = builder.full(OnnxValue(new.name, shape, new.dtype, new.held))
+    names = (
+        _transposed(builder, builder.full(value), first),
+        _places(builder, indices, common),
+        _transposed(builder, updates, out),
+    )
+    more = {"reduction": "add"} if step.arguments["accumulate"] else {}
+    name = builder.emit("ScatterND", *names, **more)
+    return result(step, _transposed(builder, name, np.argsort(first).tolist()))
+
+
+@handles("topk", "sort", "sort.stable")
+def _sorted(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
+    a = step.arguments
+    value: OnnxValue = a["self"]
+    axis = axis_of(a["dim"], len(value.shape))
+    (count,) = fixed([a.get("k", value.shape[axis])], "a number of sorted values")
+    largest = a["largest"] if "largest" in a else a["descending"]
+    name = builder.full(value)
+    names = builder.emit_many(
+        2, "TopK", name, builder.ints([count]), axis=axis, largest=int(largest)
+    )
+    return result(step, names[0]), result(step, names[1], 1)
+
+
+@handles("argmax", "argmin")
+def _extreme_place(builder: Builder, step: Operation) -> OnnxValue:
+    a = step.arguments
+    value: OnnxValue = a["self"]
+    operator = "ArgMax" if step.target == "argmax" else "ArgMin"
+    name, dim = builder.full(value), a["dim"]
+    if value.dtype == torch.bool:
+        name = builder.cast(name, torch.int32)
+    if dim is None:
+        raise GraphCompileError("give the dimension to search along")
+    axis = axis_of(dim, len(value.shape))
+    return result(step, builder.emit(operator, name, axis=axis, keepdims=int(a["keepdim"])))
 
 
 def _sum_rows(builder: Builder, rows: str, indices: str, out: Spec, padding: int) -> str:

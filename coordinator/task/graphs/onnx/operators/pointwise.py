@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,16 +12,11 @@ from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     HANDLERS,
     Handler,
+    broadcast,
     handles,
     spec_of,
 )
 from coordinator.task.graphs.symbols import Operation, Shape
-
-
-def _broadcast(*shapes: Shape) -> Shape:
-    rank = max(map(len, shapes))
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def _operand(builder: Builder, operand: Any, dtype: torch.dtype) -> tuple[str, Shape]:
@@ -35,7 +31,7 @@ def _pointwise(builder: Builder, step: Operation, operator: str, *operands: Any)
     """Apply an operator to operands of the result's type."""
     spec = spec_of(step)
     names, shapes = zip(*(_operand(builder, o, spec.dtype) for o in operands), strict=True)
-    return OnnxValue(builder.emit(operator, *names), spec.shape, spec.dtype, _broadcast(*shapes))
+    return OnnxValue(builder.emit(operator, *names), spec.shape, spec.dtype, broadcast(*shapes))
 
 
 UNARY = {
@@ -55,6 +51,16 @@ UNARY = {
     "floor": "Floor",
     "ceil": "Ceil",
     "logical_not": "Not",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "round": "Round",
 }
 BINARY = {"mul": "Mul", "div": "Div", "maximum": "Max", "minimum": "Min", "pow": "Pow"}
 COMPARISONS = {
@@ -74,7 +80,9 @@ def _unary(operator: str) -> Handler:
 def _binary(operator: str) -> Handler:
     def handler(builder: Builder, step: Operation) -> OnnxValue:
         a = step.arguments
-        return _pointwise(builder, step, operator, a["self"], a.get("other", a.get("exponent")))
+        both = spec_of(step).dtype == torch.bool and operator == "Mul"
+        name = "And" if both else operator
+        return _pointwise(builder, step, name, a["self"], a.get("other", a.get("exponent")))
 
     return handler
 
@@ -90,7 +98,7 @@ def _comparison(operator: str, *, negate: bool = False) -> Handler:
         name = builder.emit(operator, *names)
         if negate:
             name = builder.emit("Not", name)
-        return OnnxValue(name, spec.shape, spec.dtype, _broadcast(*shapes))
+        return OnnxValue(name, spec.shape, spec.dtype, broadcast(*shapes))
 
     return handler
 
@@ -140,6 +148,73 @@ def _rsub(builder: Builder, step: Operation) -> OnnxValue:
     return _pointwise(builder, step, "Sub", step.arguments["other"], step.arguments["self"])
 
 
+@handles("erfc")
+def _erfc(builder: Builder, step: Operation) -> OnnxValue:
+    return _pointwise(
+        builder, step, "Sub", 1, _pointwise(builder, step, "Erf", step.arguments["self"])
+    )
+
+
+@handles("log2", "log10", "exp2")
+def _other_base(builder: Builder, step: Operation) -> OnnxValue:
+    x = step.arguments["self"]
+    scale = math.log(10 if step.target == "log10" else 2)
+    if step.target == "exp2":
+        return _pointwise(builder, step, "Exp", _pointwise(builder, step, "Mul", x, scale))
+    return _pointwise(builder, step, "Div", _pointwise(builder, step, "Log", x), scale)
+
+
+@handles("trunc")
+def _trunc(builder: Builder, step: Operation) -> OnnxValue:
+    return _toward_zero(builder, step, step.arguments["self"])
+
+
+def _toward_zero(builder: Builder, step: Operation, x: Any) -> OnnxValue:
+    sign = _pointwise(builder, step, "Sign", x)
+    whole = _pointwise(builder, step, "Floor", _pointwise(builder, step, "Abs", x))
+    return _pointwise(builder, step, "Mul", sign, whole)
+
+
+@handles("isnan", "isinf")
+def _odd_values(builder: Builder, step: Operation) -> OnnxValue:
+    x: OnnxValue = step.arguments["self"]
+    name = builder.emit("IsNaN" if step.target == "isnan" else "IsInf", x.name)
+    return OnnxValue(name, spec_of(step).shape, torch.bool, x.held)
+
+
+@handles("remainder.Scalar", "remainder.Tensor", "fmod.Scalar", "fmod.Tensor")
+def _remainder(builder: Builder, step: Operation) -> OnnxValue:
+    """Compute a remainder with the divisor's sign, or the dividend's for fmod."""
+    a, spec = step.arguments, spec_of(step)
+    (x, x_shape), (by, by_shape) = (_operand(builder, a[k], spec.dtype) for k in ("self", "other"))
+    held = broadcast(x_shape, by_shape)
+    if step.target.startswith("fmod") or not spec.dtype.is_floating_point:
+        name = builder.emit("Mod", x, by, fmod=int(step.target.startswith("fmod")))
+    else:
+        whole = builder.emit("Floor", builder.emit("Div", x, by))
+        name = builder.emit("Sub", x, builder.emit("Mul", whole, by))
+    return OnnxValue(name, spec.shape, spec.dtype, held)
+
+
+@handles("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "floor_divide.Scalar")
+def _whole_quotient(builder: Builder, step: Operation) -> OnnxValue:
+    a, spec = step.arguments, spec_of(step)
+    mode = a.get("rounding_mode", "floor")
+    if mode is None:
+        return _pointwise(builder, step, "Div", a["self"], a["other"])
+    if spec.dtype.is_floating_point:
+        quotient = _pointwise(builder, step, "Div", a["self"], a["other"])
+        if mode == "trunc":
+            return _toward_zero(builder, step, quotient)
+        return _pointwise(builder, step, "Floor", quotient)
+    if mode == "trunc":  # as ONNX divides whole numbers
+        return _pointwise(builder, step, "Div", a["self"], a["other"])
+    (x, x_shape), (by, by_shape) = (_operand(builder, a[k], spec.dtype) for k in ("self", "other"))
+    exact = builder.emit("Sub", x, builder.emit("Mod", x, by))
+    held = broadcast(x_shape, by_shape)
+    return OnnxValue(builder.emit("Div", exact, by), spec.shape, spec.dtype, held)
+
+
 @handles("rsqrt")
 def _rsqrt(builder: Builder, step: Operation) -> OnnxValue:
     root = _pointwise(builder, step, "Sqrt", step.arguments["self"])
@@ -155,6 +230,7 @@ def _near_one(builder: Builder, step: Operation) -> OnnxValue:
 
 
 @handles("clamp", "clamp.Tensor", "hardtanh", "clamp_min", "clamp_max", "relu6")
+@handles("clamp_min.Tensor", "clamp_max.Tensor")
 def _clamp(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
     value = a["self"]
@@ -171,7 +247,7 @@ def _where(builder: Builder, step: Operation) -> OnnxValue:
     condition: OnnxValue = a["condition"]
     yes, yes_shape = _operand(builder, a["self"], spec.dtype)
     no, no_shape = _operand(builder, a["other"], spec.dtype)
-    held = _broadcast(condition.held, yes_shape, no_shape)
+    held = broadcast(condition.held, yes_shape, no_shape)
     return OnnxValue(builder.emit("Where", condition.name, yes, no), spec.shape, spec.dtype, held)
 
 

@@ -17,31 +17,38 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
     spec_of,
 )
+from coordinator.task.graphs.onnx.operators.resampling import Matrix, apply_matrices
 from coordinator.task.graphs.symbols import Operation, Shape, multiply
 
 
-def _pair(values: Sequence[int] | int, default: Sequence[int] = ()) -> list[int]:
+def _dims(step: Operation) -> int:
+    """Return the number of an image's dimensions."""
+    return next(n for n in (2, 3) if f"{n}d" in step.target)
+
+
+def _each(values: Sequence[int] | int, dims: int, default: Sequence[int] = ()) -> list[int]:
     found = [values] if isinstance(values, int) else list(values) or list(default)
-    return found * 2 if len(found) == 1 else found
+    return found * dims if len(found) == 1 else found
 
 
-def _pooling_attributes(a: dict[str, Any]) -> dict[str, Any]:
-    kernel, padding = _pair(a["kernel_size"]), _pair(a["padding"])
+def _pooling_attributes(step: Operation) -> dict[str, Any]:
+    a, dims = step.arguments, _dims(step)
+    kernel, padding = _each(a["kernel_size"], dims), _each(a["padding"], dims)
     return {
         "kernel_shape": kernel,
-        "strides": _pair(a["stride"], kernel),
+        "strides": _each(a["stride"], dims, kernel),
         "pads": padding + padding,
-        "dilations": _pair(a["dilation"]),
+        "dilations": _each(a["dilation"], dims),
         "ceil_mode": int(a["ceil_mode"]),
     }
 
 
-@handles("max_pool2d_with_indices")
+@handles("max_pool2d_with_indices", "max_pool3d_with_indices")
 def _max_pool(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
     x: OnnxValue = step.arguments["self"]
-    if len(x.shape) == 3:
+    if len(x.shape) == _dims(step) + 1:
         raise GraphCompileError("pooling needs a batch dimension")
-    attributes = _pooling_attributes(step.arguments)
+    attributes = _pooling_attributes(step)
     # Two separate nodes: onnxruntime takes 15 times as long when indices are requested. The unused
     # one is dropped.
     out = builder.emit("MaxPool", builder.full(x), **attributes)
@@ -49,14 +56,15 @@ def _max_pool(builder: Builder, step: Operation) -> tuple[OnnxValue, ...]:
     return result(step, out), result(step, indices, 1)
 
 
-@handles("max_pool2d_with_indices_backward")
+@handles("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
 def _max_pool_backward(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
-    attributes = _pooling_attributes(a)
+    attributes = _pooling_attributes(step)
     kernel = attributes["kernel_shape"]
     sizes = a["self"].shape[2:]
     tiled = (
-        attributes["strides"] == kernel
+        len(kernel) == 2
+        and attributes["strides"] == kernel
         and not any(attributes["pads"])
         and attributes["dilations"] == [1, 1]
         and all(isinstance(s, int) and s % k == 0 for s, k in zip(sizes, kernel, strict=True))
@@ -146,7 +154,7 @@ def _scattered(builder: Builder, step: Operation) -> str:
     return builder.emit("Reshape", name, builder.emit("Shape", builder.full(a["self"])))
 
 
-def _adaptive_matrix(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _adaptive_matrix(size: int, out: int) -> Matrix:
     matrix = np.zeros((out, size), dtype=np.float32)
     for row in range(out):
         start, end = row * size // out, -(-(row + 1) * size // out)
@@ -156,7 +164,7 @@ def _adaptive_matrix(size: int, out: int) -> np.ndarray[Any, np.dtype[np.float32
 
 def _window_matrix(
     size: int, out: int, kernel: int, stride: int, padding: int, *, count_padding: bool
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+) -> Matrix:
     matrix = np.zeros((out, size), dtype=np.float32)
     for row in range(out):
         start = row * stride - padding
@@ -166,28 +174,17 @@ def _window_matrix(
     return matrix
 
 
-def _apply_matrices(
-    builder: Builder, name: str, matrices: Sequence[np.ndarray[Any, np.dtype[np.float32]]]
-) -> str:
-    """Compute rows · x · columnsᵀ on the last two dimensions: mean pooling is separable."""
-    rows, columns = matrices
-    if not np.array_equal(columns, [[1]]):
-        name = builder.emit("MatMul", name, builder.constant(np.ascontiguousarray(columns.T)))
-    if not np.array_equal(rows, [[1]]):
-        name = builder.emit("MatMul", builder.constant(np.ascontiguousarray(rows)), name)
-    return name
-
-
-def _mean_matrices(step: Operation, image: Shape) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
-    a = step.arguments
-    sizes = fixed(image[-2:], "an image's size")
+def _mean_matrices(step: Operation, image: Shape) -> list[Matrix]:
+    """Matrices that take means along each dimension: mean pooling is separable."""
+    a, dims = step.arguments, _dims(step)
+    sizes = fixed(image[-dims:], "an image's size")
     if "adaptive" in step.target:
-        outs = a["output_size"] if "output_size" in a else a["grad_output"].shape[-2:]
+        outs = a["output_size"] if "output_size" in a else a["grad_output"].shape[-dims:]
         return [_adaptive_matrix(s, o) for s, o in zip(sizes, fixed(outs, "sizes"), strict=True)]
     shape = a["grad_output"].shape if "grad_output" in a else spec_of(step).shape
-    outs = fixed(shape[-2:], "an image's size")
-    kernel = _pair(a["kernel_size"])
-    stride, padding = _pair(a["stride"], kernel), _pair(a["padding"])
+    outs = fixed(shape[-dims:], "an image's size")
+    kernel = _each(a["kernel_size"], dims)
+    stride, padding = _each(a["stride"], dims, kernel), _each(a["padding"], dims)
     matrices = [
         _window_matrix(*each, count_padding=bool(a["count_include_pad"]))
         for each in zip(sizes, outs, kernel, stride, padding, strict=True)
@@ -198,15 +195,15 @@ def _mean_matrices(step: Operation, image: Shape) -> list[np.ndarray[Any, np.dty
     return matrices
 
 
-@handles("_adaptive_avg_pool2d", "avg_pool2d")
+@handles(*(f"{kind}_pool{n}d" for n in (2, 3) for kind in ("_adaptive_avg", "avg")))
 def _mean_pool(builder: Builder, step: Operation) -> OnnxValue:
     x: OnnxValue = step.arguments["self"]
     matrices = _mean_matrices(step, x.shape)
-    return result(step, _apply_matrices(builder, builder.full(x), matrices))
+    return result(step, apply_matrices(builder, builder.full(x), x.shape, matrices, x.dtype))
 
 
-@handles("_adaptive_avg_pool2d_backward", "avg_pool2d_backward")
+@handles(*(f"{kind}_pool{n}d_backward" for n in (2, 3) for kind in ("_adaptive_avg", "avg")))
 def _mean_pool_backward(builder: Builder, step: Operation) -> OnnxValue:
     grad: OnnxValue = step.arguments["grad_output"]
-    matrices = [matrix.T for matrix in _mean_matrices(step, spec_of(step).shape)]
-    return result(step, _apply_matrices(builder, builder.full(grad), matrices))
+    turned = [matrix.T for matrix in _mean_matrices(step, spec_of(step).shape)]
+    return result(step, apply_matrices(builder, builder.full(grad), grad.shape, turned, grad.dtype))

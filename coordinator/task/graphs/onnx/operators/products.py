@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
 from coordinator.task.graphs.onnx.operators.registry import (
     HANDLERS,
@@ -40,6 +42,16 @@ for _target, _operator in (("sum", "ReduceSum"), ("mean", "ReduceMean")):
         HANDLERS[_target + _overload] = _reduction(_operator)
 HANDLERS["amax"] = _reduction("ReduceMax")
 HANDLERS["amin"] = _reduction("ReduceMin")
+
+
+@handles(*(f"{kind}{which}" for kind in ("any", "all") for which in ("", ".dim", ".dims")))
+def _whether(builder: Builder, step: Operation) -> OnnxValue:
+    value: OnnxValue = step.arguments["self"]
+    operator = "ReduceMax" if step.target.startswith("any") else "ReduceMin"
+    there = builder.cast(builder.cast(builder.full(value), torch.bool), torch.int32)
+    keep = bool(step.arguments.get("keepdim", False))
+    found = reduced(builder, operator, there, _axes(step, len(value.shape)), keep=keep)
+    return result(step, builder.cast(found, torch.bool))
 
 
 @handles("var_mean.correction", "var.correction")
@@ -93,6 +105,23 @@ def _addmm(builder: Builder, step: Operation) -> OnnxValue:
     names = builder.full(a["mat1"]), builder.full(a["mat2"]), a["self"].name
     factors = {"alpha": float(a["alpha"]), "beta": float(a["beta"])}
     return result(step, builder.emit("Gemm", *names, **factors))
+
+
+@handles("_safe_softmax")
+def _safe_softmax(builder: Builder, step: Operation) -> OnnxValue:
+    """Compute attention's softmax: where a mask leaves nothing to attend to, zeros."""
+    value: OnnxValue = step.arguments["self"]
+    name, axis = builder.full(value), axis_of(step.arguments["dim"], len(value.shape))
+    found = builder.emit("Softmax", name, axis=axis)
+    makers = {out: node for node in builder.nodes for out in node.output}
+    made_by = makers.get(name)
+    while made_by is not None and made_by.op_type == "Reshape":
+        made_by = makers.get(made_by.input[0])
+    if made_by is None or made_by.op_type != "MatMul":  # else there is no mask
+        largest = reduced(builder, "ReduceMax", name, [axis], keep=True)
+        nothing = builder.emit("IsInf", largest, detect_positive=0)
+        found = builder.emit("Where", nothing, builder.scalar(0, value.dtype), found)
+    return result(step, found)
 
 
 @handles("_softmax", "_log_softmax")

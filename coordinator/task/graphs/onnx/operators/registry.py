@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
-from coordinator.task.graphs.symbols import Operation, Size, Spec
+from coordinator.task.graphs.symbols import Operation, Shape, Size, Spec
 
-Handler = Callable[[Builder, Operation], OnnxValue | tuple[OnnxValue | None, ...]]
+Handler = Callable[[Builder, Operation], OnnxValue | Sequence[OnnxValue | None]]
 
 HANDLERS: dict[str, Handler] = {}
 
@@ -40,6 +40,13 @@ def result(step: Operation, name: str, index: int = 0) -> OnnxValue:
 def axis_of(axis: int, rank: int) -> int:
     """Return the dimension's number, counted from the front."""
     return axis % rank if rank else 0
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape that these shapes stretch to together."""
+    rank = max(map(len, shapes))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((s for s in sizes if s != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def fixed(sizes: Sequence[Size], what: str) -> list[int]:

@@ -15,7 +15,7 @@ from coordinator.task.graphs.onnx.operators.registry import (
     result,
     spec_of,
 )
-from coordinator.task.graphs.symbols import Operation, Size, subtract
+from coordinator.task.graphs.symbols import Operation, Size, multiply, subtract
 
 
 @handles("scalar_tensor", "full", "full_like", "new_full", "fill.Scalar")
@@ -27,9 +27,10 @@ def _full(builder: Builder, step: Operation) -> OnnxValue:
 
 @handles("zeros", "zeros_like", "new_zeros", "ones", "ones_like")
 @handles("empty.memory_format", "empty_like", "empty_permuted", "empty_strided")
+@handles("new_empty", "new_empty_strided", "new_ones")
 def _zeros(builder: Builder, step: Operation) -> OnnxValue:
     spec = spec_of(step)
-    number = 1 if step.target.startswith("ones") else 0
+    number = 1 if "ones" in step.target else 0
     return OnnxValue(builder.scalar(number, spec.dtype), spec.shape, spec.dtype, ())
 
 
@@ -119,6 +120,55 @@ def _flip(builder: Builder, step: Operation) -> OnnxValue:
     # From the last element backwards, to just before the first.
     bounds = [[-1] * len(axes), [-(2**62)] * len(axes), axes, [-1] * len(axes)]
     return result(step, builder.emit("Slice", builder.full(value), *map(builder.ints, bounds)))
+
+
+@handles("roll")
+def _roll(builder: Builder, step: Operation) -> OnnxValue:
+    """Move each dimension's last elements to its front."""
+    value: OnnxValue = step.arguments["self"]
+    shifts, dims = ([x] if isinstance(x, int) else x for x in _named(step, "shifts", "dims"))
+    name, shape = builder.full(value), value.shape
+    if not dims:  # torch rolls the elements in a row
+        dims, shape = [0], (multiply(*shape),)
+        name = builder.reshape(name, value.shape, shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis = axis_of(dim, len(shape))
+        (size,) = fixed([shape[axis]], "a dimension that is rolled")
+        start = -shift % size
+        if start:
+            parts = [
+                _slice_name(builder, name, axis, *ends) for ends in ((start, size), (0, start))
+            ]
+            name = builder.emit("Concat", *parts, axis=axis)
+    return result(step, builder.reshape(name, shape, value.shape))
+
+
+def _named(step: Operation, *names: str) -> list[Any]:
+    return [step.arguments[name] for name in names]
+
+
+@handles("slice_scatter")
+def _slice_scatter(builder: Builder, step: Operation) -> OnnxValue:
+    """Put a tensor in the place of a slice."""
+    value, source = _named(step, "self", "src")
+    axis = axis_of(step.arguments["dim"], len(value.shape))
+    size = value.shape[axis]
+    start, end = _bounds(step, size)
+    name, new = builder.full(value), builder.full(source)
+    if step.arguments["step"] != 1:
+        first, last, stride, count = fixed(
+            [start, end, step.arguments["step"], size], "a slice with steps"
+        )
+        taken = np.isin(np.arange(count), np.arange(first, last, stride))
+        there = taken.reshape(count, *[1] * (len(value.shape) - axis - 1))
+        spread = _spread(builder, step, source, axis)
+        return result(step, builder.emit("Where", builder.constant(there), spread, name))
+    parts = [new]
+    if start != 0:
+        parts.insert(0, _slice_name(builder, name, axis, 0, start))
+    if end != size:
+        parts.append(_slice_name(builder, name, axis, end, size))
+    return result(step, builder.emit("Concat", *parts, axis=axis) if len(parts) > 1 else new)
 
 
 @handles("cat")

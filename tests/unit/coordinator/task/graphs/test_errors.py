@@ -8,7 +8,6 @@ import onnx
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.task.graphs.check import check_graph
@@ -18,56 +17,46 @@ from coordinator.task.task import make_task
 from tests.unit.coordinator.task.graphs.oracle import CompiledModel
 
 
-class Arctangent(nn.Module):
+class Bessel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.atan(x)
+        return torch.i0(x)
 
 
 def test_unknown_operator_is_named_with_its_module() -> None:
-    layers = [("first", nn.Linear(6, 4)), ("odd", Arctangent()), ("last", nn.Linear(4, 3))]
+    layers = [("first", nn.Linear(6, 4)), ("odd", Bessel()), ("last", nn.Linear(4, 3))]
     task = make_task(nn.Sequential(OrderedDict(layers)), torch.zeros(2, 6), groups=2)
-    with pytest.raises(GraphCompileError, match=r"aten\.atan \(module 'odd'\)") as caught:
+    with pytest.raises(GraphCompileError, match=r"aten\.i0 \(module 'odd'\)") as caught:
         compile_graphs(task)
     assert isinstance(caught.value, CoordinatorError)
 
 
 def test_unknown_operator_of_the_backward_pass_is_named_with_its_module() -> None:
-    layers = [("first", nn.Linear(6, 4)), ("odd", nn.Softshrink()), ("last", nn.Linear(4, 3))]
-    task = make_task(nn.Sequential(OrderedDict(layers)), torch.zeros(2, 6), groups=2)
-    with pytest.raises(GraphCompileError, match=r"aten\.softshrink_backward \(module 'odd'\)"):
+    table = nn.Embedding(5, 4, scale_grad_by_freq=True)
+    layers = [("odd", table), ("flat", nn.Flatten()), ("last", nn.Linear(12, 3))]
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    task = make_task(nn.Sequential(OrderedDict(layers)), ids, groups=2)
+    with pytest.raises(GraphCompileError, match=r"embedding_dense_backward \(module 'odd'\)"):
         compile_graphs(task)
 
 
 def test_unknown_operator_of_the_loss_is_not_a_modules() -> None:
     def odd(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.softshrink(outputs - targets).mean(1)
+        return torch.i0(outputs - targets).mean(1)
 
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
     targets = torch.zeros(2, 3)
     task = make_task(model, torch.zeros(2, 6), loss=odd, groups=2, example_targets=targets)
-    with pytest.raises(GraphCompileError, match=r"softshrink_backward \(.*own forward.*the loss\)"):
+    with pytest.raises(GraphCompileError, match=r"aten\.i0 \(.*own forward.*the loss\)"):
         compile_graphs(task)
 
 
-@pytest.mark.parametrize(
-    ("middle", "words"),
-    [
-        (
-            nn.AdaptiveMaxPool2d((4, 3)),
-            r"module '1': adaptive_max_pool2d from \[8, 8\] to \[4, 3\]",
-        ),
-        (nn.Upsample((12, 16)), r"module '1': interpolation from \[8, 8\] to \[12, 16\]"),
-        (nn.ConvTranspose2d(8, 8, 3, 1, 0, 1, dilation=2), r"\(module '1'\): output_padding"),
-    ],
-)
-def test_operator_with_odd_arguments_is_named_with_its_module(
-    middle: nn.Module, words: str
-) -> None:
+def test_operator_with_odd_arguments_is_named_with_its_module() -> None:
+    middle = nn.ConvTranspose2d(8, 8, 3, 1, 0, 1, dilation=2)
     layers = [nn.Conv2d(3, 8, 3, padding=1), middle, nn.Flatten(), nn.LazyLinear(5)]
     model = nn.Sequential(*layers)
     model(torch.zeros(1, 3, 8, 8))
     task = make_task(model, torch.zeros(2, 3, 8, 8), groups=2)
-    with pytest.raises(GraphCompileError, match=words):
+    with pytest.raises(GraphCompileError, match=r"\(module '1'\): output_padding"):
         compile_graphs(task)
 
 

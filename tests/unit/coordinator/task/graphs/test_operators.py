@@ -72,6 +72,121 @@ class WeightedBags(nn.Module):
         return out
 
 
+class Volumes(nn.Module):
+    """A convolution, something on its eight channels of volumes, a mean of every channel."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(2, 8, 1)
+        self.middle = middle
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.conv(x))
+        weights = torch.arange(x[0, 0].numel(), dtype=x.dtype).reshape(x.shape[2:]).sqrt()
+        out: Tensor = self.head((x * weights).mean((2, 3, 4)))
+        return out
+
+
+class Lookups(nn.Module):
+    """Rows of a table by id, by two tensors at once, and by each sample's own place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(20, 4, 8) / 2)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table[ids]  # batch, 6, 4, 8
+        pairs = self.table[ids[:, :3, None], torch.tensor([3, 0])].tanh().sum((1, 2))
+        x = x.transpose(2, 3)
+        apart = x[:, torch.tensor([5, 0, 0]), :, torch.tensor([1, 2, 2])].pow(2).mean(0)
+        own = x[torch.arange(len(ids)), ids.argmax(1)].mean(2)
+        out: Tensor = self.head(torch.tanh(own + pairs + apart))
+        return out
+
+
+class Masked(nn.Module):
+    """Attention as BERT writes it: padding is masked by a large negative number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        there = ids != 0
+        mask = (1.0 - there[:, None, None, :].to(torch.float32)) * torch.finfo(torch.float32).min
+        q, k, v = self.qkv(self.table(ids)).reshape(batch, length, 3, 4, 2).permute(2, 0, 3, 1, 4)
+        q, k = self.rotated(q, length), self.rotated(k, length)
+        causal = torch.ones(length, length, dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2) + mask).masked_fill(~causal, -1e4)
+        x = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, 8)
+        x = torch.where(there.unsqueeze(-1).expand(-1, -1, 8), x, x.new_zeros(()))
+        count = there.sum(1, keepdim=True).clamp(min=1)
+        out: Tensor = self.head(x.sum(1) / count)
+        return out
+
+    @staticmethod
+    def rotated(x: Tensor, length: int) -> Tensor:
+        """Rotary positions: both halves of a head turn together."""
+        angles = torch.outer(torch.arange(length).float(), torch.tensor([0.7]))
+        angles = torch.cat((angles, angles), -1)
+        turned = torch.cat((-x[..., 1:], x[..., :1]), -1)
+        return x * angles.cos() + turned * angles.sin()
+
+
+def interpolated(x: Tensor) -> Tensor:
+    x = F.interpolate(x, scale_factor=2, mode="bilinear")
+    x = F.interpolate(x, (14, 5), mode="bicubic", align_corners=True)
+    x = F.interpolate(x, (5, 9), mode="bilinear", align_corners=True)
+    x = F.interpolate(x, scale_factor=1.7, mode="bicubic", recompute_scale_factor=False)
+    return F.interpolate(x, (12, 8))  # nearest, by factors that are not whole
+
+
+def antialiased(x: Tensor) -> Tensor:
+    x = F.interpolate(x, (5, 4), mode="bilinear", antialias=True)
+    x = F.interpolate(x, (7, 3), mode="nearest-exact")
+    return F.interpolate(x, (6, 9), mode="bicubic", antialias=True)
+
+
+def padded(x: Tensor) -> Tensor:
+    x = F.pad(x, (2, 1, 3, 0), mode="reflect")
+    x = F.pad(x, (0, 2, 1, 1), mode="replicate")
+    return F.pad(x, (1, 2, 0, 3), mode="circular")
+
+
+def moved(x: Tensor) -> Tensor:
+    x = torch.roll(x, (1, -3), (2, 3)).flip(2)
+    return x.index_select(3, torch.tensor([4, 4, 0])) + x.topk(3, 3).values + x.sort(3)[0][..., 1:4]
+
+
+def pooled_volumes(x: Tensor) -> Tensor:
+    x = F.max_pool3d(F.pad(x, (1, 0, 0, 2, 1, 1), mode="replicate"), (2, 3, 2), 2, (1, 1, 0))
+    x = F.interpolate(x, (5, 4, 6), mode="trilinear")
+    x = F.avg_pool3d(x, 3, 2, 1, count_include_pad=False)
+    return F.adaptive_avg_pool3d(F.interpolate(x, scale_factor=(2, 1, 2)), (2, 2, 4))
+
+
+def windowed(x: Tensor) -> Tensor:
+    x = x + F.fold(F.unfold(x, 3, stride=2), (9, 7), 3, stride=2)
+    return x.unfold(3, 3, 2).amax(-1)
+
+
+def more_functions(x: Tensor) -> Tensor:
+    x = x.atan() + torch.exp2(x) * (x.abs() + 1).log2() + x.asinh() * torch.special.erfc(x)
+    x = F.hardshrink(x, 0.3) + F.softshrink(x, 0.2) + torch.nan_to_num(x)
+    places = torch.arange(7)
+    x = x * (places % 3) + x.sin() * (places // 2)
+    return torch.lerp(x, x.sinh().tanh(), 0.3) * (x > -3).any(3, keepdim=True)
+
+
+def volumes(middle: Callable[[Tensor], Tensor]) -> Family:
+    return Family(lambda: Volumes(middle), (2, 4, 6, 5), 5)
+
+
 def signals(*middle: nn.Module, features: int) -> Family:
     """A convolution along twelve steps, something on its eight channels, classes."""
 
@@ -152,6 +267,22 @@ CASES: dict[str, Family] = {
     "pad": images(lambda x: F.pad(x, (1, 2, 0, 1))),
     "slices": images(lambda x: x[:, :, 1:-2, ::2] * 2),
     "cat": images(lambda x: torch.cat([x, x.relu()[..., 2:]], dim=3)),
+    "interpolation": images(interpolated),
+    "interpolation-antialiased": images(antialiased),
+    "interpolation-1d": signals(nn.Upsample(scale_factor=1.5, mode="linear"), features=144),
+    "padding": images(padded),
+    "roll-and-choose": images(moved),
+    "volumes": volumes(pooled_volumes),
+    "adaptive-max-uneven": images(lambda x: F.adaptive_max_pool2d(x, (4, 3))),
+    "windows": images(windowed),
+    "pixel-shuffle": module(
+        lambda: nn.Sequential(
+            nn.Conv2d(8, 32, 1), nn.PixelShuffle(2), nn.PixelUnshuffle(2), nn.Conv2d(32, 8, 1)
+        )
+    ),
+    "more-functions": images(more_functions),
+    "lookups": Family(Lookups, (6,), 5, vocabulary=20),
+    "masks-and-rotary": Family(Masked, (6,), 5, vocabulary=20),
     "embedding-padding": words(lambda: nn.Embedding(20, 8, padding_idx=3)),
     "bag-sum": words(lambda: nn.EmbeddingBag(20, 8, mode="sum")),
     "bag-sum-padding": words(lambda: nn.EmbeddingBag(20, 8, mode="sum", padding_idx=0)),
@@ -177,6 +308,33 @@ def test_bag_of_nothing_but_padding_is_zero() -> None:
     feeds = feeds_of(made, groups, 4)
     feeds["x0"][1] = 3
     feeds["x0"][2, :5] = 3
+    assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
+
+
+class PaddedAttention(nn.Module):
+    """Attention by torch's own function, with padding masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        batch, length = ids.shape
+        qkv = self.qkv(self.table(ids)).reshape(batch, length, 3, 4, 2).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=(ids != 0)[:, None, None, :])
+        out: Tensor = self.head(x.transpose(1, 2).reshape(batch, length, 8).mean(1))
+        return out
+
+
+def test_attention_to_nothing_but_padding_is_zero() -> None:
+    made = compile_family(Family(PaddedAttention, (6,), 5, vocabulary=20))
+    groups = made.groups(0.5, seed=0)
+    feeds = feeds_of(made, groups, 3)
+    feeds["x0"][1] = 0
+    feeds["x0"][2, :4] = 0
     assert_close(made.run("gradient", groups, feeds), autograd(made.task, groups, feeds))
 
 

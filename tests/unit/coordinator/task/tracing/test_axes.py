@@ -70,8 +70,9 @@ AXES: dict[str, dict[str, int]] = {
     "layer-norm-mlp": {"1.inner.1": 12},
     "concatenated": {"left": 8, "right": 8, "hidden": 12},
     "dense-blocks": {"stem": 8, "grow": 12, "squeeze": 8},
-    "lstm": {"hidden": 12},
-    "gru": {"hidden": 12},
+    "lstm": {"lstm": 10, "hidden": 12},
+    # two layers of two directions, each with its own width
+    "gru": {"gru": 5, "gru#2": 5, "gru#3": 5, "gru#4": 5, "hidden": 12},
     "batch-norm-tokens": {"hidden": 12},
     "group-norm-tokens": {"hidden": 12},
     "instance-norm-tokens": {"hidden": 12},
@@ -142,8 +143,13 @@ DIMENSIONS: dict[tuple[str, str], tuple[Cut | Segments, ...]] = {
         [("stem", 32, 4), ("grow", 48, 4), ("squeeze", 32, 4), (None, 12, 1)],
     ),
     ("bilinear", "first.weight"): (WHOLE, WHOLE),
-    ("lstm", "lstm.weight_hh_l0"): (WHOLE, WHOLE),
-    ("lstm", "hidden.weight"): (("hidden", 1, 1), WHOLE),
+    ("lstm", "lstm.weight_ih_l0"): (("lstm", 4, 1), WHOLE),
+    ("lstm", "lstm.weight_hh_l0"): (("lstm", 4, 1), ("lstm", 1, 1)),
+    ("lstm", "lstm.bias_hh_l0"): (("lstm", 4, 1),),
+    ("lstm", "hidden.weight"): (("hidden", 1, 1), ("lstm", 1, 1)),
+    ("gru", "gru.weight_hh_l0"): (("gru", 3, 1), ("gru", 1, 1)),
+    ("gru", "gru.weight_ih_l1"): (("gru#3", 3, 1), [("gru", 5, 1), ("gru#2", 5, 1)]),
+    ("gru", "gru.weight_hh_l1_reverse"): (("gru#4", 3, 1), ("gru#4", 1, 1)),
 }
 
 

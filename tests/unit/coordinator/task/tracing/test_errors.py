@@ -148,12 +148,12 @@ class Last(nn.Module):
             r"attention dropout.*, module 'encoder\.layers\.0\.self_attn'",
         ),
         (
-            nn.Sequential(nn.LSTM(3, 4, 2, dropout=0.5), Last(), nn.Linear(4, 8), nn.Linear(8, 2)),
+            nn.Sequential(nn.LSTM(3, 4), Last(), nn.Linear(4, 8), nn.Linear(8, 2)),
             (6, 3),
-            r"dropout inside the fused operator.*, module '0'",
+            r"set batch_first=True \(lstm, module '0'\)",
         ),
     ],
-    ids=["control flow", "attention dropout", "recurrent dropout"],
+    ids=["control flow", "attention dropout", "steps through the batch"],
 )
 def test_refusal_names_the_module(model: nn.Module, shape: tuple[int, ...], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
