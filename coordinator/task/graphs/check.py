@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,12 +15,16 @@ from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.gradient import weighted_mean
 from coordinator.task.task import CUSTOM, Task
 from coordinator.task.tracing.moments import batch_moments
+from coordinator.task.tracing.program import SubmodelForward, TracedProgram
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.data_spec import ArraySpec
 from edge_sdk.protocol.task.graphs import GraphEntry, Kind
 
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
+
+MOST_ROUNDING = 0.03
+"""Largest error of torch in float32 that excuses ours; with more, the numbers say nothing."""
 
 TRIES = 3
 """Points to try before a graph fails. Rounding can flip a ReLU or a nearly tied maximum at one
@@ -38,9 +42,20 @@ class CheckCase:
     batch: int
     feeds: dict[str, Array]
 
+    double: bool = False
+    """Compute in float64: the reference that float32 is judged by."""
+
     def tensors(self, names: list[str]) -> list[torch.Tensor]:
         """Return these inputs as torch tensors (copies)."""
-        return [torch.tensor(self.feeds[name]) for name in names]
+        found = [torch.tensor(self.feeds[name]) for name in names]
+        if not self.double:
+            return found
+        return [each.double() if each.dtype is torch.float32 else each for each in found]
+
+    def forward(self, program: TracedProgram) -> SubmodelForward:
+        """Return a program's pass at this case's sizes."""
+        found = program.at(self.kept, self.batch, True)
+        return found.in_double() if self.double else found
 
 
 def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
@@ -77,7 +92,7 @@ def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
 def torch_gradient(task: Task, case: CheckCase, *, distils: bool = False) -> dict[str, Array]:
     """Compute the outputs of a gradient or a distillation graph with torch's autograd."""
     plan = task.plan
-    forward = task.train_program.at(case.kept, case.batch, True)
+    forward = case.forward(task.train_program)
     weights = case.tensors([f"w:{tensor.name}" for tensor in plan.tensors])
     for weight in weights:
         weight.requires_grad_()
@@ -113,7 +128,7 @@ def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute an evaluation graph's outputs with torch."""
     plan = task.plan
     with torch.no_grad():
-        outputs = task.traced.evaluate.at(case.kept, case.batch, True)(
+        outputs = case.forward(task.traced.evaluate)(
             case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
             case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
             case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
@@ -126,7 +141,7 @@ def torch_statistics(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute a statistics graph's outputs with torch."""
     plan = task.plan
     names = [f"n:{buffer.name}" for buffer in plan.buffers]
-    forward = task.train_program.at(case.kept, case.batch, True)
+    forward = case.forward(task.train_program)
     moments = batch_moments(
         forward,
         case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
@@ -194,7 +209,10 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
                 if batch == 1 and not _finite(wanted):
                     best = 0.0  # one value has no variance: BatchNorm returns NaN in torch too
                     break
-                best = min(best, difference(run_graph(entry, session, case), wanted))
+                got = run_graph(entry, session, case)
+                best = min(best, difference(got, wanted))
+                if best > TOLERANCE:
+                    best = min(best, _judged(task, entry.kind, case, got, wanted))
                 if best <= TOLERANCE:
                     break
             if best > TOLERANCE:
@@ -204,6 +222,18 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
                 )
             worst = max(worst, best)
     return worst
+
+
+def _judged(
+    task: Task, kind: Kind, case: CheckCase, got: Mapping[str, Array], wanted: Mapping[str, Array]
+) -> float:
+    """Return the error against torch in float64, which counts only where it exceeds torch's own.
+
+    A deep model with BatchNorm over few values rounds worse than the tolerance in torch too.
+    """
+    exact = ORACLES[kind](task, replace(case, double=True))
+    error, own = difference(got, exact), difference(wanted, exact)
+    return min(error, TOLERANCE) if error <= 2 * own and own <= MOST_ROUNDING else error
 
 
 def _finite(arrays: Mapping[str, Array]) -> bool:
