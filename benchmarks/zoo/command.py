@@ -26,11 +26,11 @@ def add_parser(commands: Any) -> None:
             "of transformers', with random weights and without fetching anything, and says of "
             "each: does it trace, how much is left of it at half of every width (beside "
             "torch-pruning), does it compile, is a training step right at every level, how long "
-            "that took, and why not. A step is right if onnxruntime in float32 is at most twice "
-            "as far from torch in float64 as torch in float32 is, and 1e-6. Every model has a "
-            "process of its own. Outcomes are added to --record, and a run goes on from there; "
-            "those of older code are done again. Needs `pip install 'tessera-fl[zoo]'`; --quick "
-            "does not."
+            "that took to compute, and why not. A step is right if onnxruntime in float32 is at "
+            "most twice as far from torch in float64 as torch in float32 is, and 1e-6. Every model "
+            "has a process of its own. Outcomes are added to --record, and a run goes on from "
+            "there; those of older code are done again. Needs `pip install 'tessera-fl[zoo]'`; "
+            "--quick does not."
         ),
         example="zoo --models torchvision,bert --limit-s 120",
         quick="six small models of our own, in the manner of stock ones; under a minute",
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
         type=float,
         default=LIMIT_S,
         metavar="S",
-        help="seconds that a model may take (default %(default)g)",
+        help="seconds of computing that a model may take (default %(default)g)",
     )
     parser.add_argument(
         "--limit-min", type=float, metavar="MIN", help="start no further model after so many"

@@ -26,6 +26,7 @@ class ZooOutcome:
     """The same by torch-pruning at ratio ½."""
     pruning_failed: str = ""
     trace_s: float | None = None
+    """Seconds of computing, on one thread; so is `compile_s`."""
     compiled: bool = False
     compile_s: float | None = None
     graph_bytes: int | None = None

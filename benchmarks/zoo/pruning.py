@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ from benchmarks.zoo.names import CLASSES
 from coordinator.task.tracing.capture.calls import ExampleInput, pick_output
 
 RATIO = 0.5
+LIMIT_S = 60.0
+"""Seconds of computing after which it counts as failed: on some models it does not end."""
 
 
 def pruned_share(model: nn.Module, example: ExampleInput) -> tuple[float | None, str]:
@@ -40,6 +43,7 @@ def pruned_share(model: nn.Module, example: ExampleInput) -> tuple[float | None,
     ]
     given: Any = dict(example) if isinstance(example, Mapping) else example
     try:
+        _limit(LIMIT_S)
         pruner = torch_pruning.pruner.BasePruner(
             pruned,
             given,
@@ -55,8 +59,20 @@ def pruned_share(model: nn.Module, example: ExampleInput) -> tuple[float | None,
             pruned(**given) if isinstance(given, dict) else pruned(given)
     except Exception as error:  # of another package: said, not mended
         return None, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
+    finally:
+        _limit(0)
     after = sum(each.numel() for each in pruned.parameters())
     return (after / before, "") if after < before else (None, "it prunes nothing")
+
+
+def _limit(seconds: float) -> None:
+    """Raise `TimeoutError` here after so many seconds of computing; 0: no longer."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {seconds:g} s")
+
+    signal.signal(signal.SIGVTALRM, stop if seconds else signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
 
 def _state_heads(pruned: nn.Module, heads: Mapping[nn.Module, int]) -> None:

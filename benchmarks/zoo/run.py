@@ -1,8 +1,8 @@
-"""Try models one after another, each in a process of its own with a time limit."""
+"""Try models one after another, each in a process of its own with a limit on its computing."""
 
 from __future__ import annotations
 
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,15 +21,14 @@ def try_model(key: str, limit_s: float) -> ZooOutcome:
         return nothing.failed(f"not tried: {package} is not installed; {CURE}")
     with TemporaryDirectory(prefix="tessera-zoo-") as folder:
         file = Path(folder) / "outcome.jsonl"
-        command = [sys.executable, "-m", "benchmarks.zoo.process", key, str(file)]
-        try:
-            done = run_child(command, timeout_s=limit_s)
-        except subprocess.TimeoutExpired:
-            found = read_outcomes(file).get(key, nothing)
+        command = [sys.executable, "-m", "benchmarks.zoo.process", key, str(file), str(limit_s)]
+        done = run_child(command)
+        found = read_outcomes(file).get(key, nothing)
+        if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             doing = "tracing" if not found.traced else "compiling"
             doing = "the step" if found.compiled else doing
-            return found.failed(f"{doing} took longer than the limit of {limit_s:g} s")
-        found = read_outcomes(file).get(key, nothing)
+            why = "took longer than" if done.returncode == -signal.SIGXCPU else "was killed within"
+            return found.failed(f"{doing} {why} {limit_s:g} s of computing")
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or [""])[-1]
             return found.failed(f"the process ended with code {done.returncode}: {last}", raw=True)

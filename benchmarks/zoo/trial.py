@@ -61,20 +61,20 @@ def run_trial(model: ZooModel) -> Iterator[ZooOutcome]:
 def _steps(model: ZooModel, outcome: ZooOutcome) -> Iterator[ZooOutcome]:
     made, example = build(model)
     outcome = replace(outcome, parameters=sum(each.numel() for each in made.parameters()))
-    began = time.monotonic()
+    began = time.process_time()
     task = make_task(made, example, groups=GROUPS, **_objective(model))
     share = task.plan.cost_at(0.5).parameter_share
-    outcome = replace(outcome, traced=True, share=share, trace_s=time.monotonic() - began)
+    outcome = replace(outcome, traced=True, share=share, trace_s=time.process_time() - began)
     yield outcome
     other, why = pruned_share(made, example)
     outcome = replace(outcome, pruned_share=other, pruning_failed=why)
     yield outcome
-    began = time.monotonic()
+    began = time.process_time()
     compiled = compile_graphs(task, batch_sizes=(BATCH,))
     outcome = replace(
         outcome,
         compiled=True,
-        compile_s=time.monotonic() - began,
+        compile_s=time.process_time() - began,
         graph_bytes=sum(map(len, compiled.files.values())),
         graphs=len(compiled.files),
     )

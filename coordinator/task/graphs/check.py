@@ -168,7 +168,13 @@ def run_graph(
     for port in entry.inputs:
         _check_shape(port.name, port.shape(case.kept, case.batch), case.feeds[port.name])
     names = [port.name for port in entry.outputs]
-    values = session.run(names, {port.name: case.feeds[port.name] for port in entry.inputs})
+    try:
+        values = session.run(names, {port.name: case.feeds[port.name] for port in entry.inputs})
+    except Exception as error:  # onnxruntime raises what it likes
+        raise GraphCompileError(
+            f"onnxruntime cannot run {entry} at widths {list(case.kept)} and batch {case.batch}: "
+            f"{error}"
+        ) from error
     for port, value in zip(entry.outputs, values, strict=True):
         _check_shape(port.name, port.shape(case.kept, case.batch), value)
     return dict(zip(names, values, strict=True))
@@ -178,7 +184,10 @@ def open_session(data: bytes) -> onnxruntime.InferenceSession:
     """Open a session that uses one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    try:
+        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises what it likes
+        raise GraphCompileError(f"onnxruntime cannot load a graph: {error}") from error
 
 
 def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
