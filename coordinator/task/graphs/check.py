@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,9 +23,6 @@ from edge_sdk.protocol.task.graphs import GraphEntry, Kind
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
 
-MOST_ROUNDING = 0.03
-"""Largest error of torch in float32 that excuses ours; with more, the numbers say nothing."""
-
 TRIES = 3
 """Points to try before a graph fails. Rounding can flip a ReLU or a nearly tied maximum at one
 point; a wrong graph is wrong everywhere."""
@@ -41,7 +38,6 @@ class CheckCase:
     kept: tuple[int, ...]
     batch: int
     feeds: dict[str, Array]
-
     double: bool = False
     """Compute in float64: the reference that float32 is judged by."""
 
@@ -168,13 +164,7 @@ def run_graph(
     for port in entry.inputs:
         _check_shape(port.name, port.shape(case.kept, case.batch), case.feeds[port.name])
     names = [port.name for port in entry.outputs]
-    try:
-        values = session.run(names, {port.name: case.feeds[port.name] for port in entry.inputs})
-    except Exception as error:  # onnxruntime raises what it likes
-        raise GraphCompileError(
-            f"onnxruntime cannot run {entry} at widths {list(case.kept)} and batch {case.batch}: "
-            f"{error}"
-        ) from error
+    values = session.run(names, {port.name: case.feeds[port.name] for port in entry.inputs})
     for port, value in zip(entry.outputs, values, strict=True):
         _check_shape(port.name, port.shape(case.kept, case.batch), value)
     return dict(zip(names, values, strict=True))
@@ -184,10 +174,7 @@ def open_session(data: bytes) -> onnxruntime.InferenceSession:
     """Open a session that uses one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    try:
-        return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises what it likes
-        raise GraphCompileError(f"onnxruntime cannot load a graph: {error}") from error
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
@@ -218,10 +205,7 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
                 if batch == 1 and not _finite(wanted):
                     best = 0.0  # one value has no variance: BatchNorm returns NaN in torch too
                     break
-                got = run_graph(entry, session, case)
-                best = min(best, difference(got, wanted))
-                if best > TOLERANCE:
-                    best = min(best, _judged(task, entry.kind, case, got, wanted))
+                best = min(best, difference(run_graph(entry, session, case), wanted))
                 if best <= TOLERANCE:
                     break
             if best > TOLERANCE:
@@ -231,18 +215,6 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
                 )
             worst = max(worst, best)
     return worst
-
-
-def _judged(
-    task: Task, kind: Kind, case: CheckCase, got: Mapping[str, Array], wanted: Mapping[str, Array]
-) -> float:
-    """Return the error against torch in float64, which counts only where it exceeds torch's own.
-
-    A deep model with BatchNorm over few values rounds worse than the tolerance in torch too.
-    """
-    exact = ORACLES[kind](task, replace(case, double=True))
-    error, own = difference(got, exact), difference(wanted, exact)
-    return min(error, TOLERANCE) if error <= 2 * own and own <= MOST_ROUNDING else error
 
 
 def _finite(arrays: Mapping[str, Array]) -> bool:
