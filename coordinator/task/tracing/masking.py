@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from coordinator.task.tracing.walk import arguments, operator_name
+from coordinator.task.tracing.walk import arguments, memory_of, operator_name
 
 aten = torch.ops.aten
 
@@ -32,7 +32,20 @@ def mask_in(
     if name == "bernoulli":
         drawn = new.call_function(aten.mul.Tensor, (mask, keep))
         return new.call_function(aten.copy_.default, (source, drawn)) if in_place else drawn
-    return new.call_function(aten.mul_.Tensor if in_place else aten.mul.Tensor, (source, mask))
+    # Writing into a view has no plain form, so it is done only where somebody would notice.
+    noticed = in_place and _read_later(node)
+    return new.call_function(aten.mul_.Tensor if noticed else aten.mul.Tensor, (source, mask))
+
+
+def _read_later(node: fx.Node) -> bool:
+    """Tell whether the memory an operator writes to is read after it under another name."""
+    source, owner = node.all_input_nodes[0], memory_of(node.all_input_nodes[0])
+    while True:
+        if any(user > node for user in source.users):
+            return True
+        if source is owner:
+            return False
+        source = source.all_input_nodes[0]
 
 
 def _copied(value: Any, copies: Mapping[fx.Node, fx.Node]) -> Any:
@@ -67,7 +80,7 @@ def attention(
         hidden = scores == float("-inf")
     # A row that sees nothing is zero, as in torch; with −∞ it would be NaN, and so its gradient.
     sees = hidden.logical_not().to(scores.dtype).amax(-1, keepdim=True)
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    scores = scores.masked_fill(hidden, -1e9)
     return (scores.softmax(-1) * (sees * mask)) @ value
 
 

@@ -222,12 +222,12 @@ def _note_writes(walk: Walk, node: fx.Node) -> None:
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, fx.Node):
-                owner = _owner(value)
+                owner = memory_of(value)
                 if owner.op == "placeholder":
                     walk.written.add(owner)
 
 
-def _owner(node: fx.Node) -> fx.Node:
+def memory_of(node: fx.Node) -> fx.Node:
     """Return the node whose memory this one may share."""
     while node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):

@@ -159,3 +159,27 @@ def test_attention_dropout_is_a_mask_and_heads_are_cut_with_their_keys() -> None
         scores = torch.softmax(q @ k.transpose(-2, -1) / 2, -1) * mask
         wanted = model.out((scores @ v).transpose(1, 2).reshape(BATCH, 7, 16).mean(1))
     torch.testing.assert_close(got, wanted)
+
+
+class ReadsAgain(nn.Module):
+    """Drops in place what it reads again under the old name, through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.drop = nn.Dropout(0.5, inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        dropped = self.drop(h.view(-1, 8))
+        out: Tensor = self.last(dropped + h)
+        return out
+
+
+def test_dropout_in_place_is_seen_under_the_old_name() -> None:
+    model, x = ReadsAgain(), torch.randn(BATCH, 6)
+    forward, weights, axes = forward_of(model, x)
+    mask = (torch.rand(BATCH, 8) >= 0.5) / 0.5
+    got = forward(weights, [], [x], [1.0] * axes, [mask])
+    with torch.no_grad():
+        torch.testing.assert_close(got, model.last(2 * model.first(x) * mask))
