@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from coordinator.task.graphs.errors import GraphCompileError
     from coordinator.task.saved_model import SavedModel, read_model
     from coordinator.task.task import Task, make_task
+    from coordinator.task.tracing.norms import decouple_norms
     from coordinator.task.tracing.trace import trace_plan
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "compile_graphs",
     "compile_in_child",
     "compiled_graphs",
+    "decouple_norms",
     "dirichlet_parts",
     "embedded_broker",
     "iid_parts",
@@ -105,6 +107,7 @@ _HOMES = {
     "compile_graphs": "coordinator.task.graphs.compilation",
     "compile_in_child": "coordinator.task.graphs.child",
     "compiled_graphs": "coordinator.task.graphs.cache",
+    "decouple_norms": "coordinator.task.tracing.norms",
     "dirichlet_parts": "coordinator.simulate.partitions",
     "embedded_broker": "coordinator.operate.broker.embedded",
     "iid_parts": "coordinator.simulate.partitions",

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
-    *("rule", "mask", "widths", "recipe", "up", "down", "memory", "memory_type", "threads"),
-    *("rounds", "fleet", "seed", "backend", "init"),
+    *("rule", "mask", "widths", "classes", "recipe", "up", "down", "memory", "memory_type"),
+    *("threads", "rounds", "fleet", "seed", "backend", "init"),
 )
 """Settings of the demo that are flags under the same name."""
 
@@ -387,38 +388,19 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _demo_config(arguments: argparse.Namespace) -> DemoConfig:
     """Return the settings of a demo. Raises `ConfigError`."""
-    from coordinator.simulate.demo.config import DemoConfig
+    from coordinator.aggregate.published import recipe_preset
+    from coordinator.simulate.demo.config import DemoConfig, demo_key
     from edge_sdk.decide.emulation.fleet import load_fleet
     from edge_sdk.program.settings import load_settings
 
     flags = {name: getattr(arguments, name) for name in (*FLAGS, "devices")}
     for name in ("rule", "mask"):
         flags[f"{name}_options"] = dict(getattr(arguments, f"{name}_option") or ())
-    config = load_settings(DemoConfig, environment={}, flags=flags)
+    preset = partial(recipe_preset, key="recipe", named=demo_key)
+    config = load_settings(DemoConfig, environment={}, flags=flags, preset=preset)
     if arguments.devices is None:
         config = replace(config, devices=len(load_fleet(config.fleet)))
-    return config if config.recipe is None else _by_recipe(config, config.recipe, arguments)
-
-
-def _by_recipe(config: DemoConfig, name: str, arguments: argparse.Namespace) -> DemoConfig:
-    from coordinator.aggregate.published import PUBLISHED
-    from edge_sdk.program.settings import nearest
-
-    if name not in PUBLISHED:
-        raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
-    for option in ("rule", "rule_option", "mask", "mask_option", "widths"):
-        if getattr(arguments, option):
-            also = f"--{option.replace('_', '-')}"
-            raise ConfigError(f"--recipe {name} sets {also} itself: leave out one of the two")
-    recipe = PUBLISHED[name]
-    return replace(
-        config,
-        rule=recipe.rule,
-        rule_options=recipe.rule_options,
-        mask=recipe.masks,
-        mask_options=recipe.mask_options,
-        local=recipe.local,
-    )
+    return config
 
 
 def _run_demo(arguments: argparse.Namespace) -> int:

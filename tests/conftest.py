@@ -57,6 +57,24 @@ def _same_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    _stop_tracing()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    _stop_tracing()
+
+
+def _stop_tracing() -> None:
+    """Let nobody listen to torch's trace: it notes a stack for every tensor of a traced model.
+
+    pytest listens to all loggers that do not propagate, and graphs then take a quarter longer.
+    """
+    logging.getLogger("torch.__trace").handlers.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

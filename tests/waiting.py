@@ -31,6 +31,16 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """A folder that one of the workers makes for all; `make` gets the folder to make."""
+    with locked(folder.with_name(f"{folder.name}.lock")):
+        if not folder.exists():
+            draft = folder.with_name(f"{folder.name}.draft")
+            make(draft)
+            draft.rename(folder)
+    return folder
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as server:

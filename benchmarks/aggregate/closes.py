@@ -36,7 +36,7 @@ from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.imports import child_environment
 from benchmarks.report.progress import Begin, silent
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
-from coordinator.aggregate.memory import MemoryType, estimate_bytes
+from coordinator.aggregate.memory import Memory, MemoryType, estimate_bytes
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
@@ -103,6 +103,16 @@ class ClosesConfig(RoundSizes):
         """Processes of all cases."""
         return 2 * len(CASES)
 
+    @property
+    def numbers(self) -> range:
+        """Numbers of the rounds; memory was filled in round 1."""
+        return range(2, self.rounds + 2)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Devices that take part in every round."""
+        return tuple(device_name(number) for number in range(self.devices))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosesRow:
@@ -133,7 +143,7 @@ def measure_closes(config: ClosesConfig, begin: Begin = silent) -> list[ClosesRo
     rows = []
     for rule, dtype, encoding in CASES:
         tick = begin(" ".join(filter(None, (rule, dtype, encoding))))
-        arguments = (json.dumps(asdict(config)), rule, dtype or "", encoding)
+        arguments = (json.dumps(asdict(config)), dtype or "", encoding)
         with TemporaryDirectory(prefix="tessera-bench-") as folder:
             _run("make_movements", *arguments, folder)
             tick()
@@ -185,42 +195,38 @@ def _run(work: str, *arguments: str) -> str:
 
 def make_movements(*arguments: str) -> None:
     """Write every movement of every round to a file, and remember all devices in full."""
-    config, rounds, folder = _settings(*arguments)
+    config, rounds, memory, folder = _opened(*arguments)
     plan, draws = config.plan, stream(0, "closes")
     drawn = random_values(plan.parameters, draws)
-    memory = _open_memory(config, rounds, folder, arguments[2])
     if memory is not None:
         fill(memory, range(config.devices), drawn)
         memory.close()
-    for round, device in _all(config):
-        groups = random_groups(plan, config.level, draws)
-        level, up = config.level, rounds.up
-        movement = movement_of(
-            plan, groups, drawn, draws, device=device, round=round, level=level, encoding=up
-        )
-        path = folder / f"{round}-{device}"
-        path.write_bytes(encode_movement(movement))
-        path.with_suffix(".json").write_text(json.dumps(groups), encoding="ascii")
+    for round in config.numbers:
+        for device in config.names:
+            groups = random_groups(plan, config.level, draws)
+            level, up = config.level, rounds.up
+            movement = movement_of(
+                plan, groups, drawn, draws, device=device, round=round, level=level, encoding=up
+            )
+            path = folder / f"{round}-{device}"
+            path.write_bytes(encode_movement(movement))
+            path.with_suffix(".json").write_text(json.dumps(groups), encoding="ascii")
 
 
 def close_rounds(*arguments: str) -> None:
     """Receive and close all rounds; print the fields of a row that were measured."""
-    config, rounds, folder = _settings(*arguments)
-    plan = config.plan
-    zeros = np.zeros(plan.parameters, dtype=np.float32)
-    model = GlobalModel(plan, plan.unflatten(zeros), {})
-    del zeros
-    memory = _open_memory(config, rounds, folder, arguments[2])
+    config, rounds, memory, folder = _opened(*arguments)
+    plan, names = config.plan, config.names
+    model = GlobalModel(plan, plan.unflatten(np.zeros(plan.parameters, dtype=np.float32)), {})
     receiving = Receiving(folder / "uploads", folder / "movements", UploadLimits())
-    names = tuple(device_name(number) for number in range(config.devices))
     state = replace(start(rounds), devices=PersistentSet(names))
     arrivals: dict[tuple[str, int], Arrival] = {}
     seconds: dict[str, list[float]] = {name: [] for name in TIMES}
     received = 0
     with _Sampler() as sampler:
         idle = sampler.now()
-        for round in range(2, config.rounds + 2):  # memory was filled in round 1
-            clock = time.perf_counter()
+        for round in config.numbers:
+            begun = time.perf_counter()
             for name in names:
                 path = folder / f"{round}-{name}"
                 upload = _receive(receiving, path, name, round)
@@ -228,25 +234,18 @@ def close_rounds(*arguments: str) -> None:
                 receiving.keep(upload, name, round)
                 arrivals[name, round] = arrival
                 received += path.stat().st_size
-            seconds["receive_s"].append(time.perf_counter() - clock)
-            clock, cpu = time.perf_counter(), time.process_time()
+            there, cpu = time.perf_counter(), time.process_time()
             commit = Commit(round, names, (), (), ())
+            threads, scratch = config.threads, folder
             close_round(
-                rounds,
-                state,
-                commit,
-                model,
-                memory,
-                arrivals,
-                threads=config.threads,
-                scratch=folder,
+                rounds, state, commit, model, memory, arrivals, threads=threads, scratch=scratch
             )
-            seconds["close_s"].append(time.perf_counter() - clock)
-            seconds["close_cpu_s"].append(time.process_time() - cpu)
-            clock = time.perf_counter()
+            closed, cpu = time.perf_counter(), time.process_time() - cpu
             if memory is not None:
                 memory.commit()
-            seconds["commit_s"].append(time.perf_counter() - clock)
+            ends = there - begun, closed - there, cpu, time.perf_counter() - closed
+            for name, took in zip(TIMES, ends, strict=True):
+                seconds[name].append(took)
             _ = model.norms, model.noise, model.digest, model.serve()
             arrivals.clear()
             receiving.clear_kept()
@@ -262,32 +261,22 @@ def close_rounds(*arguments: str) -> None:
     print(json.dumps(answer))
 
 
-def _settings(
-    config: str, rule: str, dtype: str, encoding: str, folder: str
-) -> tuple[ClosesConfig, RoundsConfig, Path]:
+def _opened(
+    config: str, dtype: str, encoding: str, folder: str
+) -> tuple[ClosesConfig, RoundsConfig, Memory | None, Path]:
+    """Read a case's command line and open its memory, if it has one."""
     fields: dict[str, Any] = json.loads(config)
     settings = ClosesConfig(**{**fields, "widths": tuple(fields["widths"])})
-    made = RamFed() if dtype else RaFed()
-    up = Encoding.parse(encoding)
-    rounds = rounds_config(settings.plan, made, settings.rounds, min_devices=1, up=up)
-    if rule != ("ram-fed" if dtype else "ra-fed"):
-        raise FigureError(f"{rule} is not measured with memory {dtype or None!r}")
-    return settings, rounds, Path(folder)
-
-
-def _open_memory(config: ClosesConfig, rounds: RoundsConfig, folder: Path, dtype: str) -> Any:
-    return open_memory(
+    rule, up = RamFed() if dtype else RaFed(), Encoding.parse(encoding)
+    rounds = rounds_config(settings.plan, rule, settings.rounds, min_devices=1, up=up)
+    memory = open_memory(
         rounds,
-        folder / "memory",
+        Path(folder) / "memory",
         memory_type=dtype or "fp32",  # type: ignore[arg-type]
-        threads=config.threads,
-        devices=config.devices,
+        threads=settings.threads,
+        devices=settings.devices,
     )
-
-
-def _all(config: ClosesConfig) -> list[tuple[int, str]]:
-    rounds = range(2, config.rounds + 2)
-    return [(round, device_name(n)) for round in rounds for n in range(config.devices)]
+    return settings, rounds, memory, Path(folder)
 
 
 def _receive(receiving: Receiving, path: Path, device: str, round: int) -> Upload:

@@ -146,7 +146,7 @@ def mean_statistics(
 
     Statistics of a submodel are of another model: mixed in, they can make good weights useless.
     """
-    whole = plan.choose(plan.all_groups())
+    whole = plan.choose(plan.full_groups())
     heard = [
         arrival.movement.statistics for arrival in arrivals if plan.choose(arrival.groups) == whole
     ]

@@ -28,7 +28,8 @@ Put = Callable[[int, int, Float32], None]
 """Takes new values of a moment (its number) from a parameter on. Safe from several threads."""
 
 ADAPTIVE_RATE = 0.01
-"""Rate of `adam` and `yogi` where none is set; the paper's best ones lie around it."""
+"""Rate of `adam` and `yogi` where none is set: that of Flower's FedYogi, with the same betas and
+tau. The paper (Reddi et al. 2021) searches one for every task."""
 
 
 class ServerMoments(Protocol):

@@ -27,7 +27,7 @@ def check_pairing(
     """
     problem = None if widths == "own" else _several(rule, masks, widths, plan)
     if problem is None and isinstance(rule, FedRaa):
-        problem = _asynchronous(rule, masks)
+        problem = _asynchronous(rule, masks, plan)
     elif problem is None and isinstance(rule, Rule):
         problem = _synchronous(rule, masks, widths)
     if problem is None and encoding.kind == "top-k":
@@ -36,22 +36,45 @@ def check_pairing(
         raise ConfigError(problem)
 
 
-def check_distillation(local_rule: LocalRule, manifest: Manifest) -> None:
-    """Raise `ConfigError` if devices are to distil outputs that are no scores of classes, or have
-    no graphs for it.
+def check_local_rule(local_rule: LocalRule, manifest: Manifest) -> None:
+    """Raise `ConfigError` if devices are to take outputs for scores of classes that are none, or
+    have no graphs for it.
     """
-    if not local_rule.distillation:
-        return
+    graphs = manifest.graphs
+    if local_rule.distillation:
+        made = any(entry.kind == "distillation" for entry in graphs)
+        _check_scores("distillation", "0", manifest, made=made)
+    if local_rule.classes != "all":
+        made = any("classes" in entry.input_names for entry in graphs)
+        _check_scores("classes", '"all"', manifest, made=made)
+
+
+def _check_scores(setting: str, plain: str, manifest: Manifest, *, made: bool) -> None:
     if manifest.loss != "cross-entropy":
         raise ConfigError(
-            f"distillation takes the wide outputs as scores of classes, but the task's loss is "
-            f"{manifest.loss}: set distillation = 0, or train with cross-entropy"
+            f"{setting} takes a model's outputs as scores of classes, but the task's loss is "
+            f"{manifest.loss}: set {setting} = {plain}, or train with cross-entropy"
         )
-    if not any(entry.kind == "distillation" for entry in manifest.graphs):
+    if not made:
         raise ConfigError(
-            "this run was made without graphs for distillation: set distillation = 0, or start a "
+            f"this run was made without graphs for {setting}: set {setting} = {plain}, or start a "
             "new run in another folder"
         )
+
+
+def fitting_widths(rule: Rule | FedRaa, masks: str | None, *, alternatives: bool = False) -> Widths:
+    """Return the submodels that a step had best train (docs/levels.md).
+
+    `masks` None: they are still to be chosen. `alternatives`: levels have norms of their own.
+    """
+    if isinstance(rule, FedRaa) or rule.whole_models or alternatives:
+        return "own"
+    return "sandwich" if masks in (None, "nested", "core") else "own"
+
+
+def fitting_rescale(widths: Widths) -> float:
+    """Return the rescale that goes with these widths: none where narrow ones are trained too."""
+    return LocalRule(learning_rate=1).rescale if widths == "own" else 0.0
 
 
 def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
@@ -83,6 +106,8 @@ def level_advice(
         said.append(
             f"every level becomes a model: {widths} trains the narrower ones on each device"
         )
+    elif plan.has_alternatives:
+        said.append("every level has norms of its own, which devices of that level train")
     elif isinstance(masks, OrderedMasks):
         said.append("devices train their own width only, which spoils the widths of others")
     else:
@@ -90,7 +115,7 @@ def level_advice(
             'only the whole model is for use; widths = "sandwich" makes every level a model'
         )
     if norm:
-        if widths == "own":
+        if widths == "own" and not plan.has_alternatives:
             said.append(
                 "warning: a model with BatchNorm learns badly if devices of different levels train "
                 'their own width only: set widths = "sandwich" or "ordered-dropout"'
@@ -125,6 +150,11 @@ def _several(
             f"{widths} needs levels that lie within one another, and {name} masks have no order: "
             "use nested or core masks, or leave widths at own"
         )
+    if plan is not None and plan.has_alternatives:
+        return (
+            f"{widths} needs levels that lie within one another, and every level of this model has "
+            "norms of its own (decouple_norms): leave widths at own, or do not decouple them"
+        )
     if plan is not None and not masks.nests(plan):
         return (
             f"{widths} needs levels that lie within one another; with groups that do not ascend in "
@@ -153,8 +183,13 @@ def _synchronous(rule: Rule, masks: MaskPolicy, widths: Widths) -> str | None:
     return None
 
 
-def _asynchronous(rule: FedRaa, masks: MaskPolicy) -> str | None:
+def _asynchronous(rule: FedRaa, masks: MaskPolicy, plan: ModelPlan | None) -> str | None:
     name = rule_name(rule)
+    if rule.fragments and plan is not None and plan.has_alternatives:
+        return (
+            f"{name} deals out fragments, which have no level, and every level of this model has "
+            "norms of its own (decouple_norms): do not decouple them, or use a synchronous rule"
+        )
     if rule.fragments and not isinstance(masks, GreRaaMasks):
         return f"{name} trains one fragment at a time, which only gre-raa deals out"
     if not rule.fragments and not isinstance(masks, RandomMasks):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
+from edge_sdk.program.settings import Given, nearest
 from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,28 @@ class Recipe:
     """Citation."""
     differs: str = ""
     """Parts of the system that are not here; empty if there are none."""
+    decoupled: bool = False
+    """The model's norms are decoupled (`decouple_norms`)."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that make the system, by their keys in a run's file."""
+        plain = {"widths": "own", "distillation": 0.0, "classes": "all"}
+        return {
+            "rule.name": self.rule,
+            **{f"rule.options.{name}": value for name, value in self.rule_options.items()},
+            "mask.name": self.masks,
+            **{f"mask.options.{name}": value for name, value in self.mask_options.items()},
+            **{f"run.{name}": value for name, value in {**plain, **self.local}.items()},
+        }
+
+    def check_model(self, plan: ModelPlan) -> None:
+        """Raise `ConfigError` if the system is made for another kind of model."""
+        if self.decoupled and not plan.has_alternatives:
+            raise ConfigError(
+                "this recipe keeps norms of every level apart, and the model's norms are shared: "
+                "make the task from decouple_norms(model, copies), copies being its groups"
+            )
 
     def make(self, **local: Any) -> tuple[Rule | FedRaa, MaskPolicy, LocalRule]:
         """Make the rule, the mask policy and the local rule; `local` gives its other fields."""
@@ -35,7 +60,11 @@ class Recipe:
         )
 
 
-_LOGITS = "devices compute scores of all classes, not only of those they have"
+_HETERO = (
+    "rows of the output layer of classes that a device has no sample of do not move, but count in "
+    "the mean, where the authors' code leaves them out; inputs are rescaled after normalisation, "
+    "where that code does so before it, and BatchNorm takes it out again"
+)
 _FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
 
 PUBLISHED: Mapping[str, Recipe] = {
@@ -54,16 +83,17 @@ PUBLISHED: Mapping[str, Recipe] = {
     "heterofl": Recipe(
         masks="static",
         mask_options={"tied": True},
-        local={"rescale": 1.0},
+        local={"rescale": 1.0, "classes": "own"},
         source="Diao et al., HeteroFL, ICLR 2021 (arXiv:2010.01264)",
-        differs=_LOGITS,
+        differs=_HETERO,
     ),
     "fedrolex": Recipe(
         masks="rolling",
         mask_options={"tied": True, "shared": True},
-        local={"rescale": 1.0},
-        source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale as in its code",
-        differs=_LOGITS,
+        local={"rescale": 1.0, "classes": "own"},
+        source="Alam et al., FedRolex, NeurIPS 2022 (arXiv:2212.01548); rescale and classes as in "
+        "its code",
+        differs=f"{_HETERO}; windows advance by a group, not by a unit",
     ),
     "fjord": Recipe(
         rule_options={"weighting": "samples"},
@@ -88,6 +118,15 @@ PUBLISHED: Mapping[str, Recipe] = {
         source="Yu and Huang, Universally Slimmable Networks, ICCV 2019 (arXiv:1903.05134)",
         differs="a step trains one narrower submodel, not the narrowest and two drawn ones",
     ),
+    "nefl": Recipe(
+        masks="nested",
+        mask_options={"tied": True},
+        local={"rescale": 0.0},
+        decoupled=True,
+        source="Kang et al., NeFL, IEEE Transactions on Mobile Computing 2025 (arXiv:2308.07761)",
+        differs="submodels differ in width alone, not in depth, and so there are no step sizes of "
+        "residual blocks to learn",
+    ),
     "fiarse": Recipe(
         masks="nested",
         mask_options={"order": "importance"},
@@ -97,3 +136,39 @@ PUBLISHED: Mapping[str, Recipe] = {
     ),
 }
 """Recipes by name."""
+
+
+def find_recipe(name: str) -> Recipe:
+    """Return the recipe of this name. Raises `ConfigError`."""
+    if name not in PUBLISHED:
+        raise ConfigError(f"there is no recipe {name!r}{nearest(name, PUBLISHED)}")
+    return PUBLISHED[name]
+
+
+def recipe_preset(
+    given: Mapping[str, Given], key: str = "run.recipe", named: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """Return the settings of the recipe that is given as `key`; none without one.
+
+    `named` returns a program's name for a key of a run's file. Raises `ConfigError` if another
+    value is given for one of the settings.
+    """
+    name = given[key].value if key in given else None
+    if not isinstance(name, str):
+        return {}  # there is none; or it is no name, which the reader complains about
+    settings = {named(each): value for each, value in find_recipe(name).settings.items()}
+    for own, value in settings.items():
+        for other, (said, where) in given.items():
+            if (other == own and not _same(said, value)) or own.startswith(f"{other}."):
+                raise ConfigError(
+                    f"recipe {name} sets {own} = {value!r}, but {where} gives {said!r}: leave out "
+                    "one of the two"
+                )
+    return settings
+
+
+def _same(said: Any, value: Any) -> bool:
+    """Tell if a value, perhaps spelt out in a variable or a flag, is this one."""
+    if isinstance(said, str) and isinstance(value, int | float):
+        return said.lower() in (str(value).lower(), f"{value:g}")
+    return bool(said == value)

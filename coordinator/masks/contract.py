@@ -34,8 +34,9 @@ class MaskPolicy(Protocol):
         """The most rounds in a row that any block can stay uncovered; None if there is no bound.
 
         Holds when devices that offer `levels` take part in every round from the first on, and all
-        their movements count. 0 means that every round covers every block. Each policy's docstring
-        has the proof. Raises `ConfigError` as a call would.
+        their movements count. 0 means that every round covers every block. Of alternatives, only
+        those of some level are trained, and only its groups: there the bound holds for all other
+        blocks. Each policy's docstring has the proof. Raises `ConfigError` as a call would.
         """
 
 

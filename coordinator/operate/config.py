@@ -13,7 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.optimizer import ServerOptimizer
-from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
+from coordinator.aggregate.published import find_recipe, recipe_preset
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
@@ -40,7 +41,7 @@ from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
+from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
@@ -86,6 +87,9 @@ class RunTable:
     """Rounds of a synchronous run; without it, 50."""
     updates: Annotated[Count | None, Example(UPDATES)] = None
     """Updates of an asynchronous run; without it, 500."""
+    recipe: Annotated[str | None, Example("fjord")] = None
+    """Published system, which sets the rule, the masks and the devices' training together
+    (docs/algorithms.md). `tessera-coordinator demo --recipe list` names all."""
     steps: Count = 10
     """Steps of SGD that a device makes in a round."""
     batch_size: Count = 32
@@ -102,14 +106,18 @@ class RunTable:
     """Radius of sharpness-aware minimisation; 0 is plain SGD."""
     proximal: NotNegative = same_as(LocalRule, "proximal")
     """Strength of the pull towards the weights that the round began with (FedProx)."""
-    rescale: NotNegative = same_as(LocalRule, "rescale")
+    rescale: Annotated[NotNegative | None, Example(0.5)] = None
     """Exponent by which inputs of narrowed layers grow: (1 / level) ^ rescale. 0 is the papers'
-    reading."""
-    widths: Widths = same_as(LocalRule, "widths")
+    reading. Without it, 0 where a step trains several widths, else 0.5."""
+    widths: Annotated[Widths | None, Example("sandwich")] = None
     """Submodels that a step trains: `own`, the assigned one; `ordered-dropout`, one drawn from the
-    own and the narrower ones; `sandwich`, the own and a drawn narrower one."""
+    own and the narrower ones; `sandwich`, the own and a drawn narrower one. Without it, `sandwich`
+    where rule and masks allow it, so that every level becomes a model (docs/levels.md)."""
     distillation: Annotated[float, Within(least=0, most=1)] = same_as(LocalRule, "distillation")
     """Share of the wide outputs in the narrow submodel's targets, with `sandwich`."""
+    classes: Classes = same_as(LocalRule, "classes")
+    """Classes whose scores count in local training: `all`, or a device's `own`, which leaves out
+    those that it has no sample of (with cross-entropy)."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""
@@ -127,7 +135,7 @@ class RunTable:
     def __post_init__(self) -> None:
         check_fields(self)
         check_levels(self.levels)
-        if self.distillation and self.widths != "sandwich":
+        if self.distillation and self.widths not in (None, "sandwich"):
             raise ConfigError(
                 f"distillation = {self.distillation}: needs the wide outputs; set widths to "
                 "sandwich"
@@ -250,13 +258,16 @@ class ServeConfig:
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         """Make the settings of the state machine. Raises `ConfigError`."""
+        if self.run.recipe is not None:
+            find_recipe(self.run.recipe).check_model(plan)
         rule = self.make_rule()
-        masks = self.mask.name or fitting_masks(rule, self.run.widths)
+        local_rule = self._local_rule(rule, plan)
+        masks = self.mask.name or fitting_masks(rule, local_rule.widths)
         common: dict[str, Any] = {
             "plan": plan,
             "rule": rule,
             "masks": make_masks(masks, **self.mask.options),
-            "local_rule": _pick(LocalRule, self.run),
+            "local_rule": local_rule,
         }
         if isinstance(rule, FedRaa):
             updates = self.run.updates or UPDATES
@@ -264,6 +275,19 @@ class ServeConfig:
         common["rounds"] = self.run.rounds or ROUNDS
         common["server_optimizer"] = self.server_optimizer
         return _pick(RoundsConfig, self.run, self.round, **common)
+
+    def _local_rule(self, rule: Rule | FedRaa, plan: ModelPlan) -> LocalRule:
+        run = self.run
+        widths = run.widths or fitting_widths(
+            rule, self.mask.name, alternatives=plan.has_alternatives
+        )
+        if run.distillation and widths != "sandwich":
+            raise ConfigError(
+                f'run.distillation = {run.distillation}: needs widths = "sandwich", which this '
+                "rule, these masks or this model do not allow: remove it"
+            )
+        rescale = fitting_rescale(widths) if run.rescale is None else run.rescale
+        return _pick(LocalRule, run, widths=widths, rescale=rescale)
 
     @property
     def keeping(self) -> Keeping:
@@ -285,6 +309,7 @@ def read_config(path: str | Path, *, environment: Mapping[str, str] | None = Non
         environment=environment,
         others=[key.variable for key in keys(DeviceConfig)],
         absent=f"tessera-coordinator init {path} writes one to start from",
+        preset=recipe_preset,
     )
     return replace(config, base=Path(path).absolute().parent)
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
-from coordinator.aggregate.pairings import check_distillation, level_advice, rule_name
+from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
+from coordinator.aggregate.published import find_recipe
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.broker.embedded import embedded_broker
@@ -53,6 +54,7 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
             levels=sorted({*LEVELS, *config.run.levels}, reverse=True),
             distillation=config.run.distillation > 0,
+            class_masks=config.run.classes != "all",
         )
         about = About(
             task=task.name,
@@ -61,7 +63,7 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
         )
         # Report what does not fit before writing anything.
-        check_distillation(config.machine(model.plan).local_rule, model.manifest)
+        check_local_rule(config.machine(model.plan).local_rule, model.manifest)
         create_run(folder, about, model)
     run = Run(folder)
     wanted = {"task": task.name, "source": task.source, "batch_size": config.run.batch_size}
@@ -143,7 +145,7 @@ def serve(
         if stop.is_set():
             return False
         machine = config.machine(run.plan)
-        check_distillation(machine.local_rule, run.task.manifest)
+        check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
         service_config = ServiceConfig(
             machine=machine,
@@ -206,9 +208,15 @@ def start_report(
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
+    if config.run.recipe is not None:
+        recipe = find_recipe(config.run.recipe)
+        yield f"recipe     {config.run.recipe}: {recipe.source}"
+        if recipe.differs:
+            yield f"{'':10} differs: {recipe.differs}"
     if machine.local_rule.widths != "own":
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
-        yield f"widths     {machine.local_rule.widths}, levels {levels}"
+        chosen = "" if config.run.widths else " (chosen: run.widths is not set; docs/levels.md)"
+        yield f"widths     {machine.local_rule.widths}{chosen}, levels {levels}"
     for number, sentence in enumerate(
         level_advice(
             machine.rule,

@@ -38,6 +38,7 @@ def compile_task(
     batch_size: int,
     levels: Sequence[float] = LEVELS,
     distillation: bool = False,
+    class_masks: bool = False,
 ) -> SavedModel:
     """Trace and compile a task. Raises `GraphCompileError` with the error of its code."""
     return compile_in_child(
@@ -45,6 +46,7 @@ def compile_task(
         levels=levels,
         batch_sizes=(batch_size,),
         distillation=distillation,
+        class_masks=class_masks,
     )
 
 

@@ -48,6 +48,11 @@ ROUNDING = 1e-9
 """Room for rounding: 50 × 1.1 is 55, not 56."""
 
 
+Best = tuple[float, int]
+"""Best accuracy so far, and how many rounds were committed when it was measured."""
+UNMEASURED: Best = (-math.inf, 0)
+
+
 class RoundPhase(Enum):
     """Phase of a synchronous run."""
 
@@ -124,6 +129,19 @@ class RoundsConfig(RunConfig):
         """True if only whole models are useful in this round."""
         return self.rule.whole_models or self.warms_up(round)
 
+    def is_over(self, committed: int, best: Best) -> bool:
+        """True if there is nothing left to do after this many committed rounds."""
+        accuracy, since = best
+        reached = self.target_accuracy is not None and accuracy >= self.target_accuracy
+        measured = math.isfinite(accuracy)
+        stuck = self.patience is not None and measured and committed - since >= self.patience
+        return committed >= self.rounds or reached or stuck
+
+
+def best_of(best: Best, accuracy: float | None, committed: int) -> Best:
+    """Return the best so far, given the newest accuracy; None if it was not measured."""
+    return best if accuracy is None or accuracy <= best[0] else (accuracy, committed)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Committed:
@@ -197,7 +215,7 @@ class RoundsState:
     """Selected devices that left since the round opened and have not returned."""
     void: int = 0
     """Number of rounds that had too few offers."""
-    best: tuple[float, int] = (-math.inf, 0)
+    best: Best = UNMEASURED
     """Best accuracy so far, and the number of rounds it took, without void ones."""
     selected: PersistentSet[str] = field(default_factory=PersistentSet)
     """Devices asked to take part in the current round; invited ones stay in it if they leave."""

@@ -97,6 +97,7 @@ from coordinator.rounds.state import (
     RoundsConfig,
     RoundsState,
     Step,
+    best_of,
     expected_of,
 )
 from edge_sdk.protocol.errors import StateError
@@ -477,12 +478,11 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
 
 
 def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:
-    accuracy, best = event.accuracy, state.best
-    if accuracy is not None and accuracy > best[0]:
-        best = (accuracy, event.round - state.void)
+    committed = event.round - state.void
+    best = best_of(state.best, event.accuracy, committed)
     state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
     closed = Broadcast(RoundClosed(round=event.round))
-    if _is_over(config, state, accuracy):
+    if config.is_over(committed, best):
         return replace(state, phase=RoundPhase.FINISHED), [closed]
     few = state.resumed and len(state.present) < config.min_devices
     if few and config.invites(state.round + 1):
@@ -490,17 +490,6 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
         return state, [closed]
     state, effects = _open(config, state, now)
     return state, [closed, *effects]
-
-
-def _is_over(config: RoundsConfig, state: RoundsState, accuracy: float | None) -> bool:
-    committed = state.round - state.void
-    if committed >= config.rounds:
-        return True
-    if accuracy is None:
-        return False
-    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
-    stuck = config.patience is not None and committed - state.best[1] >= config.patience
-    return reached or stuck
 
 
 def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:

@@ -42,6 +42,7 @@ from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
+from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from coordinator.task.saved_model import (
@@ -115,7 +116,7 @@ class Checkpoint:
     buffers: Mapping[str, Array]
     fleet: FleetRecord
     """Record of the fleet, without norms (they follow from θ) and usual sizes (relearnt)."""
-    best: tuple[float, int] = (-math.inf, 0)
+    best: Best = UNMEASURED
     devices: Set[str] = frozenset()
     past: Mapping[int, PastRound] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)

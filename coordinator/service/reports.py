@@ -52,6 +52,8 @@ def report_round(
         plan, state.fleet, round, {device: arrival.groups for device, arrival in fresh.items()}
     )
     levels = [arrival.contribution.level for arrival in fresh.values()]
+    # Of alternatives, other levels' groups are never trained.
+    bounded = levels and not plan.has_alternatives
     oldest = None if memory is None else memory.oldest()
     heard = {*commit.fresh, *commit.replayed}
     lines = [
@@ -72,7 +74,7 @@ def report_round(
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
         oldest_uncovered=terms.oldest_uncovered,
-        gap_bound=config.masks.longest_gap(plan, levels) if levels else None,
+        gap_bound=config.masks.longest_gap(plan, levels) if bounded else None,
         oldest_memory=None if oldest is None else round - oldest,
         compression_noise=noise,
         skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),

@@ -6,8 +6,6 @@ import logging
 import time
 from dataclasses import replace
 
-import numpy as np
-
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.rounds import events
@@ -15,6 +13,7 @@ from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
+from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
@@ -73,7 +72,7 @@ class RoundsCourse:
             devices=PersistentSet(checkpoint.devices),
             past=checkpoint.past,
         )
-        if _is_complete(config, checkpoint):
+        if config.is_over(checkpoint.committed, checkpoint.best):
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
@@ -287,8 +286,6 @@ class RoundsCourse:
         )
         self._norms = model.norms
         self._committed += 1
-        better = scores.best is not None and scores.best > state.best[0]
-        best = (scores.best or 0.0, self._committed) if better else state.best
         parts.store.save(
             Checkpoint(
                 round=commit.round,
@@ -297,7 +294,7 @@ class RoundsCourse:
                 theta=model.theta,
                 buffers=model.buffers,
                 fleet=state.fleet,
-                best=best,
+                best=best_of(state.best, scores.best, self._committed),
                 devices=state.devices,
                 past=state.past,
                 levels=scores,
@@ -336,15 +333,3 @@ def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
     if past is None:
         return sent.round < min(state.past, default=0)
     return sent.device in past.outcomes
-
-
-def _is_complete(config: RoundsConfig, checkpoint: Checkpoint) -> bool:
-    """True if the run had already finished when it last stopped."""
-    accuracy, committed = checkpoint.best
-    reached = config.target_accuracy is not None and accuracy >= config.target_accuracy
-    stuck = (
-        config.patience is not None
-        and np.isfinite(accuracy)
-        and checkpoint.committed - committed >= config.patience
-    )
-    return checkpoint.committed >= config.rounds or reached or bool(stuck)

@@ -44,8 +44,9 @@ def dirichlet_parts(
 
     The smaller `alpha`, the more uneven classes and sizes are. This is the label skew of NIID-Bench
     (Li et al. 2022), after Yurochkin et al. (2019): one draw over devices for each class. (Hsu et
-    al. 2019 draw over classes for each of equally large devices instead.) NIID-Bench draws again
-    until every device has enough; here a device below `least` takes samples from the largest.
+    al. 2019 draw over classes for each of equally large devices instead.) NIID-Bench's code gives
+    no more to a device that has an even share already, and draws again until every device has
+    enough; here sizes are as drawn, and a device below `least` takes samples from the largest.
     """
     _check(labels, devices, least)
     if not (np.isfinite(alpha) and alpha > 0):
@@ -76,7 +77,8 @@ def label_parts(
 
     NIID-Bench's *#C = k* (Li et al. 2022): a class is shuffled and split evenly among the devices
     that have it. Which classes those are is drawn among the ones that the fewest have so far, so
-    that every class has owners, and about equally many.
+    that every class has owners, and about equally many. (Its code gives device `i` class `i mod K`
+    and draws the others.)
     """
     _check(labels, devices, least)
     found, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)

@@ -80,7 +80,7 @@ def pick_level(
     if level not in known and level != 1:
         levels = ", ".join(f"{each:g}" for each in known) or "1 alone"
         raise ConfigError(f"the model has no level {level:g}; its levels are {levels}")
-    groups = known[level].groups if level in known else plan.all_groups()
+    groups = known[level].groups if level in known else plan.full_groups()
     rescale = model.levels.rescale
     if samples is not None:
         # onnxruntime is optional, and slow to load.

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
@@ -51,6 +53,7 @@ from edge_sdk.protocol.errors import (
     TesseraError,
     TrainingStopped,
 )
+from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
     Assignment,
@@ -337,6 +340,7 @@ class DeviceApp(Generic[K]):
             widths=work.assignment.widths,
             width_stream=stream(self._seed, self.name, opened.round, "widths"),
             passes=work.passes,
+            classes=self._classes(opened.local_rule),
         )
         batches = self._data.batches(
             opened.steps,
@@ -362,6 +366,10 @@ class DeviceApp(Generic[K]):
                 keeps_copy=self._policy.keeps_copy and opened.replay_within > 0,
             )
         )
+
+    def _classes(self, rule: LocalRule) -> tuple[int, ...]:
+        """Return the classes of the device's samples, if the rule asks for them."""
+        return () if rule.classes == "all" else tuple(np.unique(self._data.targets).tolist())
 
     def _must_stop(self) -> bool:
         return self._should_stop() or self._observer.closed_gate() is not None

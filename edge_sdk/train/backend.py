@@ -9,6 +9,7 @@ from itertools import repeat
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import NonFiniteError, TrainingError, TrainingStopped
@@ -29,6 +30,8 @@ class Job:
     `widths` are narrower submodels within `groups`, for a rule that trains several; `width_stream`
     draws from them. `passes`: 1 on a device that cannot afford two in a step; a sandwich then
     trains one drawn width a step, as ordered dropout does.
+
+    `classes` are those of the device's samples, for a rule that leaves out the scores of others.
     """
 
     groups: Groups
@@ -39,6 +42,7 @@ class Job:
     widths: tuple[Groups, ...] = ()
     width_stream: np.random.Generator | None = None
     passes: int = 2
+    classes: tuple[int, ...] = ()
 
     @property
     def is_nested(self) -> bool:
@@ -50,8 +54,25 @@ class Job:
         """True if the outputs of `groups` are among the targets of the narrower ones."""
         return self.is_nested and self.passes > 1 and self.rule.distillation > 0
 
+    def class_mask(self, count: int) -> NDArray[np.float32]:
+        """Return a factor for the score of each of `count` classes: 1, or 0 to leave it out.
+
+        Raises `TrainingError` if the rule wants the device's own classes and none is known.
+        """
+        if self.rule.classes == "all":
+            return np.ones(count, dtype=np.float32)
+        own = [number for number in self.classes if 0 <= number < count]
+        if not own:
+            raise TrainingError(f"none of the device's classes {self.classes} is among {count}")
+        mask = np.zeros(count, dtype=np.float32)
+        mask[own] = 1
+        return mask
+
     def drawn(self) -> Iterator[tuple[int, ...]]:
         """Yield the widths of each step, without end: 0 is `groups`, n is `widths[n - 1]`.
+
+        Widths are dealt like cards: each comes once, in a drawn order, before any comes again. A
+        step's width is then uniform, and a round takes about the same time whatever was drawn.
 
         Everybody who asks gets the same ones; `width_stream` itself stays as it is. Raises
         `TrainingError` if there is none.
@@ -61,11 +82,10 @@ class Job:
         if self.width_stream is None:
             raise TrainingError("a job with narrower widths needs a stream that draws from them")
         stream, narrower = deepcopy(self.width_stream), len(self.widths)
+        both = self.rule.widths == "sandwich" and self.passes > 1
         while True:
-            if self.rule.widths == "sandwich" and self.passes > 1:
-                yield 0, 1 + int(stream.integers(narrower))
-            else:
-                yield (int(stream.integers(1 + narrower)),)
+            for width in stream.permutation(np.arange(both, 1 + narrower)).tolist():
+                yield (0, width) if both else (width,)
 
     def step_macs(self, plan: ModelPlan) -> Iterator[int]:
         """Yield the multiply-accumulates of each step's forward passes, per sample."""

@@ -79,7 +79,7 @@ class Predictor:
         fit, `GraphError` when no graph does.
         """
         plan, manifest = self.plan, self._graphs.manifest
-        groups = plan.all_groups() if groups is None else groups
+        groups = plan.full_groups() if groups is None else groups
         plan.check(weights, groups)
         plan.check_buffers(buffers, groups)
         manifest.data.check_inputs(inputs)
@@ -114,7 +114,7 @@ class Predictor:
         has no BatchNorm. Raises as `predict`.
         """
         plan, manifest = self.plan, self._graphs.manifest
-        groups = plan.all_groups() if groups is None else groups
+        groups = plan.full_groups() if groups is None else groups
         if not any(entry.kind == "statistics" for entry in manifest.graphs):
             return None
         plan.check(weights, groups)

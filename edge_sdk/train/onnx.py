@@ -285,6 +285,7 @@ class _Objective:
         self._stream = job.mask_stream
         self._kind: Kind = "distillation" if job.distils else "gradient"
         self._kappa = job.rule.distillation
+        self._job = job
         self.outputs: Array | None = None
         self.teacher: Array | None = None
 
@@ -306,6 +307,12 @@ class _Objective:
         self._entry = entry
         self._size = size if entry.batch is None else entry.batch
         feeds["sample_weights"] = (np.arange(self._size) < size).astype(np.float32)
+        if "classes" in ports:
+            feeds["classes"] = self._job.class_mask(*ports["classes"].shape(self._kept, size))
+        elif self._job.rule.classes != "all":
+            raise GraphError(
+                f"{entry} takes no classes: the task was compiled for runs with classes = all"
+            )
         self._feeds = {
             name: array for name, array in (feeds | self._scales).items() if name in ports
         }

@@ -107,11 +107,16 @@ class TorchBackend:
         plan = self.plan
         plan.check(job.weights, job.groups)
         plan.check_buffers(job.buffers, job.groups)
-        if job.distils and self._task.loss_name != "cross-entropy":
-            raise TrainingError(
-                f"distillation needs scores of classes, but the loss is {self._task.loss_name}: "
-                "set distillation to 0, or train with cross-entropy"
-            )
+        if self._task.loss_name != "cross-entropy":
+            for name, used, plain in (
+                ("distillation", job.distils, "0"),
+                ("classes", job.rule.classes != "all", "all"),
+            ):
+                if used:
+                    raise TrainingError(
+                        f"{name} needs scores of classes, but the loss is {self._task.loss_name}: "
+                        f"set {name} to {plain}, or train with cross-entropy"
+                    )
         with _threads(self._threads):
             start = self._tensors(job.weights)
             weights: Arrays = {name: tensor.clone() for name, tensor in start.items()}
@@ -165,6 +170,7 @@ class _Objective:
         self._buffers = [buffers[buffer.name] for buffer in plan.buffers]
         self._stream = job.mask_stream
         self._kappa = job.rule.distillation
+        self._job = job
         self.outputs: torch.Tensor | None = None
         self.teacher: torch.Tensor | None = None
 
@@ -181,6 +187,9 @@ class _Objective:
         """Return (mean loss, gradients) at these weights."""
         leaves = [weights[name].detach().requires_grad_() for name in self._names]
         outputs = self._forward(leaves, self._buffers, self._inputs, self._scales, self._masks)
+        if self._job.rule.classes != "all":
+            mask = torch.from_numpy(self._job.class_mask(outputs.shape[1])).to(self._device)
+            outputs = masked(outputs, mask)
         self.outputs = outputs.detach()
         losses = self._task.loss(outputs, self._targets)
         if self.teacher is not None:
@@ -192,6 +201,11 @@ class _Objective:
     def _mask(self, probability: float, shape: tuple[int, ...]) -> torch.Tensor:
         mask = draw_mask(self._stream, probability, shape)
         return torch.as_tensor(mask).to(self._device)
+
+
+def masked(outputs: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Multiply the score of each class by its entry of `classes`, 0 or 1."""
+    return outputs * classes.reshape(-1, *[1] * (outputs.ndim - 2))
 
 
 def distilled(

@@ -51,8 +51,11 @@ class Watched:
 
     def until(self, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
+            ended = self.ended  # what it said last is looked at after that
             self.look()
-            return condition()
+            held = condition()
+            assert held or not ended, f"the demo has ended\n{self.text}"
+            return held
 
         until(holds, lambda: self.text, every_s=0.3)  # looking takes a while itself
 
@@ -277,7 +280,11 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
     ("arguments", "says"),
     [
         (("--recipe", "fjor"), "there is no recipe 'fjor'; did you mean 'fjord'"),
-        (("--recipe", "fjord", "--mask", "core"), "--recipe fjord sets --mask itself"),
+        (
+            ("--recipe", "fjord", "--mask", "core"),
+            "recipe fjord sets mask = 'nested', but --mask gives",
+        ),
+        (("--recipe", "nefl"), "the demo's has none"),
         (("--widths", "sandwich", "--mask", "rolling"), "rolling masks have no order"),
         (("--widths", "sandwich", "--rule", "fed-raa"), "leave widths at own"),
     ],

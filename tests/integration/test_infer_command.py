@@ -64,7 +64,10 @@ def test_exported_demo_infers_without_torch(run: Path) -> None:
 def test_demo_starts_from_exported_weights(run: Path, format: str) -> None:
     suffix = {"safetensors": ".safetensors", "torch": ".pt"}[format]
     out = run / f"weights{suffix}"
-    assert main(["export", str(run / "model"), "--format", format, "--out", str(out)]) == 0
+    assert (
+        main(["export", str(run / "model"), "--format", format, "--level", "1", "--out", str(out)])
+        == 0
+    )
     demo = make_demo(DemoConfig(devices=2, seed=4, backend="torch", init=out))
     digest = json.loads((run / "run.json").read_text())["model_sha256"]
     assert demo.federation.model.digest == digest

@@ -23,18 +23,19 @@ from coordinator.cli import EXIT_TERMINATED
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.operate.serving import broker_table
+from coordinator.operate.taskfile import compile_task
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.run.folder import MODEL, Checkpoint, Run, is_run, read_history
+from coordinator.run.folder import MODEL, About, Checkpoint, Run, create_run, is_run, read_history
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.federation import Federation, Member, RoundReport
-from coordinator.task.saved_model import read_model
+from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.decide.decision import Policy
 from edge_sdk.program.processes import ChildProcess, Children
 from edge_sdk.program.settings.types import kinds
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.transport.settings import BrokerSettings
-from tests.waiting import HANGS_S, until
+from tests.waiting import HANGS_S, made_once, until
 
 pytestmark = pytest.mark.skipif(
     "mosquitto" not in available(), reason="needs mosquitto, which is not installed"
@@ -93,6 +94,13 @@ class Fleet(Children):
         self.members = [
             Member(name, policy, shares[name]) for name, policy in zip(names, POLICIES, strict=True)
         ]
+
+    def adopt(self, model: SavedModel) -> None:
+        """Begin the run with a model that is compiled already."""
+        about = About(
+            task="digits", run="0" * 16, source="task.py:make_task", batch_size=BATCH_SIZE
+        )
+        create_run(self.run, about, model)
 
     @property
     def coordinator(self) -> ChildProcess:
@@ -185,6 +193,17 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.fixture
+def compiled(shared: Path, tmp_path: Path) -> SavedModel:
+    """The task's model and graphs, compiled once."""
+
+    def make(folder: Path) -> None:
+        (tmp_path / "task.py").write_text(TASK_FILE)
+        save_model(compile_task("task.py:make_task", tmp_path, batch_size=BATCH_SIZE), folder)
+
+    return read_model(made_once(shared / "small-cnn", make))
+
+
 def _lines(values: dict[str, Any]) -> str:
     """TOML, which spells these values as JSON does; None is left out."""
     given = {key: value for key, value in values.items() if value is not None}
@@ -245,7 +264,10 @@ def test_synchronous_programs_end_with_the_bits_of_one_process(fleet: Fleet) -> 
     assert_bits(fleet.result(), federation.model)
 
 
-def test_programs_that_skip_are_heard_through_their_copies(fleet: Fleet) -> None:
+def test_programs_that_skip_are_heard_through_their_copies(
+    fleet: Fleet, compiled: SavedModel
+) -> None:
+    fleet.adopt(compiled)
     fleet.start_coordinator("ccfl-1", rounds=ROUNDS)
     fleet.start_devices()
     federation = in_process(fleet, "ccfl-1", fleet.members)
@@ -267,7 +289,10 @@ def test_programs_that_skip_are_heard_through_their_copies(fleet: Fleet) -> None
     assert federation.model.digest != unheard.model.digest
 
 
-def test_asynchronous_programs_finish_and_all_contribute(fleet: Fleet) -> None:
+def test_asynchronous_programs_finish_and_all_contribute(
+    fleet: Fleet, compiled: SavedModel
+) -> None:
+    fleet.adopt(compiled)
     updates = DEVICES * ASYNCHRONOUS_ROUNDS
     always = [replace(m, policy=replace(m.policy, participation=1.0)) for m in fleet.members]
     fleet.members = always

@@ -6,6 +6,7 @@ but the specs they read.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping
 from itertools import product
 
@@ -31,54 +32,43 @@ MAX_ELEMENTS = 4500
 # -- strategies --------------------------------------------------------------------------------
 
 
-@st.composite
-def axis_groups(draw: st.DrawFn) -> tuple[int, ...]:
-    """Atoms of each group: equal groups or ratios, mostly few, at times up to 64 groups."""
-    most_atoms, most_groups = draw(st.sampled_from([(7, 4), (7, 4), (16, 16), (67, 64)]))
-    atoms = draw(st.one_of(st.integers(1, most_atoms), st.just(most_atoms)))
-    equal = st.one_of(st.integers(1, most_groups), st.just(most_groups))
-    ratios = st.lists(st.integers(1, 40), min_size=1, max_size=min(most_groups, 8))
-    parts = draw(st.one_of(equal, ratios, st.just([5, 10, 20, 30, 35])))
-    return split_atoms(atoms, parts)
+seeds = st.integers(0, 2**32 - 1)
 
 
-@st.composite
-def tensor_dims(draw: st.DrawFn, axes: list[Axis], most: int) -> tuple[Dim, ...]:
-    """Up to `most` dimensions; the same axis may occur twice."""
-    dims: list[Dim] = []
-    room = MAX_ELEMENTS
-    for _ in range(draw(st.sampled_from([n for n in (2, 1, 2, 3, 3, 0) if n <= most]))):
-        fitting = [number for number, axis in enumerate(axes) if axis.atoms <= room]
-        number = draw(st.sampled_from([*fitting, *fitting, None]))
-        if number is None:
-            dim = Dim(draw(st.integers(1, min(3, room))))
-        else:
-            atoms = axes[number].atoms
-            outer = draw(st.integers(1, min(3, room // atoms)))
-            inner = draw(st.integers(1, min(3, room // (atoms * outer))))
-            dim = Dim(outer * atoms * inner, number, outer, inner)
-        dims.append(dim)
-        room //= dim.size
-    return tuple(dims)
+def plans(min_axes: int = 0) -> st.SearchStrategy[ModelPlan]:
+    """A plan of up to 4 axes, 1–4 tensors, 0–3 buffers and 0–3 cost terms.
+
+    Only the numbers of axes and tensors shrink. All else follows from a seed: drawing each number
+    on its own takes longer than the laws do.
+    """
+    axes = st.sampled_from([2, 1, 2, 3, 4, 0]).map(lambda count: max(min_axes, count))
+    return st.builds(random_plan, seeds, axes, st.integers(1, 4))
 
 
-@st.composite
-def plans(draw: st.DrawFn, min_axes: int = 0) -> ModelPlan:
-    """A plan of up to 4 axes, 1–4 tensors, 0–3 buffers and 0–3 cost terms."""
-    count = max(min_axes, draw(st.sampled_from([2, 1, 2, 3, 4, 0])))
-    axes = [Axis(f"axis{number}", draw(axis_groups())) for number in range(count)]
-    tensors = [draw(tensor_dims(axes, most=3)) for _ in range(draw(st.integers(1, 4)))]
-    buffers = draw(
-        st.lists(
-            st.tuples(
-                st.sampled_from([("float32", True), ("float64", True), ("int64", False)]),
-                tensor_dims(axes, most=2),
-            ),
-            max_size=3,
+def choices(plan: ModelPlan) -> st.SearchStrategy[Choice]:
+    """Some groups of every axis, in any order."""
+    return seeds.map(lambda seed: random_choice(random.Random(seed), plan))
+
+
+def random_plan(seed: int, axis_count: int, tensor_count: int) -> ModelPlan:
+    """See `plans`."""
+    rng = random.Random(seed)
+    axes = [Axis(f"axis{number}", random_axis_groups(rng)) for number in range(axis_count)]
+    tensors = [random_dims(rng, axes, most=3) for _ in range(tensor_count)]
+    buffers = [
+        (
+            rng.choice([("float32", True), ("float64", True), ("int64", False)]),
+            random_dims(rng, axes, most=2),
         )
-    )
-    numbers = st.lists(st.integers(0, len(axes) - 1), max_size=2) if axes else st.just([])
-    terms = draw(st.lists(st.tuples(st.integers(0, 2**40), numbers), max_size=3))
+        for _ in range(rng.randint(0, 3))
+    ]
+    terms = [
+        MacTerm(
+            rng.randint(0, 2 ** rng.randint(0, 40)),
+            tuple(rng.randrange(axis_count) for _ in range(rng.randint(0, 2) if axes else 0)),
+        )
+        for _ in range(rng.randint(0, 3))
+    ]
     return ModelPlan(
         axes=tuple(axes),
         tensors=tuple(Tensor(f"w{n}", "float32", dims) for n, dims in enumerate(tensors)),
@@ -86,18 +76,46 @@ def plans(draw: st.DrawFn, min_axes: int = 0) -> ModelPlan:
             Buffer(f"b{n}", dtype, dims, statistic)
             for n, ((dtype, statistic), dims) in enumerate(buffers)
         ),
-        macs=tuple(MacTerm(macs, tuple(term_axes)) for macs, term_axes in terms),
+        macs=tuple(terms),
     )
 
 
-@st.composite
-def choices(draw: st.DrawFn, plan: ModelPlan) -> Choice:
-    """Some groups of every axis, in any order."""
+def random_axis_groups(rng: random.Random) -> tuple[int, ...]:
+    """Atoms of each group: equal groups or ratios, mostly few, at times up to 64 groups."""
+    most_atoms, most_groups = rng.choice([(7, 4), (7, 4), (16, 16), (67, 64)])
+    atoms = rng.choice([rng.randint(1, most_atoms), most_atoms])
+    equal = rng.choice([rng.randint(1, most_groups), most_groups])
+    ratios = [rng.randint(1, 40) for _ in range(rng.randint(1, min(most_groups, 8)))]
+    parts: list[int | list[int]] = [equal, ratios, [5, 10, 20, 30, 35]]
+    return split_atoms(atoms, rng.choice(parts))
+
+
+def random_dims(rng: random.Random, axes: list[Axis], most: int) -> tuple[Dim, ...]:
+    """Up to `most` dimensions; the same axis may occur twice."""
+    dims: list[Dim] = []
+    room = MAX_ELEMENTS
+    for _ in range(rng.choice([n for n in (2, 1, 2, 3, 3, 0) if n <= most])):
+        fitting = [number for number, axis in enumerate(axes) if axis.atoms <= room]
+        number = rng.choice([*fitting, *fitting, None])
+        if number is None:
+            dim = Dim(rng.randint(1, min(3, room)))
+        else:
+            atoms = axes[number].atoms
+            outer = rng.randint(1, min(3, room // atoms))
+            inner = rng.randint(1, min(3, room // (atoms * outer)))
+            dim = Dim(outer * atoms * inner, number, outer, inner)
+        dims.append(dim)
+        room //= dim.size
+    return tuple(dims)
+
+
+def random_choice(rng: random.Random, plan: ModelPlan) -> Choice:
+    """Some groups of every axis, in any order; of many groups, often few."""
+    counts = {axis.name: len(axis.groups) for axis in plan.axes}
+    most = {name: rng.choice([count, min(count, 8)]) for name, count in counts.items()}
     return {
-        axis.name: tuple(
-            draw(st.lists(st.integers(0, len(axis.groups) - 1), min_size=1, unique=True))
-        )
-        for axis in plan.axes
+        name: tuple(rng.sample(range(count), rng.randint(1, most[name])))
+        for name, count in counts.items()
     }
 
 
@@ -106,8 +124,6 @@ levels = st.one_of(
     st.builds(lambda a, b: min(a, b) / max(a, b), st.integers(1, 64), st.integers(1, 64)),
 )
 """Shares in (0, 1], often simple fractions, at which rounding decides about a group."""
-
-seeds = st.integers(0, 2**32 - 1)
 
 
 def random_bits(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:

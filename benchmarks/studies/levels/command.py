@@ -67,7 +67,10 @@ def add_parser(commands: Any) -> None:
         ),
     )
     parser.add_argument(
-        "--limit-min", type=float, metavar="MIN", help="start no further run after so many minutes"
+        "--limit-min",
+        type=float,
+        metavar="MIN",
+        help="start no further run after so many minutes; 0 only shows what is recorded",
     )
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="accuracy by level: .png, .svg or .pdf"
@@ -89,20 +92,19 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
     wanted = _wanted(arguments)
     check_plot(arguments.plot)
-    for name in wanted.settings:
+    limit_s = float("inf") if arguments.limit_min is None else 60 * arguments.limit_min
+    for name in wanted.settings if limit_s else ():
         data_of(SETTINGS[name], arguments.data)
     records = [] if arguments.quick else arguments.record or [Path("tessera-levels.jsonl")]
     done = merge_records([*records[1:], *records[:1]])
-    began, stopped = time.monotonic(), False
+    ends = time.monotonic() + limit_s
     with progress("levels", wanted.count()) as begin:
-        while (case := wanted.next_case(done)) is not None and not stopped:
+        while time.monotonic() < ends and (case := wanted.next_case(done)) is not None:
             tick = begin(str(case))
             done[case] = run_case(case, arguments.data)
             if records:
                 append_outcome(records[0], done[case])
             tick()
-            minutes = (time.monotonic() - began) / 60
-            stopped = arguments.limit_min is not None and minutes > arguments.limit_min
     outcomes = list(done.values())
     if arguments.plot and outcomes:
         page.save_levels_plot(outcomes, arguments.plot)
@@ -144,7 +146,8 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
         chosen[what] = given or defaults[what]
     if arguments.seeds < 1 or (arguments.rates is not None and arguments.rates < 1):
         raise UsageError("--seeds and --rates are at least 1")
-    if arguments.data is None and any(SETTINGS[name].folder for name in chosen["settings"]):
+    needs = arguments.limit_min != 0 and any(SETTINGS[name].folder for name in chosen["settings"])
+    if needs and arguments.data is None:
         raise UsageError(
             "these settings need real data: give --data DIR, or try --quick, which needs none"
         )

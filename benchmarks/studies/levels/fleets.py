@@ -57,6 +57,8 @@ class TrainingWay:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     steps: float = 1.0
     """Local steps, times those of the setting."""
+    decoupled: bool = False
+    """The model has norms of its own for every level (`decouple_norms`)."""
 
     @property
     def mixes(self) -> bool:
@@ -113,10 +115,12 @@ _VARIED: dict[str, dict[str, Any]] = {
     "sandwich-momentum": {"optimizer": {"name": "momentum", "beta1": 0.5}},
     "sandwich-yogi": {"optimizer": {"name": "yogi"}},
     "sandwich-half-steps": {"steps": 0.5},
+    "masked-logits": {"local": {**WAYS["sandwich"].local, "classes": "own"}},
     "rolling": {"masks": "rolling", "local": _PLAIN},
     "random": {"masks": "random", "local": _PLAIN},
 }
 WAYS |= {name: replace(WAYS["sandwich"], **change) for name, change in _VARIED.items()}
+WAYS["dropout-momentum"] = replace(WAYS["dropout"], optimizer={"name": "momentum", "beta1": 0.5})
 WAYS |= {
     name: TrainingWay(
         rule=recipe.rule,
@@ -124,16 +128,14 @@ WAYS |= {
         masks=recipe.masks,
         mask_options=recipe.mask_options,
         local=recipe.local,
+        decoupled=recipe.decoupled,
     )
     for name, recipe in PUBLISHED.items()
-    if name in ("heterofl", "fedrolex", "fjord", "fjord-distilled", "fiarse")
+    if name in ("heterofl", "fedrolex", "fjord", "fjord-distilled", "nefl", "fiarse")
 }
 """Ways by name; the last ones are published recipes."""
 
 ALTERNATIVES = ("all-smallest", "all-median", "only-strong")
 UPPER_BOUND = "all-full"
-NOT_HERE = {
-    "nefl": "normalisation parameters of each submodel are not kept apart",
-    "masked-logits": "devices compute scores of all classes, not only of those they have",
-}
+NOT_HERE: dict[str, str] = {}
 """Things the study should compare and cannot yet, with the reason."""

@@ -16,6 +16,7 @@ from benchmarks.data import Dataset, DatasetError, load_data
 from benchmarks.models import TextClassifier, ViT, cnn, resnet, sensor_cnn
 from coordinator.simulate.partitions import dirichlet_parts
 from coordinator.task.task import Task, make_task
+from coordinator.task.tracing.norms import NORMS, decouple_norms
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
@@ -80,6 +81,26 @@ def mobile_net(norm: Callable[[int], nn.Module]) -> nn.Module:
     )
 
 
+def tight_cnn() -> nn.Module:
+    """Three 3×3 convolutions with BatchNorm, of 8, 16 and 16 channels, for 28×28 images."""
+
+    def convolution(before: int, after: int, stride: int) -> list[nn.Module]:
+        return [
+            nn.Conv2d(before, after, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+
+    return nn.Sequential(
+        *convolution(1, 8, 2),
+        *convolution(8, 16, 2),
+        *convolution(16, 16, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
 def _groups_of_four(channels: int) -> nn.Module:
     return nn.GroupNorm(4, channels)
 
@@ -106,11 +127,16 @@ class LevelSetting:
     train_samples: int | None = None
     """Training samples to use; None: all."""
 
-    def task(self, data: Dataset, seed: int) -> Task:
-        """Make the task with the initial weights of a seed."""
+    def task(self, data: Dataset, seed: int, *, decoupled: bool = False) -> Task:
+        """Make the task with the initial weights of a seed.
+
+        `decoupled`: every level has norms of its own; a model without norms stays as it is.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.make()
+        if decoupled and any(isinstance(each, NORMS) for each in model.modules()):
+            model = decouple_norms(model, GROUPS)
         example = (
             torch.zeros(2, *data.shape, dtype=torch.int64)
             if data.vocabulary
@@ -145,11 +171,17 @@ SETTINGS: dict[str, LevelSetting] = {
     "har-depthwise-bn": LevelSetting(
         folder="uci_har", make=sensor_depthwise, devices=12, rounds=25
     ),
+    "har-tight": LevelSetting(
+        folder="uci_har", make=partial(sensor_depthwise, 12), devices=12, rounds=60
+    ),
+    "fmnist-tight": LevelSetting(
+        folder="fashion_mnist", make=tight_cnn, devices=12, rounds=100, train_samples=12_000
+    ),
     "fmnist-cnn": LevelSetting(
         folder="fashion_mnist",
         make=partial(cnn, 1, 28),
         devices=12,
-        rounds=30,
+        rounds=20,
         train_samples=12_000,
     ),
     **{
@@ -157,7 +189,7 @@ SETTINGS: dict[str, LevelSetting] = {
             folder="cifar10",
             make=partial(resnet, norm, (16, 32, 64), 1),
             devices=10,
-            rounds=40,
+            rounds=25,
             train_samples=10_000,
         )
         for name, norm in (("bn", _BATCH_NORM), ("gn", _groups_of_four), ("none", _nothing))
@@ -167,10 +199,15 @@ SETTINGS: dict[str, LevelSetting] = {
             folder="cifar10",
             make=partial(mobile_net, norm),
             devices=10,
-            rounds=40,
-            train_samples=10_000,
+            rounds=rounds,
+            rates=(0.06, 0.2, 0.6),
+            train_samples=20_000,
         )
-        for name, norm in (("bn", _BATCH_NORM), ("gn", _groups_of_four), ("none", _nothing))
+        for name, norm, rounds in (
+            ("bn", _BATCH_NORM, 40),
+            ("gn", _groups_of_four, 30),
+            ("none", _nothing, 30),
+        )
     },
     "cifar-vit": LevelSetting(
         folder="cifar10",
@@ -184,8 +221,9 @@ SETTINGS: dict[str, LevelSetting] = {
         folder="ag_news",
         make=partial(TextClassifier, 5000, padding=0),
         devices=20,
-        rounds=30,
-        rates=(0.2, 0.6, 2.0),
+        rounds=60,
+        steps=20,
+        rates=(0.06, 0.2, 0.6),
     ),
     "digits-mlp": LevelSetting(
         folder="",
@@ -201,7 +239,9 @@ SETTINGS: dict[str, LevelSetting] = {
         rounds=10,
     ),
 }
-"""Settings by name. `digits-mlp` needs no data but scikit-learn's digits: it is for `--quick`."""
+"""Settings by name. In the `tight` ones the model is no larger than its task, so that a quarter of
+it is too small; in the others even a quarter has room to spare. `digits-mlp` needs no data but
+scikit-learn's digits: it is for `--quick`."""
 
 
 @cache

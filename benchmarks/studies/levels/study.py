@@ -64,7 +64,8 @@ class Wanted:
 
     def _rates(self, setting: str) -> list[float]:
         rates = SETTINGS[setting].rates
-        middle = sorted(rates, key=lambda rate: abs(rates.index(rate) - len(rates) // 2))
+        # Of two that are equally far from the middle, the larger: budgets are short.
+        middle = sorted(rates, key=lambda rate: (abs(rates.index(rate) - len(rates) // 2), -rate))
         return middle[: self.rates]
 
 

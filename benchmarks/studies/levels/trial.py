@@ -111,7 +111,7 @@ def run_case(
     torch.set_num_threads(1)
     setting, way, fleet = SETTINGS[case.setting], WAYS[case.way], FLEETS[case.fleet]
     data = data_of(setting, root)
-    task = setting.task(data, case.seed)
+    task = setting.task(data, case.seed, decoupled=way.decoupled)
     shares = setting.shares(data, case.seed)
     own = fleet.levels(len(shares))
     spent = _Spent()

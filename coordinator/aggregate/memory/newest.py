@@ -204,7 +204,10 @@ class Memory:
             self._changed = False
 
     def close(self) -> None:
-        """Close files and threads. On disk, changes that were not committed are lost."""
+        """Close files and threads. On disk, changes that were not committed are lost.
+
+        Closing again does nothing.
+        """
         self._broken = True
         self._sums.close()
         self._store.close()

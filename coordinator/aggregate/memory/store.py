@@ -80,4 +80,4 @@ class Store(Protocol):
         """Make all changes durable, with the present round and the memory's sums."""
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files. Closing again does nothing."""

@@ -3,7 +3,7 @@
 Every policy chooses groups bundle by bundle. By default each axis is its own bundle. When tied, all
 axes form one bundle and get the same groups, so every axis needs the same number of groups. An axis
 with too few atoms for that many groups (`K_axis = min(K, atoms)`) stays its own bundle, chosen by
-the same policy.
+the same policy. An axis of alternatives is in no bundle: its group follows from the level.
 
 A choice never exceeds the offer, on any axis of the bundle:
 
@@ -103,21 +103,21 @@ def bundles_of(plan: ModelPlan, tied: bool) -> tuple[Bundle, ...]:
 
     Raises `ConfigError` if `tied` is asked for and the axes cannot be tied.
     """
-    if not plan.axes:
-        return ()
-    alone = [_bundle(plan, (number,)) for number in range(len(plan.axes))]
-    if not tied:
+    free = [number for number, axis in enumerate(plan.axes) if not axis.alternatives]
+    alone = [_bundle(plan, (number,)) for number in free]
+    if not tied or not alone:
         return tuple(alone)
     count = max(bundle.count for bundle in alone)
-    together = tuple(n for n, bundle in enumerate(alone) if bundle.count == count)
-    for number, axis in enumerate(plan.axes):
+    together = tuple(bundle.numbers[0] for bundle in alone if bundle.count == count)
+    for number in free:
+        axis = plan.axes[number]
         if number not in together and axis.atoms > len(axis.groups):
             raise ConfigError(
                 f"tied masks need the same number of groups on every axis: axis {axis.name!r} has "
                 f"{len(axis.groups)}, axis {plan.axes[together[0]].name!r} has {count}; cut all "
                 "axes into the same number of groups or leave masks untied"
             )
-    rest = [bundle for n, bundle in enumerate(alone) if n not in together]
+    rest = [bundle for bundle in alone if bundle.numbers[0] not in together]
     return tuple(sorted([_bundle(plan, together), *rest], key=lambda bundle: bundle.numbers))
 
 
@@ -133,25 +133,32 @@ def choose_each(
             plan,
             bundles,
             [choose(device, level, number, bundle) for number, bundle in enumerate(bundles)],
+            level,
         )
         for device, level in levels.items()
     }
 
 
 def spread(
-    plan: ModelPlan, bundles: Sequence[Bundle], chosen: Sequence[tuple[int, ...]]
+    plan: ModelPlan, bundles: Sequence[Bundle], chosen: Sequence[tuple[int, ...]], level: float
 ) -> dict[str, tuple[int, ...]]:
-    """Turn a choice for each bundle into groups for each axis, in axis order."""
+    """Turn a choice for each bundle into groups for each axis, in axis order.
+
+    Of alternatives, every submodel has the one of its level.
+    """
     by_number = {
         number: groups
         for bundle, groups in zip(bundles, chosen, strict=True)
         for number in bundle.numbers
     }
-    return {axis.name: by_number[number] for number, axis in enumerate(plan.axes)}
+    return {
+        axis.name: (axis.alternative(level),) if axis.alternatives else by_number[number]
+        for number, axis in enumerate(plan.axes)
+    }
 
 
 def holds_all(bundles: Sequence[Bundle], level: float) -> bool:
-    """True if a device at this level gets the whole model."""
+    """True if a device at this level gets every group of these bundles."""
     return all(bundle.surely(level) == bundle.count for bundle in bundles)
 
 

@@ -4,7 +4,8 @@ Blocks owned by the same groups are covered together and form one **cell**. Tens
 dimensions have the same bundles, in any order, share a table of cells with one dimension for each,
 in row-major order of group numbers. Where one bundle is behind two dimensions, blocks (g, h) and
 (h, g) are both in cell (min, max), and cell (max, min) is empty. Blocks without a width axis are in
-a cell of no dimensions, which every submodel holds.
+a cell of no dimensions, which every submodel holds. Alternatives belong to no bundle: blocks that
+differ in nothing else are in one cell, as if every submodel held them all.
 """
 
 from __future__ import annotations
@@ -98,29 +99,36 @@ def cells_of(plan: ModelPlan, bundles: Sequence[Bundle]) -> Cells:
     tables: dict[tuple[int, ...], Table] = {}
     of_block, start = [], 0
     for tensor in plan.tensors:
-        behind = [bundle_of[dim.axis] for dim in tensor.dims if dim.axis is not None]
-        key = tuple(sorted(behind))
+        axes = [dim.axis for dim in tensor.dims if dim.axis is not None]
+        behind = [bundle_of.get(axis) for axis in axes]
+        key = tuple(sorted(bundle for bundle in behind if bundle is not None))
         if key not in tables:
             shape = tuple(bundles[b].count for b in key)
             tables[key] = Table(key, shape, slice(start, start + prod(shape)))
             start += prod(shape)
         of_block.append(
-            tables[key].cells.start + _places(behind, [bundles[b].count for b in behind])
+            tables[key].cells.start + _places(behind, [len(plan.axes[n].groups) for n in axes])
         )
     cells = np.concatenate(of_block)
     blocks = np.bincount(cells, minlength=start).astype(np.int64)
     return Cells(tuple(tables.values()), cells, blocks)
 
 
-def _places(behind: Sequence[int], counts: Sequence[int]) -> Indices:
-    """Return, for every block of a tensor, its cell's position in the table."""
-    if not behind:
-        return np.zeros(1, dtype=np.int64)
-    numbers = np.indices(counts).reshape(len(counts), -1)
+def _places(behind: Sequence[int | None], counts: Sequence[int]) -> Indices:
+    """Return, for every block of a tensor, its cell's position in the table.
+
+    Dimensions behind which there is no bundle do not matter.
+    """
+    bundled = [dim for dim, bundle in enumerate(behind) if bundle is not None]
+    if not bundled:
+        return np.zeros(prod(counts), dtype=np.int64)
+    numbers = np.indices(counts).reshape(len(counts), -1)[bundled]
+    counts = [counts[dim] for dim in bundled]
     # Sort by bundle, and by group within a bundle: the cell's own coordinates.
-    bundles = np.broadcast_to(np.array(behind)[:, None], numbers.shape)
+    owners = np.array([behind[dim] for dim in bundled], dtype=np.int64)
+    bundles = np.broadcast_to(owners[:, None], numbers.shape)
     order = np.lexsort((numbers, bundles), axis=0)
-    shape = tuple(counts[dim] for dim in np.argsort(behind, kind="stable"))
+    shape = tuple(counts[dim] for dim in np.argsort(owners, kind="stable"))
     coordinates = tuple(np.take_along_axis(numbers, order, axis=0))
     places: Indices = np.ravel_multi_index(coordinates, shape).astype(np.int64)
     return places

@@ -64,11 +64,12 @@ class NestedMasks:
         """See `OrderedMasks`."""
         bundles = bundles_of(plan, self.tied)
         orders = zip(bundles, self._turned(plan, bundles, round), strict=True)
-        return spread(plan, bundles, [bundle.prefix(level, order) for bundle, order in orders])
+        chosen = [bundle.prefix(level, order) for bundle, order in orders]
+        return spread(plan, bundles, chosen, level)
 
-    def nests(self, plan: ModelPlan) -> bool:  # noqa: ARG002
-        """Return True: see the class."""
-        return True
+    def nests(self, plan: ModelPlan) -> bool:
+        """See `OrderedMasks`; here only alternatives are not within one another."""
+        return not plan.has_alternatives
 
     def rank(self, plan: ModelPlan, norms: NDArray[np.float64]) -> NestedMasks:
         """Return the policy with its order of importance, given the first model's block norms."""

@@ -39,6 +39,8 @@ class StaticMasks:
 
     def nests(self, plan: ModelPlan) -> bool:
         """True if groups of different sizes ascend: then no group fits behind one that does not."""
+        if plan.has_alternatives:
+            return False
         bundles = bundles_of(plan, self.tied)
         uneven = [axis for bundle in bundles for axis in bundle.uneven]
         return all(list(axis.groups) == sorted(axis.groups) for axis in uneven)

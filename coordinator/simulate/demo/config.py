@@ -11,7 +11,7 @@ from edge_sdk.decide.emulation.fleet import shipped_fleet
 from edge_sdk.program.settings import NOT_A_KEY, Count, Within, check_fields
 from edge_sdk.program.settings.choices import EncodingText
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import Widths
+from edge_sdk.protocol.messages.local_rule import Classes, Widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,14 @@ class DemoConfig:
     """Policy that picks each device's groups; `list` lists all; without it, the best for the
     rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
-    widths: Widths = "own"
+    widths: Widths | None = None
     """Submodels that a step trains: the assigned one, one drawn from it and the narrower ones
-    within it, or it and a drawn narrower one."""
+    within it, or it and a drawn narrower one; without it, the best for rule and masks."""
+    classes: Classes = "all"
+    """Classes whose scores count in local training: all, or those that the device has samples of
+    (`own`)."""
     recipe: str | None = None
-    """Published system instead of --rule, --mask and --widths; `list` lists all."""
+    """Published system, which sets --rule, --mask, --widths and --classes; `list` lists all."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule that the recipe sets."""
     up: EncodingText = field(default_factory=Encoding)
@@ -59,3 +62,11 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+def demo_key(key: str) -> str:
+    """Return the demo's name for a key of a run's file that a recipe sets."""
+    if key.startswith("run."):
+        own = key.removeprefix("run.")
+        return own if own in ("widths", "classes") else f"local.{own}"
+    return key.replace(".options", "_options").removesuffix(".name")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.pairings import fitting_masks
+from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
+from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
@@ -174,7 +176,13 @@ class Ledger:
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
     """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
+    if config.recipe is not None and find_recipe(config.recipe).decoupled:
+        raise ConfigError(
+            f"recipe {config.recipe} decouples the norms of a model, and the demo's has none: use "
+            "it in a run with a model of your own"
+        )
     rule = make_rule(config.rule, **config.rule_options)
+    config = replace(config, widths=config.widths or fitting_widths(rule, config.mask))
     return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
 
 
@@ -192,10 +200,15 @@ def demo_task(seed: int, init: Path | None) -> Task:
 
 
 def local_rule(config: DemoConfig) -> LocalRule:
-    """Return the devices' local training rule."""
-    radius = SAM_RADIUS if config.rule == "subdismo" else 0.0
-    chosen = {"sam_radius": radius, "widths": config.widths, **config.local}
-    return replace(LOCAL_RULE, **chosen)
+    """Return the devices' local training rule of a configuration from `choose_masks`."""
+    widths = config.widths or "own"
+    chosen = {
+        "sam_radius": SAM_RADIUS if config.rule == "subdismo" else 0.0,
+        "rescale": fitting_rescale(widths),
+        "widths": widths,
+        "classes": config.classes,
+    }
+    return replace(LOCAL_RULE, **{**chosen, **config.local})
 
 
 def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
@@ -211,7 +224,7 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
     if initial is None or config.backend == "torch":
         task = demo_task(config.seed, config.init)
     if initial is None:
-        initial = _compile(task, local_rule(config).distillation > 0)
+        initial = _compile(task, local_rule(config))
     plan, manifest, files = initial.plan, initial.manifest, initial.files
     fleet = load_fleet(config.fleet)
     emulations = emulate_all(fleet, choose_members(fleet, config.devices))
@@ -266,23 +279,29 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
 
 
 def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | None:
-    """Repeat the run in this process with every device training the whole model.
+    """Repeat the run in this process with every device training the whole model, and only that.
 
     None for asynchronous rules: they end after a number of movements, whoever made them, and a
     device that offers everything still gets one fragment.
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    demo = make_demo(replace(config, weigh=False, memory=None), initial)
+    alone = replace(config, weigh=False, memory=None, widths="own", local={})
+    demo = make_demo(alone, initial)
     for _ in demo.run():
         pass
     return demo
 
 
-def _compile(task: Task, distillation: bool) -> SavedModel:
+def _compile(task: Task, rule: LocalRule) -> SavedModel:
     from coordinator.task.graphs.compilation import compile_graphs
 
-    graphs = compile_graphs(task, batch_sizes=(BATCH_SIZE,), distillation=distillation)
+    graphs = compile_graphs(
+        task,
+        batch_sizes=(BATCH_SIZE,),
+        distillation=rule.distillation > 0,
+        class_masks=rule.classes != "all",
+    )
     return SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
 
 

@@ -42,25 +42,36 @@ def compiled_graphs(
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
+    class_masks: bool = False,
 ) -> CompiledGraphs:
     """Return what `compile_graphs` returns, from the cache where possible.
 
     A damaged entry is compiled again. Several processes may share the folder.
     """
-    key = cache_key(task, levels, batch_sizes, distillation)
+    key = cache_key(task, levels, batch_sizes, distillation, class_masks)
     try:
         return read_graphs(cache_dir, f"{key}.bin", task.plan)
     except FileNotFoundError:
         logger.info("graphs %s… are not in the cache: compiling", key[:12])
     except (ProtocolError, OSError) as error:
         logger.warning("cached graphs %s… are unusable, compiling again: %s", key[:12], error)
-    graphs = compile_graphs(task, levels=levels, batch_sizes=batch_sizes, distillation=distillation)
+    graphs = compile_graphs(
+        task,
+        levels=levels,
+        batch_sizes=batch_sizes,
+        distillation=distillation,
+        class_masks=class_masks,
+    )
     write_graphs(graphs, cache_dir, f"{key}.bin")
     return graphs
 
 
 def cache_key(
-    task: Task, levels: Sequence[float], batch_sizes: Sequence[int], distillation: bool = False
+    task: Task,
+    levels: Sequence[float],
+    batch_sizes: Sequence[int],
+    distillation: bool = False,
+    class_masks: bool = False,
 ) -> str:
     """Name of a task's graphs in the cache, 64 hex digits."""
     whole = tuple(axis.atoms for axis in task.plan.axes)
@@ -74,21 +85,23 @@ def cache_key(
         _loss(task),
         [float(level) for level in levels],
         [int(size) for size in batch_sizes],
-        distillation,
+        (distillation, class_masks),
         (OPSET, IR_VERSION, MIN_ONNXRUNTIME),
         (str(torch.__version__), onnx.__version__, translator_version()),
     )
     return sha256(repr(parts).encode()).hexdigest()
 
 
+TRANSLATOR = ("coordinator/task", "edge_sdk/protocol", "edge_sdk/train")
+"""Folders with the code that traces, translates and describes graphs."""
+
+
 @cache
 def translator_version() -> str:
     """Hash of the code that traces and translates; changing that code makes every entry stale."""
-    package = Path(__file__).parents[1]
-    sources = [*package.glob("graphs/**/*.py"), *package.glob("tracing/**/*.py")]
-    sources.append(package / "task.py")
+    root = Path(__file__).parents[3]
     digest = sha256()
-    for path in sorted(sources):
+    for path in sorted(path for folder in TRANSLATOR for path in (root / folder).rglob("*.py")):
         digest.update(sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

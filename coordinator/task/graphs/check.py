@@ -54,8 +54,13 @@ class CheckCase:
         return found.in_double() if self.double else found
 
 
-def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
-    """Make a case: a random submodel with weights near the task's, random data and scales."""
+def make_case(
+    task: Task, *, level: float, batch: int, seed: int, class_masks: bool = False
+) -> CheckCase:
+    """Make a case: a random submodel with weights near the task's, random data and scales.
+
+    `class_masks`: about half of the classes are left out.
+    """
     plan, rng = task.plan, np.random.default_rng(seed)
     groups = {}
     for axis in plan.axes:
@@ -82,6 +87,8 @@ def make_case(task: Task, *, level: float, batch: int, seed: int) -> CheckCase:
     outputs = (batch, *task.train_program.output_shape)
     feeds["teacher"] = rng.normal(0, 2, outputs).astype(np.float32)
     feeds["kappa"] = np.asarray(rng.uniform(0.2, 0.8), dtype=np.float32)
+    if class_masks:
+        feeds["classes"] = rng.integers(0, 1, outputs[1], endpoint=True).astype(np.float32)
     return CheckCase(kept, batch, feeds)
 
 
@@ -103,6 +110,9 @@ def torch_gradient(task: Task, case: CheckCase, *, distils: bool = False) -> dic
     targets, sample_weights, teacher, kappa = case.tensors(
         ["targets", "sample_weights", "teacher", "kappa"]
     )
+    if "classes" in case.feeds:
+        (classes,) = case.tensors(["classes"])
+        outputs = outputs.movedim(1, -1).masked_fill(classes == 0, 0).movedim(-1, 1)
     losses = task.loss(outputs, targets)
     if distils:
         wide = F.cross_entropy(outputs, teacher.softmax(1), reduction="none")
@@ -195,12 +205,13 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
     """
     session = open_session(data)
     oracle = ORACLES[entry.kind]
+    masks = "classes" in entry.input_names
     worst = 0.0
     for level in _levels(task, entry):
         for batch in BATCHES if entry.batch is None else (entry.batch,):
             best = float("inf")
             for seed in range(TRIES):
-                case = make_case(task, level=level, batch=batch, seed=seed)
+                case = make_case(task, level=level, batch=batch, seed=seed, class_masks=masks)
                 wanted = oracle(task, case)
                 if batch == 1 and not _finite(wanted):
                     best = 0.0  # one value has no variance: BatchNorm returns NaN in torch too

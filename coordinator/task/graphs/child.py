@@ -35,6 +35,7 @@ def compile_in_child(
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
+    class_masks: bool = False,
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
 ) -> SavedModel:
@@ -52,6 +53,7 @@ def compile_in_child(
         command += [f"--level={float(level)!r}" for level in levels]
         command += [f"--batch-size={int(size)}" for size in batch_sizes]
         command += ["--distillation"] if distillation else []
+        command += ["--class-masks"] if class_masks else []
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
             done = run_child([*command, "--", task_source, str(made)], timeout_s=timeout_s)
@@ -73,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", type=float, action="append", default=[])
     parser.add_argument("--batch-size", type=int, action="append", default=[])
     parser.add_argument("--distillation", action="store_true")
+    parser.add_argument("--class-masks", action="store_true")
     parser.add_argument("--cache-dir", type=Path)
     options = parser.parse_args(arguments)
     try:
@@ -97,6 +100,7 @@ def _compile(options: argparse.Namespace) -> None:
         "levels": options.level or LEVELS,
         "batch_sizes": options.batch_size or BATCH_SIZES,
         "distillation": options.distillation,
+        "class_masks": options.class_masks,
     }
     if options.cache_dir is None:
         graphs = compile_graphs(task, **wanted)

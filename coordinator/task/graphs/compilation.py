@@ -62,12 +62,14 @@ def compile_graphs(
     levels: Sequence[float] = LEVELS,
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
+    class_masks: bool = False,
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
     `levels` and `batch_sizes` matter only where sizes cannot stay open: then there is one graph for
-    each, and all groups of an axis must have the same size. `distillation`: also the graphs by
-    which a wide submodel teaches a narrow one, if the loss is cross-entropy.
+    each, and all groups of an axis must have the same size. If the loss is cross-entropy,
+    `distillation` adds the graphs by which a wide submodel teaches a narrow one, and with
+    `class_masks` gradients can leave out the scores of some classes.
 
     Raises `GraphCompileError`, which names the operator and its module when an operator has no
     translation, and the differences when a graph disagrees with torch. Raises `ConfigError` when
@@ -78,7 +80,7 @@ def compile_graphs(
     tolerance = 0.0
     entries: list[GraphEntry] = []
     files: dict[str, bytes] = {}
-    for kind, trace in _traces(task, distillation).items():
+    for kind, trace in _traces(task, distillation, class_masks).items():
         source = "sample_weights" if kind in ("gradient", "distillation") else "x0"
         for built in _build(task, trace, source, levels, batch_sizes):
             data = built.model.SerializeToString(deterministic=True)
@@ -100,10 +102,14 @@ def compile_graphs(
     return CompiledGraphs(manifest, files)
 
 
-def _traces(task: Task, distillation: bool) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
+def _traces(
+    task: Task, distillation: bool, class_masks: bool
+) -> dict[Kind, Callable[[KeptSizes, int], Traced]]:
     """Return how each kind of graph is traced; only a model with BatchNorm has statistics."""
+    scores = task.loss_name == "cross-entropy"
+    gradient = partial(trace_gradient, task, class_masks=class_masks and scores)
     found: dict[Kind, Callable[[KeptSizes, int], Traced]] = {
-        "gradient": partial(trace_gradient, task),
+        "gradient": gradient,
         "evaluate": partial(trace_evaluation, task),
     }
     if any(buffer.statistic for buffer in task.plan.buffers):
@@ -112,8 +118,8 @@ def _traces(task: Task, distillation: bool) -> dict[Kind, Callable[[KeptSizes, i
             found["statistics"] = cast(
                 Callable[[KeptSizes, int], Traced], partial(trace_statistics, task)
             )
-    if distillation and task.loss_name == "cross-entropy":
-        found["distillation"] = partial(trace_gradient, task, distils=True)
+    if distillation and scores:
+        found["distillation"] = partial(gradient, distils=True)
     return found
 
 

@@ -25,7 +25,7 @@ from coordinator.task.tracing.program import SubmodelForward
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.data_spec import ArraySpec
-from edge_sdk.train.torch import distilled
+from edge_sdk.train.torch import distilled, masked
 
 aten = torch.ops.aten
 
@@ -44,10 +44,13 @@ class Traced:
     """Values of inputs that are constants made in forward()."""
 
 
-def trace_gradient(task: Task, kept: KeptSizes, batch: int, *, distils: bool = False) -> Traced:
+def trace_gradient(
+    task: Task, kept: KeptSizes, batch: int, *, distils: bool = False, class_masks: bool = False
+) -> Traced:
     """Trace loss, gradients and new statistics of the submodel with `kept` atoms per axis.
 
     `distils`: a wider model's outputs have a share in its targets, and its own are given.
+    `class_masks`: scores of classes can be left out.
     """
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
@@ -58,6 +61,8 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int, *, distils: bool = F
             buffers = [buffer.clone() for buffer in arguments["buffers"]]
             run = _Run(forward.module)
             outputs = run.outputs({**arguments, "weights": weights, "buffers": buffers})
+            if class_masks:
+                outputs = masked(outputs, *arguments["classes"])
             losses = task.loss(outputs, arguments["batch"][0])
             if distils:
                 losses = distilled(losses, outputs, *arguments["teacher"])
@@ -77,8 +82,11 @@ def trace_gradient(task: Task, kept: KeptSizes, batch: int, *, distils: bool = F
         if distils:
             wide = torch.empty(batch, *task.train_program.output_shape)
             arguments["teacher"] = [wide, torch.empty(())]
+        if class_masks:
+            arguments["classes"] = [torch.empty(task.train_program.output_shape[0])]
     inputs = (*_names(plan, arguments), "targets", "sample_weights")
     inputs += ("teacher", "kappa") if distils else ()
+    inputs += ("classes",) if class_masks else ()
     outputs = (
         "loss",
         *(f"g:{tensor.name}" for tensor in plan.tensors),

@@ -313,7 +313,9 @@ def _reduce(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     which = a.get("dim")
     which = range(len(inputs)) if which in (None, []) else which
     which = {d % len(inputs) for d in ([which] if isinstance(which, int) else which)}
-    for position in which:
+    # A sum over parts of a weight is a sum over those that are kept: zeros would add nothing.
+    linear = operator_name(node) == "sum" and a["self"] in walk.weights
+    for position in () if linear else which:
         others = [factor for factor in leaves(inputs[position]) if not factor.batch]
         walk.ban(node, others, "is reduced")
     if a.get("keepdim"):

@@ -20,8 +20,17 @@ from coordinator.task.tracing.capture.capture import (
     named_arrays,
 )
 from coordinator.task.tracing.check import check_programs, check_runs
-from coordinator.task.tracing.factors import Factor, Factors, freeze, fresh, leaves
+from coordinator.task.tracing.factors import (
+    Factor,
+    Factors,
+    freeze,
+    fresh,
+    leaves,
+    size_of,
+    tie,
+)
 from coordinator.task.tracing.moments import batch_moments
+from coordinator.task.tracing.norms import copied_names
 from coordinator.task.tracing.operators import HANDLERS
 from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.walk import Walk, walk_graph
@@ -65,7 +74,8 @@ class TracedModel:
 
         `rescale` is that of its training (`LocalRule`); the whole model does not need it.
         """
-        groups = groups or self.plan.all_groups()
+        groups = groups or self.plan.full_groups()
+        self.plan.check(weights, groups)
         kept = self.plan.kept_atoms(self.plan.choose(groups))
         forward = self.evaluate.at(kept, len(inputs[0]), rescale != 0)
         with torch.no_grad():
@@ -87,7 +97,8 @@ class TracedModel:
         Dropout is off, and a last batch of one sample is left out; a single sample is repeated.
         None: the model has no BatchNorm.
         """
-        groups = groups or self.plan.all_groups()
+        groups = groups or self.plan.full_groups()
+        self.plan.check(weights, groups)
         kept = self.plan.kept_atoms(self.plan.choose(groups))
         names = [buffer.name for buffer in self.plan.buffers]
         merged: Moments | None = None
@@ -167,9 +178,10 @@ def trace_model(
     captured = [capture(model, batch, train=mode) for mode in (True, False)]
     walks = [_walk(graph, dims, batch_factor) for graph in captured]
     names = list(captured[0].weights)
+    copies = _tied_copies(model, dims)
     axes = _axes(names, dims)
     statistics = {name for name, node in captured[0].buffers.items() if node in walks[0].written}
-    plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts)
+    plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts, copies)
     train, evaluate = (
         TracedProgram(graph, walk, axes, len(plan.axes))
         for graph, walk in zip(captured, walks, strict=True)
@@ -199,6 +211,20 @@ def _walk(captured: Captured, dims: Mapping[str, list[Factors]], batch: Factor) 
         values[node] = [[batch], *(fresh(s, frozen="is an input of the model") for s in shape[1:])]
     layers = [*captured.weights.values(), *captured.buffers.values()]
     return walk_graph(captured.graph, values, layers, HANDLERS)
+
+
+def _tied_copies(model: torch.nn.Module, dims: Mapping[str, list[Factors]]) -> Factors:
+    """Make the copies of all decoupled norms one dimension, and return it; empty: there are none.
+
+    Raises `TraceError` if their numbers differ.
+    """
+    found = [dims[name][0] for name in copied_names(model) if name in dims]
+    counts = {size_of(dim) for dim in found}
+    if len(counts) > 1:
+        raise TraceError(f"norms were decoupled into different numbers of copies: {sorted(counts)}")
+    for other in found[1:]:
+        tie(found[0], other, "is a copy of a norm's parameters")
+    return found[0] if found else []
 
 
 def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Factor, int]:
@@ -271,6 +297,7 @@ def _plan(
     statistics: set[str],
     evaluation: Walk,
     parts: int | Sequence[float],
+    copies: Factors,
 ) -> ModelPlan:
     arrays = named_arrays(model)
 
@@ -283,10 +310,17 @@ def _plan(
             tuple(_plan_dim(dim, size, axes) for dim, size in zip(dims[name], shape, strict=True)),
         )
 
+    alternatives = leaves(copies)
+
+    def axis(name: str, factor: Factor) -> specs.Axis:
+        if factor in alternatives:
+            return specs.Axis(name, (1,) * factor.size, alternatives=True)
+        return specs.Axis(name, specs.split_atoms(factor.size, parts))
+
     return ModelPlan(
         axes=tuple(
-            specs.Axis(name, specs.split_atoms(factor.size, parts))
-            for name, factor in zip(_axis_names(dims, axes), axes, strict=True)
+            axis(name, factor)
+            for name, factor in zip(_axis_names(dims, axes, alternatives), axes, strict=True)
         ),
         tensors=tuple(specs.Tensor(*described(name)) for name in captured.weights),
         buffers=tuple(
@@ -312,14 +346,19 @@ def _plan_dim(dim: Factors, size: int, axes: Mapping[Factor, int]) -> specs.Dim:
     return specs.Dim(size)
 
 
-def _axis_names(dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int]) -> list[str]:
-    """Name each axis after the first module whose weights have it, numbered if necessary."""
+def _axis_names(
+    dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int], copies: Factors
+) -> list[str]:
+    """Name each axis after the first module whose weights have it, numbered if necessary.
+
+    That of copies, which all norms have, is called so.
+    """
     names: dict[Factor, str] = {}
     for name in dims:
         for dim in dims[name]:
             for leaf in leaves(dim):
                 if leaf in axes and leaf not in names:
-                    stem = name.rpartition(".")[0] or name
+                    stem = "copies" if leaf in copies else name.rpartition(".")[0] or name
                     taken = set(names.values())
                     tries = [stem, *(f"{stem}#{n}" for n in range(2, len(axes) + 2))]
                     names[leaf] = next(candidate for candidate in tries if candidate not in taken)

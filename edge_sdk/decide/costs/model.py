@@ -16,10 +16,12 @@ times 1.2, plus 10 MB, and never below what a runtime takes for any graph. For a
 calibrated ones there is only `memory_bound`, which knows nothing but the graph and is up to six
 times too high.
 
-Under a local rule that trains several widths, a step is the mean over them: of the level and those
-below it that the opening names. A second pass a step makes it the level's own and the mean of the
-narrower ones. A narrower pass takes memory for its cut of the weights and for its gradients; a
-second one also for the gradients of the first.
+Under a local rule that trains several widths, steps take turns with them: the level and those below
+it that the opening names, the widest first where they do not come out even. A second pass a step
+makes it the level's own and one of the narrower ones. A narrower pass takes memory for its cut of
+the weights and for its gradients; a second one also for the gradients of the first. A second pass
+that distils runs graphs of its own, with activations of their own, beside those of the gradient
+graphs, which stay open.
 
 Everything here is pure. Laws: predictions do not fall with the level or the steps, and a constant
 ratio of observed to predicted seconds is learned completely, whatever widths were drawn.
@@ -28,11 +30,10 @@ ratio of observed to predicted seconds is learned completely, whatever widths we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from statistics import fmean
 
 from edge_sdk.decide.costs.cost import Cost, EnergySource
 from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features, time_features
@@ -283,6 +284,7 @@ class CostModel:
             seconds[level], twice[level], peaks[level] = longest, longest_twice, most
         held = held_bytes if self._shares_memory else 0.0
         least = self._least_memory(opened, batch)
+        second = self._second_memory(opened, batch)
         encoding = opened.up.agreed(available_encodings())
         index = 0 if opened.model is None else opened.model.size
         return tuple(
@@ -291,6 +293,7 @@ class CostModel:
                 seconds[level],
                 twice[level] - seconds[level],
                 max(peaks[level] - held, min(peaks[level], least(level))),
+                second(level, held - peaks[level]) if twice[level] > seconds[level] else 0.0,
                 bytes_down=index + bytes_down(self.plan, level, model_encoding or Encoding()),
                 bytes_up=bytes_up(self.plan, level, encoding),
             )
@@ -346,11 +349,11 @@ class CostModel:
             self._step(work_at(self.plan, self.manifest, each, batch))
             for each in narrower_levels(opened, level)
         ]
-        once_s = twice_s = fmean([own_s, *narrower]) if narrower else own_s
+        steps, times = opened.steps, _sam(opened.local_rule)
+        once_s = twice_s = _most_dealt([own_s, *narrower], steps)
         if narrower and opened.local_rule.widths == "sandwich":
-            twice_s = own_s + fmean(narrower)
-        runs = opened.steps * _sam(opened.local_rule)
-        return runs * once_s + fixed_s, runs * twice_s + fixed_s
+            twice_s = steps * own_s + _most_dealt(narrower, steps)
+        return times * once_s + fixed_s, times * twice_s + fixed_s
 
     def _trained_s(self, level: float, opened: RoundOpen, batch: int, job: Job | None) -> float:
         """Seconds of the widths that a training's steps really drew, without the corrections."""
@@ -386,11 +389,14 @@ class CostModel:
         graphs = [entry for entry in self.manifest.graphs if entry.kind == "gradient"]
         return all(entry.kept is None and entry.batch is None for entry in graphs)
 
+    def _grown(self) -> Callable[[Work], float]:
+        measured = self.calibration.samples
+        return fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
+
     def _memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         rule, encoding = opened.local_rule, opened.up
-        measured = self.calibration.samples
-        largest = max(each.weight_bytes for each in measured)
-        grown = fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
+        largest = max(each.weight_bytes for each in self.calibration.samples)
+        grown = self._grown()
         arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding)
 
         def predicted(level: float) -> float:
@@ -414,6 +420,23 @@ class CostModel:
             for each in narrower_levels(opened, level):
                 taken += max(0.0, grown(work_at(self.plan, self.manifest, each, batch)))
         return taken
+
+    def _second_memory(self, opened: RoundOpen, batch: int) -> Callable[[float, float], float]:
+        """Memory of a second pass: the gradients of the first, and graphs that distil.
+
+        The second number is what is held beyond a first pass: graphs use that again.
+        """
+        grown = self._grown()
+
+        def predicted(level: float, spare: float) -> float:
+            gradients, graphs = MARGIN * self.plan.cost_at(level).bytes_fp32, 0.0
+            if opened.local_rule.distillation and self.manifest is not None:
+                own = () if self._shares_memory else narrower_levels(opened, level)
+                works = [work_at(self.plan, self.manifest, each, batch) for each in (level, *own)]
+                graphs = MARGIN * sum(max(0.0, grown(work)) for work in works)
+            return gradients + max(0.0, graphs - max(0.0, spare))
+
+        return predicted
 
     def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         """Memory a round takes however much is held: its arrays may not find room in that."""
@@ -441,6 +464,7 @@ class CostModel:
         train_s: float,
         second_s: float,
         peak_bytes: float,
+        second_bytes: float,
         *,
         bytes_down: int,
         bytes_up: int,
@@ -460,7 +484,7 @@ class CostModel:
             energy_from=source,
             second_s=second_s,
             second_j=None if watts is None else watts * second_s,
-            second_bytes=MARGIN * self.plan.cost_at(level).bytes_fp32 if second_s > 0 else 0.0,
+            second_bytes=second_bytes,
             transfers_counted=up is not None and down is not None,
         )
 
@@ -479,6 +503,12 @@ def _batch(opened: RoundOpen, samples: int | None) -> int:
 def _sam(rule: LocalRule) -> int:
     """Times a step computes its gradient."""
     return 2 if rule.sam_radius > 0 else 1
+
+
+def _most_dealt(each_s: Sequence[float], steps: int) -> float:
+    """Most seconds of steps whose widths are dealt like cards (`Job.drawn`)."""
+    whole, rest = divmod(steps, len(each_s))
+    return whole * sum(each_s) + sum(sorted(each_s, reverse=True)[:rest])
 
 
 def _smoothed(before: float | None, new: float) -> float:

@@ -207,7 +207,7 @@ class TakingPart:
                 providers=self._config.providers,
                 threads=self._config.threads,
             )
-        groups = plan.all_groups()
+        groups = plan.full_groups()
         blocks, buffers = self._model.fetch_groups(opened, groups)
         weights = plan.assemble(blocks, groups)
         scores = evaluate(self._predictor, weights, buffers, self._data, self._manifest.loss)

@@ -1,6 +1,6 @@
 """Settings of every program: one reader, and the documentation made from the same classes."""
 
-from edge_sdk.program.settings.reader import load_settings, nearest, read_table, read_toml
+from edge_sdk.program.settings.reader import Given, load_settings, nearest, read_table, read_toml
 from edge_sdk.program.settings.types import (
     NOT_A_KEY,
     PREFIX,
@@ -25,6 +25,7 @@ __all__ = [
     "Count",
     "Example",
     "Flat",
+    "Given",
     "Natural",
     "Percent",
     "Seconds",

@@ -20,7 +20,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,11 +41,15 @@ T = TypeVar("T")
 # -- files, variables, flags ----------------------------------------------------------------------
 
 
-class _Given(NamedTuple):
-    """A value that is not the file's: a variable's or a flag's."""
+class Given(NamedTuple):
+    """A value as it was given, and the variable, the flag or the file's key that gives it."""
 
     value: Any
     where: str
+
+
+Preset = Callable[[Mapping[str, Given]], Mapping[str, Any]]
+"""Returns values by key, such as `run.rounds`, from what was given; given values go before them."""
 
 
 class _Source(NamedTuple):
@@ -68,26 +72,35 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     others: Collection[str] = (),
     absent: str = "",
+    preset: Preset = lambda _: {},
 ) -> T:
     """The settings in a file, as variables and flags change them. Raises `ConfigError`.
 
     `environment` None: that of the process. `flags`: by key; None is a flag that was not given.
     `others`: variables that other programs read; one that ends in `_` stands for all that begin
-    with it. `absent`: advice for a file that is not there.
+    with it. `absent`: advice for a file that is not there. `preset`: values in place of defaults.
     """
     found = os.environ if environment is None else environment
     content = {} if path is None else read_toml(path, absent)
     known = {each.variable: each for each in keys(cls)}
     for name, value in found.items():
         if name in known:
-            _put(content, known[name].path, _Given(value, name))
+            _put(content, known[name].path, Given(value, name))
         elif name.startswith(PREFIX) and not _belongs(name, others):
             raise ConfigError(f"{name} is not a known variable{nearest(name, known)}")
     for name, value in (flags or {}).items():
         if value is not None:
-            _put(content, tuple(name.split(".")), _Given(value, f"--{name.replace('_', '-')}"))
+            _put(content, tuple(name.split(".")), Given(value, f"--{name.replace('_', '-')}"))
     label = "" if path is None else f"{path}: "
     base = Path() if path is None else Path(path).absolute().parent
+    given = _flat(content)
+    try:
+        values = preset(given)
+    except ConfigError as error:
+        raise type(error)(f"{label}{error}") from error
+    for name, value in values.items():
+        if name not in given:
+            _put(content, tuple(name.split(".")), value)
     return _table(cls, content, "", _Source(label, base, _places(cls), variables=True))
 
 
@@ -138,9 +151,25 @@ def _belongs(name: str, others: Iterable[str]) -> bool:
     return any(name == each or (each.endswith("_") and name.startswith(each)) for each in others)
 
 
-def _put(content: dict[str, Any], path: tuple[str, ...], given: _Given) -> None:
+def _flat(content: Mapping[str, Any], above: str = "", where: str = "") -> dict[str, Given]:
+    """Return what was given, by key. `where`: the variable or flag that gives all of it."""
+    found: dict[str, Given] = {}
+    for name, value in content.items():
+        key = f"{above}{name}"
+        given = value if isinstance(value, Given) else Given(value, where or key)
+        if isinstance(given.value, Mapping):
+            own = where or (given.where if isinstance(value, Given) else "")
+            found |= _flat(given.value, f"{key}.", own)
+        else:
+            found[key] = given
+    return found
+
+
+def _put(content: dict[str, Any], path: tuple[str, ...], given: Any) -> None:
     table: Any = content
     for name in path[:-1]:
+        if isinstance(whole := table.get(name), Given) and isinstance(whole.value, Mapping):
+            table[name] = dict(whole.value)
         table = table.setdefault(name, {})
         if not isinstance(table, dict):
             return  # a table is wanted here, and the reader will say so
@@ -220,7 +249,7 @@ def _required(entry: Field[Any]) -> bool:
 
 def _value(kind: FieldType, value: Any, where: str, source: _Source, *, shown: bool) -> Any:
     said, base, spelt = source.label + where, source.base, False
-    if isinstance(value, _Given):
+    if isinstance(value, Given):
         said, base, spelt = value.where, Path(), isinstance(value.value, str)
         value = value.value
     if kind.rows is not None:

@@ -304,5 +304,6 @@ RULE_FORMS: Forms = {
     "rescale": NUMBER,
     "widths": Form(text, text),
     "distillation": NUMBER,
+    "classes": Form(text, text, omits="all"),
 }
 RULE = Form(lambda value: write_fields(value, RULE_FORMS), _read_rule)

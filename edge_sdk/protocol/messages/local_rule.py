@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from edge_sdk.protocol.errors import MessageError
 
 Widths = Literal["own", "ordered-dropout", "sandwich"]
+Classes = Literal["all", "own"]
+_NAMED: Mapping[str, Any] = {"widths": Widths, "classes": Classes}
+"""Fields that are one of a few names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,9 @@ class LocalRule:
     assigned one and one drawn narrower one on the same batch, their losses added (slimmable
     networks); `distillation` κ mixes the wide outputs into the narrow one's targets:
     `(1 − κ) · loss + κ · cross-entropy(wide outputs, narrow outputs)`.
+
+    `classes`: with `own`, scores of classes of which the device has no sample are 0 in the loss,
+    and take no gradient (HeteroFL). Needs cross-entropy.
     """
 
     learning_rate: float
@@ -42,14 +49,16 @@ class LocalRule:
     rescale: float = 0.5
     widths: Widths = "own"
     distillation: float = 0.0
+    classes: Classes = "all"
 
     def __post_init__(self) -> None:
-        if self.widths not in get_args(Widths):
-            known = ", ".join(get_args(Widths))
-            raise MessageError(f"widths must be one of {known}, not {self.widths!r}")
+        for name, kind in _NAMED.items():
+            if (value := getattr(self, name)) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise MessageError(f"{name} must be one of {known}, not {value!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name == "widths" or (value is None and entry.name == "clip_norm"):
+            if entry.name in _NAMED or (value is None and entry.name == "clip_norm"):
                 continue
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise MessageError(f"{entry.name} must be a finite number ≥ 0, not {value!r}")

@@ -3,7 +3,8 @@
     envelope = msgpack [ "tessera-plan", 1, sha256(body), body, sha256(costs), costs ]
     body     = msgpack [ regions, axes, tensors, buffers, depth ]
     costs    = msgpack [ [ macs, [axis numbers] ] … ]
-    axis     = [ name, [atoms of each group] ]
+    axis     = [ name, [atoms of each group] ]  or, if its groups are alternatives,
+               [ name, [atoms of each group], true ]
     tensor   = [ name, dtype, dims ]            buffer = [ name, dtype, dims, statistic ]
     dim      = [ size ]                         whole
              | [ size, axis, outer, inner ]     of axis number `axis`
@@ -80,7 +81,10 @@ def _encode_body(plan: ModelPlan) -> bytes:
     return packed(
         [
             plan.regions,
-            [[axis.name, list(axis.groups)] for axis in plan.axes],
+            [
+                [axis.name, list(axis.groups), *([True] if axis.alternatives else [])]
+                for axis in plan.axes
+            ],
             [[t.name, t.dtype, _encode_dims(t)] for t in plan.tensors],
             [[b.name, b.dtype, _encode_dims(b), b.statistic] for b in plan.buffers],
             list(plan.depth),
@@ -102,7 +106,9 @@ def _encode_dims(tensor: Tensor) -> list[list[int]]:
 def _decode(body: Any, macs: Any) -> ModelPlan:
     regions, axes, tensors, buffers, depth = body
     return ModelPlan(
-        axes=tuple(Axis(text(name), counts(groups)) for name, groups in axes),
+        axes=tuple(
+            Axis(text(name), counts(groups), *map(flag, rest)) for name, groups, *rest in axes
+        ),
         tensors=tuple(
             Tensor(text(name), text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
         ),

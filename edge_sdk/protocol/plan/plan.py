@@ -118,13 +118,28 @@ class ModelPlan:
         return Chosen(tuple(_chosen_of(axis, groups) for axis in self.axes))
 
     def all_groups(self) -> dict[str, tuple[int, ...]]:
-        """Return the choice that is the whole model."""
+        """Return the choice of everything there is; with alternatives, that is no submodel."""
         return {axis.name: tuple(range(len(axis.groups))) for axis in self.axes}
 
+    def full_groups(self) -> dict[str, tuple[int, ...]]:
+        """Return the choice that is the whole model: all groups, of alternatives the last one."""
+        return {
+            axis.name: (axis.alternative(1.0),) if axis.alternatives else groups
+            for axis, groups in zip(self.axes, self.all_groups().values(), strict=True)
+        }
+
+    @property
+    def has_alternatives(self) -> bool:
+        """True if there is an axis of alternatives: then no level lies within another."""
+        return any(axis.alternatives for axis in self.axes)
+
     def levels(self, groups: Groups) -> dict[str, float]:
-        """Return the share of atoms kept on every axis."""
+        """Return the share of atoms kept on every axis; 1 for alternatives."""
         kept = self.kept_atoms(self.choose(groups))
-        return {axis.name: n / axis.atoms for axis, n in zip(self.axes, kept, strict=True)}
+        return {
+            axis.name: 1.0 if axis.alternatives else n / axis.atoms
+            for axis, n in zip(self.axes, kept, strict=True)
+        }
 
     def kept_atoms(self, chosen: Chosen) -> tuple[int, ...]:
         """Return the atoms left on every axis, in axis order."""

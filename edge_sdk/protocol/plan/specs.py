@@ -35,10 +35,14 @@ class Axis:
     """A hidden width of the model: the number of atoms each of its groups owns.
 
     An atom cannot be cut: a unit, an attention head, a GroupNorm group.
+
+    Groups of `alternatives` stand for one another, such as parameters that each level has of its
+    own: a submodel keeps exactly one of them, chosen by its level.
     """
 
     name: str
     groups: tuple[int, ...]
+    alternatives: bool = False
 
     @property
     def atoms(self) -> int:
@@ -52,14 +56,26 @@ class Axis:
 
     def wanted(self, level: float) -> int:
         """Number of groups for a level on an axis of equal groups: at least one."""
+        return 1 if self.alternatives else self._share(level)
+
+    def alternative(self, level: float) -> int:
+        """Return the group of a level on an axis of alternatives; the last one is the full level's.
+
+        With n groups, the first serves levels below 2/n, the next those below 3/n, and so on.
+        """
+        return self._share(level) - 1
+
+    def _share(self, level: float) -> int:
         return max(1, int(level * len(self.groups) + 1e-9))
 
     def atoms_at(self, level: float) -> int:
         """Most atoms that a device at this level is ever asked to train on this axis.
 
         Equal groups: the `wanted(level)` largest. Unequal groups: the fullest set of groups that
-        stays within `level`. Never less than the smallest group.
+        stays within `level`. Never less than the smallest group. Alternatives: the largest group.
         """
+        if self.alternatives:
+            return max(self.groups)
         if self.equal:
             return sum(sorted(self.groups)[-self.wanted(level) :])
         reachable = 1  # bit n is set if some set of groups holds exactly n atoms

@@ -8,6 +8,7 @@ them. It names files by the SHA-256 of their bytes, so it cannot be paired with 
               b:<buffer>       buffers                   s:<axis>         scale, float32 scalar
               m0, m1 …         dropout masks: 0 or 1 / (1 − p)
               teacher          a wider model's outputs   kappa            share of them, scalar
+              classes          float32, one per class: 1, or 0 to leave out its score
     outputs   loss, g:<tensor>, n:<statistic>            of a gradient graph
               the same, and outputs                      of a distillation graph
               outputs                                    of an evaluate graph
@@ -16,8 +17,9 @@ them. It names files by the SHA-256 of their bytes, so it cannot be paired with 
 `loss` is Σ wᵢ lᵢ / Σ wᵢ, `g:` its gradients and `n:` the statistics after the pass. A statistics
 graph runs the model forward in training mode: its outputs are, for each BatchNorm, the mean and
 then the variance (divided by n) of the batch. A distillation graph is a gradient graph whose lᵢ is
-`(1 − kappa) · lᵢ + kappa · cross-entropy(softmax(teacher), outputs)ᵢ`. An input that a graph does
-not use is not listed; the device feeds exactly the listed ones.
+`(1 − kappa) · lᵢ + kappa · cross-entropy(softmax(teacher), outputs)ᵢ`. With
+`classes`, the outputs in all of this are the model's times these. An input that a graph does not
+use is not listed; the device feeds exactly the listed ones.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ MAX_PORTS = 65_536
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
-_DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights|teacher|kappa")
+_DATA = re.compile(r"x[0-9]{1,4}|targets|sample_weights|teacher|kappa|classes")
 _SPECIFIED = re.compile(r"x[0-9]{1,4}|targets")
 """Inputs that the task's data describes."""
 

@@ -309,6 +309,16 @@ def test_memory_without_sums_keeps_entries_only(opened: Open) -> None:
     assert memory.entries.sum() == 0
 
 
+def test_closing_again_closes_nothing_else(opened: Open, tmp_path: Path) -> None:
+    """A descriptor's number goes to the next file that is opened."""
+    memory = opened("twice")
+    memory.close()
+    with ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / f"{n}").open("w+")) for n in range(8)]
+        memory.close()
+        assert [file.write("whole") for file in files] == [5] * 8
+
+
 def test_closed_memory_refuses(tmp_path: Path) -> None:
     config = MemoryConfig()
     for memory in (RamMemory(PLAN, config), DiskMemory(tmp_path, PLAN, config, reserve_bytes=0)):

@@ -8,6 +8,7 @@ takes whole models only a smaller offer is a skip.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,7 +33,7 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from tests.messages import make_movement
 from tests.property.rules.oracle import Heard, Oracle, Values, Word
-from tests.property.strategies import Choice, choices, plans, seeds
+from tests.property.strategies import Choice, plans, random_choice, seeds
 
 MAX_STALENESS = 3
 PLAIN = ServerOptimizer()
@@ -78,41 +79,49 @@ class History:
 # -- strategies --------------------------------------------------------------------------------
 
 
-@st.composite
-def turns(draw: st.DrawFn, plan: ModelPlan) -> Turn:
-    fate = draw(st.sampled_from(["fresh", "fresh", "skip", "late", "fresh", "skip", "lost"]))
-    groups = None
-    if fate != "skip":
-        groups = plan.all_groups() if draw(st.booleans()) else draw(choices(plan))
-    return Turn(
-        groups=groups,
-        delay={"fresh": 0, "late": draw(st.integers(1, 3))}.get(fate),
-        samples=draw(st.sampled_from([1, 3, 1, 20, 0])),
-        level=draw(st.sampled_from([1.0, 0.5, 0.3])),
-        keeps_copy=draw(st.booleans()),
-        replays=draw(st.booleans()),
-        seed=draw(seeds),
-    )
+def histories() -> st.SearchStrategy[History]:
+    """Up to six rounds of up to five devices that join by and by.
+
+    The plan, the devices and the rounds shrink; what happens in them follows from a seed.
+    """
+    devices, rounds = st.sampled_from([3, 4, 5, 2, 1]), st.sampled_from([4, 5, 6, 3, 2, 1])
+    return st.builds(random_history, plans(), devices, rounds, seeds)
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> History:
-    """Up to six rounds of up to five devices that join by and by."""
-    plan = replace(draw(plans()), buffers=())
-    names = [f"device{number}" for number in range(draw(st.sampled_from([3, 4, 5, 2, 1])))]
-    joins = {name: draw(st.sampled_from([1, 1, 2, 3])) for name in names}
+def random_history(plan: ModelPlan, device_count: int, round_count: int, seed: int) -> History:
+    """See `histories`."""
+    rng = random.Random(seed)
+    plan = replace(plan, buffers=())
+    joins = {f"device{number}": rng.choice([1, 1, 2, 3]) for number in range(device_count)}
     rounds = []
-    for number in range(1, 1 + draw(st.sampled_from([4, 5, 6, 3, 2, 1]))):
-        there = [name for name in names if joins[name] <= number]
-        selected = [name for name in there if draw(st.sampled_from([True, True, True, False]))]
+    for number in range(1, 1 + round_count):
+        there = [name for name, joined in joins.items() if joined <= number]
+        selected = [name for name in there if rng.random() < 0.75]
         rounds.append(
             RoundOf(
-                rate=draw(st.sampled_from([0.1, 0.05, 0.025, 0.3])),
+                rate=rng.choice([0.1, 0.05, 0.025, 0.3]),
                 devices=frozenset(there),
-                turns={name: draw(turns(plan)) for name in selected},
+                turns={name: random_turn(rng, plan) for name in selected},
             )
         )
-    return History(plan, tuple(rounds), draw(seeds))
+    return History(plan, tuple(rounds), seed)
+
+
+def random_turn(rng: random.Random, plan: ModelPlan) -> Turn:
+    """What some device does in some round."""
+    fate = rng.choice(["fresh", "fresh", "skip", "late", "fresh", "skip", "lost"])
+    groups = None
+    if fate != "skip":
+        groups = plan.all_groups() if rng.random() < 0.5 else random_choice(rng, plan)
+    return Turn(
+        groups=groups,
+        delay={"fresh": 0, "late": rng.randint(1, 3)}.get(fate),
+        samples=rng.choice([1, 3, 1, 20, 0]),
+        level=rng.choice([1.0, 0.5, 0.3]),
+        keeps_copy=rng.random() < 0.5,
+        replays=rng.random() < 0.5,
+        seed=rng.randrange(2**32),
+    )
 
 
 # -- through the coordinator -------------------------------------------------------------------

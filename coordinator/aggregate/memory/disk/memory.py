@@ -111,14 +111,15 @@ class DiskStore:
         """Values put in the writer's segment."""
         self._died: dict[int, int] = {}
         """Values that died since the last commit, by segment."""
-        self._lock = _lock(folder)
+        self._lock: int | None = _lock(folder)
+        """Descriptor of the lock file; None once closed."""
         try:
             needed = estimate_bytes(plan, devices, config.memory_type, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
             _check_index_there(folder)
             self._index = MemoryIndex(folder / INDEX, plan.block_count)
         except BaseException:
-            os.close(self._lock)
+            self._unlock()
             raise
         try:
             self._check_about(plan, config)
@@ -257,7 +258,12 @@ class DiskStore:
             remove(self._writer.path)
             self._writer = None
         self._index.close()
-        os.close(self._lock)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def _reserve(self, scales: Float64, size: int) -> tuple[int, int, FileSlot]:
         """Reserve `size` values in the next commit's segment: its number, an offset, a slot."""

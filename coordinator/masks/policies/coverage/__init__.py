@@ -48,8 +48,8 @@ class CoverageMasks:
         if choices is None:
             choices = search_choices(goal, bundles, offered, drawn, situation.stream)
         return {
-            device: spread(plan, bundles, choice)
-            for device, choice in zip(levels, choices, strict=True)
+            device: spread(plan, bundles, choice, level)
+            for (device, level), choice in zip(levels.items(), choices, strict=True)
         }
 
     def longest_gap(self, plan: ModelPlan, levels: Sequence[float]) -> int | None:

@@ -105,8 +105,10 @@ def _as_reshape(graph: fx.Graph, node: fx.Node) -> None:
     """Recognise `x[rows[:, None, None], columns[None, None, :]]` over all rows and columns."""
     source: Any = node.args[0]
     indices: Any = node.args[1]
+    if None in indices or any(index.meta["val"].dtype is torch.bool for index in indices):
+        return
     shape, result = shape_of(source), shape_of(node)
-    if len(indices) != len(shape) or None in indices:
+    if len(indices) != len(shape):
         return
     place = -1
     for size, index in zip(shape, indices, strict=True):

@@ -25,17 +25,18 @@ from edge_sdk.decide.costs.work import largest_groups
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding
 from tests.unit.edge_sdk.machine import machines
-from tests.waiting import HANGS_S
+from tests.waiting import HANGS_S, made_once
 
 SMALL = ["--families", "mlp", "--levels", "1,0.25", "--threads", "1", "--batch", "8"]
 TWO = [*SMALL, "--backends", "onnx", "--steps", "2", "--quick"]
 
 
 @pytest.fixture(scope="module")
-def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("kits") / "kit"
-    write_kit(folder, ["mlp"], levels=(1.0, 0.25), batch=8)
-    return folder
+def kit(shared: Path) -> Path:
+    def make(folder: Path) -> None:
+        write_kit(folder, ["mlp"], levels=(1.0, 0.25), batch=8)
+
+    return made_once(shared / "mlp-kit", make)
 
 
 @pytest.fixture(scope="module")
@@ -57,20 +58,23 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def run(kit: Path, nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(kit: Path, nano: Path, shared: Path) -> Path:
     """The folder of one run of the command on the Nano's sensors, where there is no torch."""
-    folder = tmp_path_factory.mktemp("runs") / "nano"
-    where = ["--kit", str(kit), "--root", str(nano), "--out", str(folder)]
-    copy = ["--json", str(folder.parent / "copy.json")]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "device", *TWO, *where, *copy],
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        where = ["--kit", str(kit), "--root", str(nano), "--out", str(folder / "nano")]
+        copy = ["--json", str(folder / "copy.json")]
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_TORCH, "device", *TWO, *where, *copy],
+            capture_output=True,
+            text=True,
+            timeout=HANGS_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    return made_once(shared / "device-runs", make) / "nano"
 
 
 def test_device_measures_every_case_and_writes_a_report(run: Path, kit: Path) -> None:
@@ -122,7 +126,8 @@ def test_device_reads_a_boards_own_sensors(run: Path, nano: Path) -> None:
         # The rail never changes: what is drawn is watts × seconds, and nothing is above idle.
         assert joules.net == pytest.approx(0, abs=1e-9)
         assert joules.gross is not None
-        assert joules.gross / watts >= 0.9 * case.round_s.median
+        # A mean over all rounds, of which half took the median or longer.
+        assert joules.gross / watts >= 0.5 * case.round_s.median
         assert case.heat.highest_c == 38.5  # of the CPU; the PMIC's 100 °C are no temperature
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from coordinator.aggregate.pairings import (
-    check_distillation,
+    check_local_rule,
     check_pairing,
     fitting_masks,
     level_advice,
@@ -22,7 +22,7 @@ from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
-from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port
+from edge_sdk.protocol.task.graphs import GraphEntry, Manifest, Port, SizeTerm
 
 WHOLE = {"fedavg", "fedvarp"}
 REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
@@ -65,18 +65,21 @@ def test_masks_chosen_for_several_widths_go_with_the_rule(rule: str) -> None:
     check_pairing(made, make_masks(fitting_masks(made)), Encoding())
 
 
+MANIFEST = Manifest(
+    plan_hash="0" * 64,
+    opset=18,
+    ir_version=9,
+    min_onnxruntime="1.23.0",
+    loss="cross-entropy",
+    tolerance=0.0,
+    data=DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", highest=2)),
+    graphs=(),
+)
+
+
 def test_distillation_needs_scores_of_classes() -> None:
     distilling = LocalRule(learning_rate=0.1, widths="sandwich", distillation=0.5)
-    without = Manifest(
-        plan_hash="0" * 64,
-        opset=18,
-        ir_version=9,
-        min_onnxruntime="1.23.0",
-        loss="cross-entropy",
-        tolerance=0.0,
-        data=DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", highest=2)),
-        graphs=(),
-    )
+    without = MANIFEST
     graph = GraphEntry(
         kind="distillation",
         sha256="1" * 64,
@@ -86,14 +89,32 @@ def test_distillation_needs_scores_of_classes() -> None:
         inputs=(),
         outputs=(Port("outputs", "float32"),),
     )
-    check_distillation(distilling, replace(without, graphs=(graph,)))
-    check_distillation(
-        LocalRule(learning_rate=0.1, widths="sandwich"), replace(without, loss="mse")
-    )
+    check_local_rule(distilling, replace(without, graphs=(graph,)))
+    check_local_rule(LocalRule(learning_rate=0.1, widths="sandwich"), replace(without, loss="mse"))
     with pytest.raises(ConfigError, match="the task's loss is mse"):
-        check_distillation(distilling, replace(without, loss="mse"))
+        check_local_rule(distilling, replace(without, loss="mse"))
     with pytest.raises(ConfigError, match="without graphs for distillation"):
-        check_distillation(distilling, without)
+        check_local_rule(distilling, without)
+
+
+def test_own_classes_need_scores_and_graphs_that_take_them() -> None:
+    own = LocalRule(learning_rate=0.1, classes="own")
+    graph = GraphEntry(
+        kind="gradient",
+        sha256="1" * 64,
+        size_bytes=1,
+        kept=None,
+        batch=None,
+        inputs=(Port("classes", "float32", (SizeTerm(3),)),),
+        outputs=(Port("loss", "float32"),),
+    )
+    with_masks = replace(MANIFEST, graphs=(graph,))
+    check_local_rule(own, with_masks)
+    check_local_rule(replace(own, classes="all"), replace(MANIFEST, loss="mse"))
+    with pytest.raises(ConfigError, match=r"classes takes a model's outputs as scores .* is mse"):
+        check_local_rule(own, replace(with_masks, loss="mse"))
+    with pytest.raises(ConfigError, match="without graphs for classes"):
+        check_local_rule(own, replace(MANIFEST, graphs=(replace(graph, inputs=()),)))
 
 
 @pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
@@ -159,6 +180,13 @@ BATCH_NORM = replace(
 )
 
 
+COPIES = replace(
+    BATCH_NORM,
+    axes=(*PLAN.axes, Axis("copies", (1, 1), alternatives=True)),
+    tensors=(*PLAN.tensors, Tensor("scale", "float32", (Dim(2, 1), Dim(4, 0)))),
+)
+
+
 @pytest.mark.parametrize(
     ("masks", "widths", "plan", "has_data", "words"),
     [
@@ -168,6 +196,7 @@ BATCH_NORM = replace(
         ("nested", "sandwich", "norm", True, ["every level becomes a model"]),
         ("nested", "sandwich", "norm", False, ["every level", "(task.evaluation)"]),
         ("coverage", "own", "norm", True, ["only the whole model", "learns badly"]),
+        ("nested", "own", "copies", True, ["norms of its own"]),
     ],
 )
 def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
@@ -177,7 +206,7 @@ def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
         make_rule("ram-fed"),
         make_masks(masks),
         widths,
-        BATCH_NORM if plan == "norm" else PLAN,
+        {"plain": PLAN, "norm": BATCH_NORM, "copies": COPIES}[plan],
         has_data=has_data,
     )
     assert len(said) == len(words)

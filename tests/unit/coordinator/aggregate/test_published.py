@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.aggregate.pairings import check_pairing, rule_name
 from coordinator.aggregate.published import PUBLISHED
+from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 
 GUIDE = Path(__file__).resolve().parents[4] / "docs/algorithms.md"
 
@@ -25,6 +29,16 @@ def test_recipe_is_a_sound_combination(name: str) -> None:
     assert local.rescale == recipe.local["rescale"]
 
 
+def test_recipe_for_decoupled_norms_refuses_shared_ones() -> None:
+    width = Axis("width", (1, 1))
+    shared = ModelPlan(axes=(width,), tensors=(Tensor("scale", "float32", (Dim(2, 0),)),))
+    copied = replace(shared, axes=(replace(width, alternatives=True),))
+    PUBLISHED["nefl"].check_model(copied)
+    PUBLISHED["fjord"].check_model(shared)
+    with pytest.raises(ConfigError, match="decouple_norms"):
+        PUBLISHED["nefl"].check_model(shared)
+
+
 def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", GUIDE.read_text(), re.MULTILINE))
     for name, recipe in PUBLISHED.items():
@@ -34,4 +48,6 @@ def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
         assert f"`{recipe.rule}`" in rows[name]
         assert f"`{recipe.masks}`" in rows[name]
         assert f"rescale {recipe.local['rescale']:g}" in rows[name]
+        own = recipe.local.get("classes", "all") == "own"
+        assert ("classes `own`" in rows[name]) == own
         assert recipe.local.get("widths", "own") in (*re.findall(r"`([\w-]+)`", rows[name]), "own")

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.aggregate.rules import make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
+from coordinator.masks import make_masks
 from coordinator.masks.policies.nested import NestedMasks
 from coordinator.operate.config import (
     ROUNDS,
@@ -176,7 +178,10 @@ def test_password_may_come_from_the_environment(
             f"{TASK}{RUN}widths = 'both'\n",
             r"run\.widths = 'both': must be one of own",
         ),
-        (f"{TASK}{RUN}distillation = 0.5\n", r"run\.distillation = 0.5: needs the wide outputs"),
+        (
+            f"{TASK}{RUN}widths = 'own'\ndistillation = 0.5\n",
+            r"run\.distillation = 0.5: needs the wide outputs",
+        ),
         (f"{TASK}{RUN}levels = [0.5]\n", r"run\.levels = \[0.5\]: must be up to 64 shares"),
         (f"{TASK}{RUN}levels = [1, 2]\n", r"run\.levels = \[1, 2\]: must be a list, each item"),
         (f"{TASK}{RUN}keep_last = 0\n", "keep_last = 0: must be at least 1"),
@@ -256,3 +261,61 @@ def test_both_certificates_of_the_coordinator_are_read(tmp_path: Path) -> None:
 def test_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tessera-coordinator init"):
         read_config(tmp_path / "none.toml")
+
+
+BROKER = "[broker]\nembedded = true\n"
+
+
+def read(folder: Path, text: str, variables: dict[str, str] | None = None) -> ServeConfig:
+    return read_config(write(folder, f"{BROKER}{text}"), environment=variables or {})
+
+
+def test_recipe_sets_rule_masks_and_local_rule_together(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}recipe = "fjord"\nmomentum = 0.5\n[mask.options]\nseed = 3\n'
+    config = read(tmp_path, text)
+    machine = config.machine(PLAN)
+    assert machine.rule == make_rule("ra-fed", weighting="samples")
+    assert machine.masks == make_masks("nested", tied=True, seed=3)
+    rule = machine.local_rule
+    assert (rule.widths, rule.rescale, rule.momentum) == ("ordered-dropout", 0.0, 0.5)
+    again = f'{text}tied = true\n[rule]\nname = "ra-fed"\n[rule.options]\nweighting = "samples"\n'
+    assert read(tmp_path, again) == config
+
+
+@pytest.mark.parametrize(
+    ("more", "variables", "says"),
+    [
+        ('widths = "own"\n', {}, "sets run.widths = 'ordered-dropout', but run.widths gives 'own'"),
+        ("rescale = 0.5\n", {}, r"sets run\.rescale = 0\.0, but run\.rescale gives 0\.5"),
+        ('[rule]\nname = "ram-fed"\n', {}, "rule.name = 'ra-fed', but rule.name gives 'ram-fed'"),
+        (
+            '[rule.options]\nweighting = "uniform"\n',
+            {},
+            "rule.options.weighting = 'samples', but rule.options.weighting gives 'uniform'",
+        ),
+        ("", {"TESSERA_RUN_RESCALE": "1"}, "run.rescale = 0.0, but TESSERA_RUN_RESCALE gives '1'"),
+        ("", {"TESSERA_MASK_NAME": "core"}, "mask.name = 'nested', but TESSERA_MASK_NAME gives"),
+    ],
+)
+def test_recipe_and_another_value_for_its_setting_are_refused(
+    tmp_path: Path, more: str, variables: dict[str, str], says: str
+) -> None:
+    text = f'{TASK}{RUN}recipe = "fjord"\n{more}'
+    with pytest.raises(ConfigError, match=r"run\.toml: recipe fjord sets") as caught:
+        read(tmp_path, text, variables)
+    assert re.search(says, str(caught.value))
+
+
+def test_recipe_with_the_same_values_in_variables_is_read(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}recipe = "fjord"\n'
+    config = read(tmp_path, text, {"TESSERA_RUN_RESCALE": "0", "TESSERA_MASK_NAME": "nested"})
+    assert config == read(tmp_path, text)
+
+
+def test_recipe_that_does_not_exist_or_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no recipe 'fjor'; did you mean 'fjord'"):
+        read(tmp_path, f'{TASK}{RUN}recipe = "fjor"\n')
+    with pytest.raises(ConfigError, match=r"run\.recipe = 3: must be"):
+        read(tmp_path, f"{TASK}{RUN}recipe = 3\n")
+    with pytest.raises(ConfigError, match="decouple_norms"):
+        read(tmp_path, f'{TASK}{RUN}recipe = "nefl"\n').machine(PLAN)

@@ -24,6 +24,7 @@ from edge_sdk.device.stores.residuals import Arrays, ArrayStore
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import BlockError
+from edge_sdk.protocol.messages.local_rule import Classes, LocalRule
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -94,12 +95,13 @@ class Bench:
         default_factory=MemoryMovements
     )
     store: ArrayStore = field(default_factory=ArrayStore)
+    targets: tuple[float, ...] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
         self.app = DeviceApp(
             "pi",
             backend=self.backend,
-            data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.zeros(4)),
+            data=ArrayData((np.zeros((4, 3), dtype=np.float32),), np.array(self.targets)),
             policy=self.policy,
             source=self.source,
             seed=1,
@@ -169,6 +171,17 @@ def test_narrower_widths_of_an_assignment_are_trained() -> None:
     assert job.width_stream is not None
     drawn = job.width_stream.integers(2**40, size=3).tolist()
     assert drawn == stream(1, "pi", 1, "widths").integers(2**40, size=3).tolist()
+
+
+@pytest.mark.parametrize(("wanted", "classes"), [("own", (0, 3)), ("all", ())])
+def test_rule_by_own_classes_gets_those_of_the_data(
+    wanted: Classes, classes: tuple[int, ...]
+) -> None:
+    bench = Bench(targets=(3, 0, 0, 3))
+    bench.open(1, local_rule=LocalRule(learning_rate=0.1, classes=wanted))
+    bench.assign(1)
+    (job,) = bench.backend.jobs
+    assert job.classes == classes
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice, pairwise
+from itertools import count as numbers
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -127,7 +129,7 @@ def compiled(name: str) -> tuple[Task, CompiledGraphs]:
         torch.manual_seed(1)
         model = CASES[name].model()
         task = make_task(model, torch.randn(2, *CASES[name].shape), groups=4)
-    return task, compile_graphs(task, distillation=name == "mlp")
+    return task, compile_graphs(task, distillation=name == "mlp", class_masks=name == "mlp")
 
 
 def backends(name: str) -> dict[str, Backend]:
@@ -204,6 +206,9 @@ def by_hand(
                 outputs = CASES[name].outputs(
                     weights, kept, torch.tensor(batch.inputs[0]), at, scale, masks
                 )
+                if rule.classes == "own":
+                    absent = [each for each in range(3) if each not in job.classes]
+                    outputs = outputs.index_fill(1, torch.tensor(absent), 0.0)
                 loss = F.cross_entropy(outputs, torch.tensor(batch.targets))
                 if wide is not None:
                     taught = F.cross_entropy(outputs, wide)
@@ -241,9 +246,11 @@ def steps_by_hand(
 ) -> list[tuple[tuple[int, ...], ...]]:
     """The groups of every pass of every step, drawn as the rules say."""
     random = stream(5, "widths")
-    if sandwich:
-        return [(OWN, widths[int(random.integers(len(widths)))]) for _ in range(count)]
-    return [((OWN, *widths)[random.integers(1 + len(widths))],) for _ in range(count)]
+    cards = list(widths) if sandwich else [OWN, *widths]
+    dealt: list[tuple[int, ...]] = []
+    while len(dealt) < count:
+        dealt += [cards[number] for number in random.permutation(len(cards))]
+    return [(OWN, each) if sandwich else (each,) for each in dealt[:count]]
 
 
 def assert_equal(got: Trained, wanted: Oracle) -> None:
@@ -295,6 +302,49 @@ def test_narrow_learns_from_wide_outputs(name: str, backend: str, rule: str) -> 
     assert max(np.abs(other[key] - array).max() for key, array in got.movement.items()) > 1e-3
 
 
+@pytest.mark.parametrize(("name", "backend"), [("mlp", "torch"), ("mlp", "onnx"), ("cnn", "torch")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({}, id="alone"),
+        pytest.param({"widths": "sandwich", "distillation": 0.7}, id="distilled"),
+    ],
+)
+def test_scores_of_absent_classes_take_no_part(
+    name: str, backend: str, change: dict[str, Any]
+) -> None:
+    """The oracle's loss is of scores in which those of absent classes are replaced by 0."""
+    used = replace(PLAIN, classes="own", weight_decay=0.0, **change)
+    widths = WIDTHS["gaps"] if change else ()
+    job = replace(job_of(name, used, widths), classes=(0, 2))
+    batches = [
+        each._replace(targets=np.where(each.targets == 1, 2, each.targets))
+        for each in batches_of(name)
+    ]
+    alone: list[tuple[tuple[int, ...], ...]] = [(OWN,)] * len(batches)
+    steps = steps_by_hand(widths, len(batches), sandwich=True) if widths else alone
+    got = backends(name)[backend].train(job, batches)
+    assert_equal(got, by_hand(name, job, batches, steps))
+    *_, head = (key for key in got.movement if key.endswith("weight"))
+    assert not got.movement[head][1].any()
+    assert got.movement[head][0].any()
+    everything = replace(job, rule=replace(used, classes="all"), mask_stream=stream(4, "masks"))
+    assert backends(name)[backend].train(everything, batches).movement[head][1].any()
+
+
+def test_own_classes_without_scores_or_graphs_refused() -> None:
+    own = replace(PLAIN, classes="own")
+    task = replace(compiled("mlp")[0], loss=LOSSES["mse"])
+    with pytest.raises(TrainingError, match=r"classes needs scores of classes, .* the loss is mse"):
+        TorchBackend(task).train(job_of("mlp", own), batches_of("mlp"))
+    job = replace(job_of("cnn", own), classes=(0,))
+    with pytest.raises(GraphError, match="takes no classes"):
+        backends("cnn")["onnx"].train(job, batches_of("cnn"))
+    for backend in backends("mlp").values():
+        with pytest.raises(TrainingError, match="none of the device's classes"):
+            backend.train(job_of("mlp", own), batches_of("mlp"))
+
+
 def test_device_that_makes_one_pass_does_not_distil() -> None:
     """It needs no graph for it: the CNN has none."""
     rule, batches = replace(SANDWICH, distillation=0.7), batches_of("cnn")
@@ -343,13 +393,11 @@ def test_sandwich_moves_by_both_gradients(backend: str) -> None:
 def test_ordered_dropout_leaves_other_weights_alone(backend: str, passes: int) -> None:
     """Steps that draw only narrower widths; a sandwich of one pass is no different."""
     rule = ORDERED if passes == 2 else SANDWICH
-    job = job_of("cnn", rule, [(0, 1), (0,)], passes)
-    drawn = list(islice(job.drawn(), 40))
-    narrow_twice = next(n for n, pair in enumerate(pairwise(drawn)) if (0,) not in pair)
-    shifted = stream(5, "widths")
-    for _ in range(narrow_twice):
-        shifted.integers(3)
-    job = replace(job, width_stream=shifted)
+    streams = (stream(seed, "widths") for seed in numbers())
+    jobs = (
+        replace(job_of("cnn", rule, [(0, 1), (0,)], passes), width_stream=each) for each in streams
+    )
+    job = next(each for each in jobs if (0,) not in islice(each.drawn(), 2))
     got = backends("cnn")[backend].train(job, batches_of("cnn", 2))
     for key in ("0.weight", "1.bias", "8.weight"):
         moved = np.moveaxis(got.movement[key], 1 if key == "8.weight" else 0, 0)
@@ -379,11 +427,15 @@ def test_width_outside_the_groups_refused(backend: str) -> None:
         trainer.train(replace(job_of("mlp", SANDWICH, [(0,)]), width_stream=None), batches)
 
 
-def test_draws_are_uniform_and_the_same_for_everybody() -> None:
+def test_widths_come_in_turns_drawn_anew_and_the_same_for_everybody() -> None:
     job = job_of("mlp", ORDERED, [(0, 1), (0,)])
     one, same = ([width for (width,) in islice(job.drawn(), 3000)] for _ in range(2))
     assert one == same
-    np.testing.assert_allclose(np.bincount(one) / 3000, [1 / 3] * 3, atol=0.05)
+    turns = np.reshape(one, (1000, 3))
+    np.testing.assert_array_equal(np.sort(turns, axis=1), [[0, 1, 2]] * 1000)
+    orders = Counter(map(tuple, turns.tolist()))
+    assert len(orders) == 6
+    assert min(orders.values()) > 100
     pairs = set(islice(replace(job, rule=SANDWICH).drawn(), 40))
     assert pairs == {(0, 1), (0, 2)}
     plan = compiled("mlp")[0].plan

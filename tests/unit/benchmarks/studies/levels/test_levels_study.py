@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from benchmarks.device.report.page import update_page
 from benchmarks.report.options import UsageError
 from benchmarks.studies.levels.fleets import FLEETS, WAYS
-from benchmarks.studies.levels.page import render_tables
+from benchmarks.studies.levels.page import BEGIN, render_tables
 from benchmarks.studies.levels.record import append_outcome, read_record
-from benchmarks.studies.levels.settings import SETTINGS
+from benchmarks.studies.levels.settings import SETTINGS, data_of
 from benchmarks.studies.levels.study import Wanted, aims_of, standings, study_figures
 from benchmarks.studies.levels.trial import Trial, TrialOutcome, run_case
 
@@ -110,6 +112,14 @@ def test_record_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert list(read_record(path).values()) == [first, second]
 
 
+def test_page_of_the_study_agrees_with_its_record(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[5] / "docs"
+    page = tmp_path / "levels.md"
+    page.write_text((docs / "levels.md").read_text(encoding="utf-8"), encoding="utf-8")
+    update_page(page, render_tables([*read_record(docs / "levels.jsonl").values()]), BEGIN)
+    assert page.read_text(encoding="utf-8") == (docs / "levels.md").read_text(encoding="utf-8")
+
+
 def test_run_spends_the_energy_of_its_fleet_and_repeats_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,6 +136,35 @@ def test_run_spends_the_energy_of_its_fleet_and_repeats_itself(
     assert runs["sandwich"].rounds <= 2
     assert runs["sandwich"].joules >= runs["nested"].joules
     assert runs["all-full"].joules > runs["nested"].joules
+
+
+def test_decoupled_norms_and_masked_scores_run_in_the_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = replace(
+        SETTINGS["digits-mlp"],
+        make=lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10)
+        ),
+        rounds=2,
+        steps=2,
+    )
+    monkeypatch.setitem(SETTINGS, "digits-mlp", setting)
+    ways = ("nested", "nefl", "sandwich", "masked-logits")
+    nested, nefl, sandwich, masked = (
+        run_case(Trial("digits-mlp", "thirds", way, 0.06), None) for way in ways
+    )
+    assert not any(run.failed for run in (nefl, masked))
+    for one, other in ((nested, nefl), (sandwich, masked)):
+        assert one.joules == pytest.approx(other.joules)
+        assert set(one.test) == set(other.test)
+        assert one.test != other.test
+
+
+def test_norms_are_decoupled_where_there_are_any() -> None:
+    setting = SETTINGS["digits-mlp"]
+    plan = setting.task(data_of(setting, None), 0, decoupled=True).plan
+    assert not plan.has_alternatives
 
 
 def test_levels_of_a_changing_fleet_change_from_round_to_round(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.masks import MASKS, fragments_of, make_masks
+from coordinator.masks import MASKS, OrderedMasks, fragments_of, make_masks
 from coordinator.masks.groups.bundles import bundles_of
 from coordinator.masks.groups.cells import cells_of
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -100,3 +100,52 @@ def test_make_masks_lists_what_is_known() -> None:
         make_masks("xyzzy")
     with pytest.raises(ConfigError, match="did you mean 'overlap'"):
         make_masks("rolling", overlp=0.5)
+
+
+def with_copies(*axes: tuple[int, ...]) -> ModelPlan:
+    """A perceptron whose second axis is followed by one of alternatives."""
+    plan = chain(*axes)
+    copies = Axis("copies", (1,) * 4, alternatives=True)
+    scale = Tensor("scale", "float32", (Dim(4, len(axes)), Dim(plan.axes[1].atoms, 1)))
+    return ModelPlan(axes=(*plan.axes, copies), tensors=(*plan.tensors, scale))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", TIED)
+def test_alternative_is_that_of_the_level_under_every_policy(name: str, tied: bool) -> None:
+    plan, offers = with_copies((2,) * 4, (3,) * 4), [1.0, 0.75, 0.5, 0.3, 0.25, 0.1]
+    policy = make_masks(name, tied=tied)
+    for round in (1, 2):
+        masks = policy(situation_of(plan, offers, round=round))
+        assert [groups["copies"] for groups in masks.values()] == [
+            (3,),
+            (2,),
+            (1,),
+            (0,),
+            (0,),
+            (0,),
+        ]
+        without = policy(situation_of(chain((2,) * 4, (3,) * 4), offers, round=round))
+        if name not in ("coverage", "greedy"):  # which look at all blocks, of which there are more
+            others = [{axis: groups[axis] for axis in ("h0", "h1")} for groups in masks.values()]
+            assert others == list(without.values())
+
+
+def test_blocks_of_alternatives_are_in_one_cell() -> None:
+    plan = with_copies((2,) * 4, (3,) * 4)
+    bundles = bundles_of(plan, tied=False)
+    assert [bundle.numbers for bundle in bundles] == [(0,), (1,)]
+    cells = cells_of(plan, bundles)
+    of = {
+        plan.tensors[n].name: cells.of_block[plan.block_tensors == n]
+        for n in range(len(plan.tensors))
+    }
+    assert of["scale"].tolist() == of["bias1"].tolist() * 4
+
+
+@pytest.mark.parametrize("name", ["nested", "core", "static"])
+def test_levels_with_alternatives_do_not_nest(name: str) -> None:
+    policy = make_masks(name)
+    assert isinstance(policy, OrderedMasks)
+    assert policy.nests(chain((2,) * 4, (3,) * 4))
+    assert not policy.nests(with_copies((2,) * 4, (3,) * 4))

@@ -183,7 +183,7 @@ def test_lines_tell_every_change_with_its_reason(demo: Demo) -> None:
     again = make_demo(CONFIG, demo.initial)
     watch(again, console)
     text = text_of(console)
-    assert "A step stands for 900 of theirs" in text
+    assert "A step stands for 1500 of theirs" in text
     assert len(re.findall(r"^round", text, re.MULTILINE)) == 3
     assert len(re.findall(r"^ +jetson-nano +mains +level 75 %", text, re.MULTILINE)) == 1
     assert [done.lived for done in again.rounds] == [done.lived for done in demo.rounds]

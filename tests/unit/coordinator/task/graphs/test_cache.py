@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coordinator.task.graphs.cache import cache_key, compiled_graphs
+from coordinator.task.graphs.cache import TRANSLATOR, cache_key, compiled_graphs
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task, make_task
+from tests.unit.test_layers import imports
 
 
 class Shifted(nn.Module):
@@ -150,6 +152,8 @@ def test_key_differs_with_all_that_graphs_follow_from() -> None:
         key_of(task),
         key_of(task, levels=(1.0, 0.5)),
         key_of(task, sizes=(16,)),
+        cache_key(task, (1.0,), (8,), distillation=True),
+        cache_key(task, (1.0,), (8,), class_masks=True),
         key_of(task_of(middle=nn.Tanh)),  # same plan, another program
         key_of(task_of(width=6)),
         key_of(task_of(groups=4)),
@@ -163,6 +167,22 @@ def test_key_differs_with_all_that_graphs_follow_from() -> None:
         key_of(shifted_task(1.0, torch.zeros(2, dtype=torch.uint8))),  # labels of another type
     ]
     assert len(set(keys)) == len(keys)
+
+
+def test_key_covers_the_code_that_compiles() -> None:
+    """The folders whose code the key hashes have all that they import, but files and processes."""
+    folders = tuple(folder.replace("/", ".") + "." for folder in TRANSLATOR)
+    package = Path(inspect.getfile(make_task)).parent
+    compiler = [
+        package / "task.py",
+        *package.glob("graphs/**/*.py"),
+        *package.glob("tracing/**/*.py"),
+    ]
+    found = {name for path in compiler for name in imports(path)}
+    ours = {f"{name}." for name in found if name.startswith(("coordinator.", "edge_sdk."))}
+    assert any(name.startswith("edge_sdk.protocol.") for name in ours)
+    rest = ("coordinator.errors.", "edge_sdk.program.")
+    assert {name for name in ours if not name.startswith((*folders, *rest))} == set()
 
 
 @pytest.mark.parametrize("what", ["torch.__version__", "onnx.__version__"])

@@ -218,9 +218,15 @@ def test_sam_pays_for_two_passes(task: Task, compiled: CompiledGraphs) -> None:
     assert sam.seconds - fixed == pytest.approx(2 * (plain.seconds - fixed))
 
 
+def _in_turns(each_s: list[float], steps: int) -> float:
+    """Seconds of steps that take turns with widths, the slowest first."""
+    slowest_first = sorted(each_s, reverse=True)
+    return sum(slowest_first[step % len(each_s)] for step in range(steps))
+
+
 @pytest.mark.parametrize("kind", ["ordered-dropout", "sandwich"])
 @pytest.mark.parametrize("with_graphs", [True, False])
-def test_several_widths_cost_their_mean_and_a_second_pass_the_rest(
+def test_several_widths_take_turns_and_a_second_pass_costs_the_rest(
     task: Task, compiled: CompiledGraphs, kind: Widths, with_graphs: bool
 ) -> None:
     manifest = compiled.manifest if with_graphs else None
@@ -233,10 +239,10 @@ def test_several_widths_cost_their_mean_and_a_second_pass_the_rest(
     steps = {each: step_s(work_at(task.plan, manifest, each, 16)) for each in LEVELS}
     for cost, below in ((three, (0.5, 0.25)), (two, (0.25,))):
         fixed = fixed_s(work_at(task.plan, manifest, cost.level, 16))
-        mean = (steps[cost.level] + sum(steps[each] for each in below)) / (1 + len(below))
-        assert cost.seconds == pytest.approx(40 * mean + fixed)
-        both = steps[cost.level] + sum(steps[each] for each in below) / len(below)
-        second = 40 * (both - mean) if kind == "sandwich" else 0.0
+        once = _in_turns([steps[cost.level], *(steps[each] for each in below)], 20)
+        assert cost.seconds == pytest.approx(2 * once + fixed)
+        both = 20 * steps[cost.level] + _in_turns([steps[each] for each in below], 20)
+        second = 2 * (both - once) if kind == "sandwich" else 0.0
         assert cost.second_s == pytest.approx(second, abs=1e-12)
         assert (cost.second_bytes > 0) is (kind == "sandwich")
 
@@ -254,6 +260,28 @@ def test_narrower_passes_take_memory_for_their_cut_and_gradient(
     assert nested.peak_bytes - plain.peak_bytes == pytest.approx(MARGIN * 2 * weights[0.5])
     assert nested.second_bytes == pytest.approx(MARGIN * weights[1.0])
     assert (plain.second_s, plain.second_bytes) == (0, 0)
+
+
+def test_distillation_takes_memory_for_graphs_of_its_own(
+    task: Task, compiled: CompiledGraphs
+) -> None:
+    """The calibration's gradient graph stays open beside them, as much as training made grow."""
+    model = model_of(task, compiled)
+    rule = replace(RULE, widths="sandwich")
+    costs = [
+        model.predict([1.0], opened(task, local_rule=each, levels=(1.0, 0.5)))[0]
+        for each in (rule, replace(rule, distillation=0.5))
+    ]
+    work = work_at(task.plan, compiled.manifest, 1.0, 16)
+    assert costs[0].peak_bytes == costs[1].peak_bytes
+    more = costs[1].second_bytes - costs[0].second_bytes
+    assert more == pytest.approx(MARGIN * grown_bytes(work), rel=1e-6)
+    round = opened(task, local_rule=replace(rule, distillation=0.5), levels=(1.0, 0.5))
+    held = costs[1].peak_bytes + more / 4
+    [again] = model.predict([1.0], round, held_bytes=held)
+    assert again.second_bytes == pytest.approx(costs[1].second_bytes - more / 4)
+    [blind] = model_of(task, None).predict([1.0], round)  # without graphs there are none to open
+    assert blind.second_bytes == pytest.approx(MARGIN * 4 * task.plan.parameters)
 
 
 def test_small_data_makes_small_batches(task: Task, compiled: CompiledGraphs) -> None:

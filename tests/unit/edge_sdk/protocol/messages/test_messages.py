@@ -85,6 +85,7 @@ def test_round_without_a_sound_time_limit_is_refused(name: str, value: float) ->
         {"rescale": 1},
         {"widths": "ordered-dropout"},
         {"widths": "sandwich", "distillation": 1.0},
+        {"classes": "own"},
     ],
 )
 def test_local_rule_within_bounds_is_kept_as_it_is(change: dict[str, Any]) -> None:
@@ -122,6 +123,7 @@ def test_local_rule_number_out_of_bounds_is_refused(name: str, value: Any) -> No
         {"momentum": 1.5},
         {"rescale": None},
         {"widths": "both"},
+        {"classes": "some"},
         {"distillation": 0.5},
         {"distillation": 1.1, "widths": "sandwich"},
     ],

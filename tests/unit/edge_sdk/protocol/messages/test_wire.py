@@ -263,6 +263,10 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     announced = replace(message, by_invitation=True)
     assert encode_message(announced) == content("round_open", by_invitation=True)
     assert decode_message(encode_message(announced)) == announced
+    assert b"classes" not in encode_message(message)
+    own = replace(message, local_rule=replace(message.local_rule, classes="own"))
+    assert b"classes\xa3own" in encode_message(own)
+    assert decode_message(encode_message(own)) == own
 
 
 @EVERY

@@ -61,6 +61,20 @@ def test_golden_file_is_as_the_format_is_described() -> None:
     assert hashlib.sha256(BODY).hexdigest() == GOLDEN_HASH
 
 
+def test_alternatives_are_a_third_entry_of_their_axis(plan: ModelPlan) -> None:
+    """All other plans stay as they were, to the byte."""
+    first, second = plan.axes
+    marked = replace(plan, axes=(first, replace(second, alternatives=True)))
+    body = [GOLDEN_BODY[0], [GOLDEN_BODY[1][0], ["heads", [1, 1], True]], *GOLDEN_BODY[2:]]
+    assert marked.encoded == sealed(msgpack.packb(body))
+    assert decode_plan(marked.encoded) == marked
+    assert marked.hash != plan.hash
+    for wrong, why in (([False], "canonical"), ([1], "structure"), ([True, True], "structure")):
+        body[1] = [GOLDEN_BODY[1][0], ["heads", [1, 1], *wrong]]
+        with pytest.raises(PlanError, match=why):
+            decode_plan(sealed(msgpack.packb(body)))
+
+
 def test_wrong_hash_in_the_envelope_is_refused() -> None:
     digest, costs = (hashlib.sha256(part).digest() for part in (BODY, COSTS))
     for wrong in (bytes(32), digest[:-1], digest.hex(), b"", None, list(digest)):

@@ -137,3 +137,12 @@ def test_atoms_at_is_the_fullest_set_within_the_level(groups: list[int], level: 
     assert axis.equal == (max(groups) - min(groups) <= 1)
     assert axis.atoms_at(level) == max(map(sum, allowed), default=fallback)
     assert axis.atoms_at(1.0) == axis.atoms == sum(groups)
+
+
+@pytest.mark.parametrize(
+    ("level", "number"), [(1.0, 3), (0.99, 2), (0.75, 2), (0.5, 1), (0.49, 0), (0.25, 0), (0.01, 0)]
+)
+def test_level_takes_one_alternative(level: float, number: int) -> None:
+    axis = Axis("copies", (1, 1, 1, 1), alternatives=True)
+    assert axis.alternative(level) == number
+    assert (axis.wanted(level), axis.atoms_at(level)) == (1, 1)
