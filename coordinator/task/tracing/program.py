@@ -18,8 +18,8 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from coordinator.task.tracing.capture.capture import Captured
-from coordinator.task.tracing.factors import Factor, Factors, leaves
 from coordinator.task.tracing.capture.lookups import vocabulary
+from coordinator.task.tracing.factors import Factor, Factors, leaves
 from coordinator.task.tracing.masking import mask_in
 from coordinator.task.tracing.walk import Walk, arguments, operator_name, shape_of
 from edge_sdk.protocol.task.data_spec import ArraySpec
