@@ -51,10 +51,10 @@ class Watched:
 
     def until(self, condition: Callable[[], bool]) -> None:
         def holds() -> bool:
-            ended = self.ended  # what it said last is looked at after that
+            failed = (self.process.poll() or 0) > 0  # what it said last is looked at after that
             self.look()
             held = condition()
-            assert held or not ended, f"the demo has ended\n{self.text}"
+            assert held or not failed, f"the demo failed\n{self.text}"
             return held
 
         until(holds, lambda: self.text, every_s=0.3)  # looking takes a while itself

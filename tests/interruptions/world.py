@@ -48,7 +48,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
-from tests.waiting import locked
+from tests.waiting import locked, made_once
 
 TASK = "digits"
 COORDINATOR = "coordinator"
@@ -431,13 +431,13 @@ def indices(packets: Iterable[Packet]) -> list[int]:
 
 def compiled(units: int, shared: Path) -> Path:
     """A folder with the task's model and graphs, compiled once."""
-    path = shared / f"model.{units}"
-    with locked(shared / f"model.{units}.lock"):
-        if not path.exists():
-            source = shared / f"task{units}.py"
-            source.write_text(TASK_FILE.format(units=units))
-            save_model(compile_task(f"{source}:digits", shared, batch_size=BATCH_SIZE), path)
-    return path
+
+    def make(folder: Path) -> None:
+        source = shared / f"task{units}.py"
+        source.write_text(TASK_FILE.format(units=units))
+        save_model(compile_task(f"{source}:digits", shared, batch_size=BATCH_SIZE), folder)
+
+    return made_once(shared / f"model.{units}", make)
 
 
 def _toml(values: dict[str, Any]) -> str:

@@ -175,7 +175,12 @@ SETTINGS: dict[str, LevelSetting] = {
         folder="uci_har", make=partial(sensor_depthwise, 12), devices=12, rounds=60
     ),
     "fmnist-tight": LevelSetting(
-        folder="fashion_mnist", make=tight_cnn, devices=12, rounds=100, train_samples=12_000
+        folder="fashion_mnist",
+        make=tight_cnn,
+        devices=12,
+        rounds=100,
+        rates=(0.06, 0.2),
+        train_samples=12_000,
     ),
     "fmnist-cnn": LevelSetting(
         folder="fashion_mnist",

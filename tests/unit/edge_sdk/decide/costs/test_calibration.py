@@ -51,6 +51,7 @@ from edge_sdk.train.backend import Job, Metrics, Trained
 from edge_sdk.train.onnx import OnnxBackend
 from edge_sdk.train.torch import TorchBackend
 from tests.messages import make_opening
+from tests.waiting import HANGS_S
 
 LEVELS = (1.0, 0.75, 0.5, 0.25)
 
@@ -214,7 +215,7 @@ def test_calibration_of_the_onnx_backend_times_real_steps(
     task: Task, compiled: CompiledGraphs
 ) -> None:
     backend = OnnxBackend(task.plan, compiled.manifest, compiled.files)
-    found = calibrate(backend, compiled.manifest, levels=LEVELS, batch=16, limit_s=60)
+    found = calibrate(backend, compiled.manifest, levels=LEVELS, batch=16, limit_s=HANGS_S)
     works = [
         work_at(task.plan, compiled.manifest, level, b) for level in (0.25, 1.0) for b in (4, 16)
     ]
@@ -226,7 +227,7 @@ def test_calibration_of_the_onnx_backend_times_real_steps(
 
 
 def test_calibration_of_the_torch_backend_needs_no_manifest(task: Task) -> None:
-    found = calibrate(TorchBackend(task), None, levels=LEVELS, batch=16, limit_s=60)
+    found = calibrate(TorchBackend(task), None, levels=LEVELS, batch=16, limit_s=HANGS_S)
     assert len(found.samples) == 4
     costs = CostModel(task.plan, None, found).predict(LEVELS, opened(task, 5, 16))
     assert all(cost.seconds > 0 and cost.peak_bytes > 0 for cost in costs)
