@@ -358,3 +358,15 @@ def test_shared_and_tied_modules_left_as_they_were() -> None:
         for key, (identity, values) in before.items():
             assert id(after[key]) == identity
             assert torch.equal(after[key], values)
+
+
+def test_rule_that_fails_is_told_with_its_module(monkeypatch: Any) -> None:
+    def fails(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+        return walk.dims(a["nonsense"])
+
+    monkeypatch.setitem(HANDLERS, "flip", fails)
+    model = nn.Sequential(nn.Linear(10, 16), Flip(), nn.Linear(16, 5))
+    with pytest.raises(
+        TraceError, match=r"rule fails with KeyError: 'nonsense' \(flip, module '1'"
+    ):
+        trace_plan(model, torch.randn(2, 10), groups=4)
