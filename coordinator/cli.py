@@ -140,7 +140,7 @@ def _add_export(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="unlabelled data (.npz with x, or x0, x1 …) for BatchNorm statistics (default: those "
-        "of the last evaluation)",
+        "of the last evaluation, or those that devices computed)",
     )
     export.add_argument("--force", action="store_true", help="replace an existing file")
     export.set_defaults(run=_export)
@@ -341,6 +341,10 @@ def _export(arguments: argparse.Namespace) -> int:
         f"{arguments.out}: {arguments.format}, level {part.level:g}, {parameters:,} parameters, "
         f"{size:,} B"
     )
+    if part.statistics and part.statistics_devices is not None:
+        share = part.statistics_share
+        held = "" if share is None else f", which have {share:.0%} of the training data"
+        print(f"its BatchNorm statistics come from {part.statistics_devices} devices{held}")
     return 0
 
 

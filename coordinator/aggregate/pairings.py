@@ -87,11 +87,18 @@ def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
 
 
 def level_advice(
-    rule: Rule | FedRaa, masks: MaskPolicy, widths: Widths, plan: ModelPlan, *, has_data: bool
+    rule: Rule | FedRaa,
+    masks: MaskPolicy,
+    widths: Widths,
+    plan: ModelPlan,
+    *,
+    has_data: bool,
+    survey_every: int | None = None,
 ) -> list[str]:
     """Say, in sentences, what becomes of the levels of a run, and where that is known to fail.
 
     `has_data`: the coordinator has data to compute BatchNorm statistics from (docs/levels.md).
+    `survey_every`: rounds between surveys, in which devices do it; None: they cannot.
     """
     norm = any(buffer.statistic for buffer in plan.buffers)
     none = (
@@ -99,8 +106,16 @@ def level_advice(
         "(task.evaluation): levels below 100 % have no statistics, and the whole model only those "
         "of devices that train all of it"
     )
+    if survey_every is not None:
+        often = f"every {survey_every} rounds and " if survey_every else ""
+        often = "" if isinstance(rule, FedRaa) else often
+        none = (
+            "devices compute the BatchNorm statistics of every level, from data of their own, "
+            f"{often}at the end: there is no data for it here (task.evaluation)"
+        )
     if isinstance(rule, FedRaa) or rule.whole_models:
-        return [none] if norm and not has_data and not _whole(rule) else []
+        silent = has_data or (_whole(rule) and survey_every is None)
+        return [none] if norm and not silent else []
     said = []
     if widths != "own":
         said.append(

@@ -42,6 +42,7 @@ from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
+from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
@@ -66,8 +67,9 @@ class TaskTable:
     """The model, as code that only the coordinator has: `file.py:function` or
     `package.module:function`."""
     evaluation: Annotated[str | None, Example("task.py:evaluation")] = None
-    """Test data for the accuracy after every round: a function, or an .npz file with x and y;
-    without it, accuracy is not measured."""
+    """Test data for the accuracy after every round: a function, or an .npz file with x and y.
+    Without it, the accuracy is not measured; of a model with BatchNorm, devices measure it now and
+    then (survey_every)."""
 
     def __post_init__(self) -> None:
         try:
@@ -187,6 +189,14 @@ class RoundTable:
         RoundsConfig, "target_accuracy"
     )
     patience: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "patience")
+    survey_every: Natural = same_as(RunConfig, "survey_every")
+    survey_devices: Annotated[int, Within(least=1, most=MAX_SURVEYED)] = same_as(
+        RunConfig, "survey_devices"
+    )
+    survey_samples: Annotated[int, Within(least=1, most=MAX_SURVEY_SAMPLES)] = same_as(
+        RunConfig, "survey_samples"
+    )
+    survey_s: Seconds = same_as(RunConfig, "survey_s")
     max_devices: Count = same_as(ServiceConfig, "max_devices")
     """Most devices to listen to; further names are ignored."""
 

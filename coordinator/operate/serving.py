@@ -23,7 +23,7 @@ from coordinator.operate.taskfile import compile_task, load_evaluation, make_eva
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
-from coordinator.service.service import Service, ServiceConfig
+from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import GraphError
@@ -224,6 +224,7 @@ def start_report(
             machine.local_rule.widths,
             plan,
             has_data=config.task.evaluation is not None,
+            survey_every=machine.survey_every if can_survey(run.task, machine.levels) else None,
         )
     ):
         yield f"{'' if number else 'levels':10} {sentence}"

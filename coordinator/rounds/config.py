@@ -10,10 +10,11 @@ from coordinator.aggregate.rules import FedRaa, Rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
-from edge_sdk.program.settings import Count, Seconds, Share, Within, check_fields
+from edge_sdk.program.settings import Count, Natural, Seconds, Share, Within, check_fields
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import MAX_LEVELS, RoundOpen
+from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -41,6 +42,16 @@ class RunConfig:
     """Seconds to wait for bids."""
     train_deadline_s: Seconds = 600.0
     """Seconds to wait for movements."""
+    survey_every: Natural = 10
+    """Rounds between surveys, in which devices run every level forward to compute its BatchNorm
+    statistics and accuracy, where the coordinator has no data for that; 0 means after the last
+    round alone, which always has one. Asynchronous runs have one at their end."""
+    survey_devices: Annotated[int, Within(least=1, most=MAX_SURVEYED)] = 100
+    """Most devices that are asked in a survey; of more, some are drawn."""
+    survey_samples: Annotated[int, Within(least=1, most=MAX_SURVEY_SAMPLES)] = 256
+    """Most samples that a device uses in a survey, but at least a batch."""
+    survey_s: Seconds = 60.0
+    """Seconds to wait for the answers to a survey."""
 
     def __post_init__(self) -> None:
         check_fields(self)

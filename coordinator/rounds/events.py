@@ -17,6 +17,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
 
@@ -65,7 +66,7 @@ class Tick:
 class Broadcast:
     """Tell every device."""
 
-    message: RoundOpen | RoundClosed
+    message: RoundOpen | RoundClosed | Survey
 
 
 @dataclass(frozen=True, slots=True)

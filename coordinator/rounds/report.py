@@ -43,11 +43,17 @@ class LevelReport:
     level: float
     parameters: int
     accuracy: float | None
-    """Share of correct answers on the coordinator's data; None if it is not known."""
+    """Share of correct answers on the coordinator's data, or on that of devices where it has none;
+    None if it is not known."""
     devices: int
     """Devices that ever trained the block."""
     data_share: float | None
     """Their share of the training samples of all devices; None if no device said its number."""
+    statistics_devices: int | None = None
+    """Devices from whose data the level's BatchNorm statistics were computed; None: from the
+    coordinator's data, or not at all."""
+    statistics_share: float | None = None
+    """Their share of the training samples of all devices; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,8 @@ def level_reports(
                 each.accuracy,
                 int(fleet.teachers.devices[held].min()),
                 int(fleet.teachers.samples[held].min()) / total if total else None,
+                each.statistics_devices,
+                each.statistics_share,
             )
         )
     return tuple(found)

@@ -194,6 +194,8 @@ class OpenRound:
     selected: Set[str]
     bids: Mapping[str, Bid]
     assigned: Mapping[str, GroupsByAxis]
+    closed: bool = False
+    """True if the round was closed and its commit waited for a survey: nothing more counts."""
 
 
 @dataclass(frozen=True, slots=True)

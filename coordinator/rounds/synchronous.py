@@ -153,9 +153,10 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
 def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: float) -> RoundsState:
     """Reopen the round that was open when the previous process stopped, with nothing counted yet.
 
-    `recount` then counts the movements on disk; a `Tick` after that closes a complete round.
+    `recount` then counts the movements on disk; a `Tick` after that closes a complete round, and
+    one that was closed already.
     """
-    deadline = now + config.train_deadline_s
+    deadline = now if opened.closed else now + config.train_deadline_s
     return replace(
         state,
         phase=RoundPhase.TRAINING,

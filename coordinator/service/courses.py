@@ -20,12 +20,13 @@ from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.store import RunStore, Tally
-from coordinator.task.levels import LevelRuntime, LevelScores, evaluate_levels
+from coordinator.task.levels import LevelScores, evaluate_levels
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.round import Outcome, Receipt
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.train.statistics import LevelRuntime
 from edge_sdk.transport.uploads import Upload
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,9 @@ class Parts:
     model: GlobalModel
     outlet: ModelOutlet
     evaluate: Evaluate | None = None
+    surveys: bool = False
+    """True if devices can compute statistics and accuracies of levels: without `evaluate`, they
+    are asked to."""
     threads: int = 1
     """Threads that a rule may use when a round closes."""
     tally: Tally = field(default_factory=Tally)
@@ -68,6 +72,11 @@ class Parts:
         """Return the run's levels, evaluated if there is data for it."""
         levels = config.unscored()
         return levels if self.evaluate is None else self.evaluate(self.model, levels)
+
+    @property
+    def asks_devices(self) -> bool:
+        """True if the levels of some models are surveyed by devices."""
+        return self.surveys and self.evaluate is None
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
         """Remember a device's evaluation of the model for the next report."""

@@ -13,6 +13,8 @@ from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.run.folder import Checkpoint, RunError
 from coordinator.service.courses import Parts, Said, log_receipt, upload_of
 from coordinator.service.reports import report_updates
+from coordinator.service.surveying import Surveying
+from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -22,6 +24,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
 
@@ -30,6 +33,8 @@ class FragmentsCourse:
     """An asynchronous run. Each device gets the model version that its opening named.
 
     - A checkpoint and a report follow every `report_every` updates.
+    - After the last update, devices survey the levels where the coordinator has no data to. The run
+      ends with the result; after a crash they are asked again.
     - A movement that counts gets its receipt once a checkpoint contains it, at most `save_s` of the
       store later: a crash loses everything after the last checkpoint.
     """
@@ -76,6 +81,15 @@ class FragmentsCourse:
         """Receipts of those movements, and their uploads."""
         self._save_by: float | None = None
         self._started = time.perf_counter()
+        self._surveying = Surveying(config, parts.outlet)
+        self._present: set[str] = set()
+        self._ending: list[Said] = []
+        """Messages that end the run, held back until its levels are surveyed."""
+        told = any(each.statistics_devices is not None for each in self._scores.levels)
+        if self._state.finished and parts.asks_devices and not told:
+            self._present = set(checkpoint.devices)
+            self._ending.append(events.Broadcast(self._end))
+            self._begin_survey()
 
     @property
     def state(self) -> FragmentsState:
@@ -90,17 +104,24 @@ class FragmentsCourse:
     @property
     def finished(self) -> bool:
         """True if there is nothing left to do."""
-        return self._state.finished
+        return self._state.finished and not self._surveying.under_way
+
+    @property
+    def surveying(self) -> Surveying:
+        """The survey of the levels, if one is under way."""
+        return self._surveying
 
     @property
     def deadline(self) -> float | None:
         """Latest time to send `Tick`; None if there is no deadline."""
-        due = [each for each in (self._state.deadline, self._save_by) if each is not None]
-        return min(due, default=None)
+        known = (self._state.deadline, self._save_by, self._surveying.deadline)
+        return min((each for each in known if each is not None), default=None)
 
-    def handle(self, event: fragments.Event, now: float) -> list[Said]:
+    def handle(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
-        said: list[Said] = []
+        said = self._surveyed(event, now)
+        if isinstance(event, SurveyFinding):
+            return said
         if isinstance(event, events.Left):
             self._parts.outlet.left(event.device)
         upload, pending = upload_of(event), [event]
@@ -116,10 +137,13 @@ class FragmentsCourse:
                     else:
                         pending += self._perform(effect, before, said)
                 if self._state.finished and not before.finished:
-                    said.append(events.Broadcast(RoundClosed(round=self._state.openings)))
+                    said.append(events.Broadcast(self._end))
         finally:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
+        if self._surveying.under_way:
+            self._ending += [each for each in said if _ends(each)]
+            said = [each for each in said if not _ends(each)]
         if self._unsaved and self._save_by is None:
             self._save_by = now + self._parts.store.save_s
         if self._save_by is not None and now >= self._save_by:
@@ -135,9 +159,38 @@ class FragmentsCourse:
             if work is not None and work.stage is Stage.RESTING and work.bid is not None:
                 self._skips[happened.device] = self._resting[happened.device] = work.bid
 
-    def proceed(self, _now: float) -> list[Said]:
-        """Do nothing: an asynchronous run does not wait for the model to be published."""
-        return []
+    def proceed(self, now: float) -> list[Said]:
+        """Say a survey once the model is published; nothing else of an asynchronous run waits."""
+        return [*self._surveying.proceed(self._present, now)]
+
+    @property
+    def _end(self) -> RoundClosed:
+        return RoundClosed(round=max(1, self._state.openings))
+
+    def _begin_survey(self) -> None:
+        """Let devices survey the levels of the last model, which a checkpoint contains."""
+        self._parts.outlet.publish()
+        scores, round = self._config.unscored(), self._end.round
+        self._surveying.begin(round, scores, self._present, self._state.fleet)
+
+    def _surveyed(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
+        """Pass an event on to the survey; its result ends the run."""
+        match event:
+            case events.Joined(device):
+                self._present.add(device)
+            case events.Left(device):
+                self._present.discard(device)
+        if not isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
+            return []
+        scores = self._surveying.handle(event, now)
+        if scores is None:
+            return []
+        try:
+            self._report(scores)
+        except Exception as error:
+            raise RunError("the result of a survey could not be stored") from error
+        ending, self._ending = self._ending, []
+        return ending
 
     def say_again(self, device: str | None = None) -> list[Said]:
         """Resend the last messages to all devices, or to one."""
@@ -234,8 +287,11 @@ class FragmentsCourse:
         parts.model.mix(self._config.rule, arrival, age)
         self._unsaved.add((device, round))
         parts.tally.outcomes[Outcome.COUNTED.value] += 1
-        if self._state.version % self._report_every == 0 or self._state.finished:
-            self._report()
+        if self._state.finished and parts.asks_devices:
+            self._save()
+            self._begin_survey()
+        elif self._state.version % self._report_every == 0 or self._state.finished:
+            self._report(parts.score(self._config))
 
     def _paid(self) -> list[Said]:
         """Return the owed receipts for movements that a checkpoint now contains."""
@@ -249,11 +305,10 @@ class FragmentsCourse:
                     self._parts.store.settle(upload, send.message)
         return [send for send, _ in owed.values()]
 
-    def _report(self) -> None:
+    def _report(self, scores: LevelScores) -> None:
         parts, model = self._parts, self._parts.model
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
-        scores = parts.score(self._config)
         report = report_updates(
             self._config,
             self._state,
@@ -291,3 +346,10 @@ class FragmentsCourse:
         self._save_by = None
         self._parts.store.prune()
         self._parts.store.clear_kept()
+
+
+def _ends(said: Said) -> bool:
+    """True if a message tells devices that the run is over."""
+    return isinstance(said, events.Broadcast | events.Send) and isinstance(
+        said.message, RoundClosed
+    )

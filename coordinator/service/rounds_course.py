@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
@@ -13,6 +14,7 @@ from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
+from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
@@ -20,7 +22,11 @@ from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import Parts, Said, upload_of
 from coordinator.service.reports import report_round
-from edge_sdk.protocol.messages.round import Movement, Receipt, Replay, RoundOpen
+from coordinator.service.surveying import Surveying
+from coordinator.task.levels import LevelScores
+from edge_sdk.protocol.messages.round import Bid, Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.survey import SurveyFinding
+from edge_sdk.protocol.messages.transfer import Offer
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +82,16 @@ class RoundsCourse:
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
         self._due: rounds.Committed | None = None
+        self._closed: _ClosedRound | None = None
+        """A round whose commit waits for the result of a survey."""
+        self._surveying = Surveying(config, parts.outlet)
+        self._held: list[rounds.Event] = []
+        """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
         parts.outlet.publish()
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
+        self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
         self._journalled = self._state.assigned
         """Contents of `round.json`."""
@@ -150,10 +162,18 @@ class RoundsCourse:
     @property
     def deadline(self) -> float | None:
         """Latest time to send `Tick`; None if there is no deadline."""
-        return self._state.deadline
+        return self._surveying.deadline if self._surveying.under_way else self._state.deadline
 
-    def handle(self, event: rounds.Event, now: float) -> list[Said]:
+    @property
+    def surveying(self) -> Surveying:
+        """The survey of the levels, if one is under way."""
+        return self._surveying
+
+    def handle(self, event: rounds.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
+        self._surveyed(event, now)
+        if isinstance(event, SurveyFinding) or self._holds_back(event):
+            return []
         said: list[Said] = []
         upload, pending = upload_of(event), [event]
         settled = upload is None
@@ -176,20 +196,44 @@ class RoundsCourse:
         """Continue after a commit, or resume the open round, once its model is published."""
         if self._reopening:
             self._reopening = False
+            if self._was_closed:
+                self._was_closed = False
+                return self.handle(events.Tick(), now)
             opening = rounds.opening_of(self._config, self._state)
             opening = self._parts.outlet.opening(opening)
             return [events.Broadcast(opening), *self.handle(events.Tick(), now)]
+        if self._surveying.under_way:
+            return [*self._surveying.proceed(self._answering, now)]
         committed, self._due = self._due, None
-        return [] if committed is None else self.handle(committed, now)
+        if committed is None:
+            return []
+        said, held, self._held = self.handle(committed, now), self._held, []
+        return [*said, *(each for event in held for each in self.handle(event, now))]
+
+    def _holds_back(self, event: rounds.Event) -> bool:
+        """True if an event waits for the commit of a closed round, or is repeated by its device.
+
+        A movement that came between would count, or not, by whether this process is killed.
+        """
+        if not (self._was_closed or self._closed is not None):
+            return False
+        if isinstance(event, Movement | Replay | events.Uploaded):
+            self._held.append(event)
+            return True
+        return isinstance(event, Offer | Bid)
 
     def _note_assignments(self) -> None:
         """Write assignments to the journal: before devices hear of them, and on a withdrawal."""
         state = self._state
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         if assigned and state.assigned is not self._journalled:
-            opened = OpenRound(state.round, state.selected, state.bids, state.assigned)
-            self._parts.store.open_round(opened, terms_of(self._config))
+            self._journal()
             self._journalled = state.assigned
+
+    def _journal(self, *, closed: bool = False) -> None:
+        state = self._state
+        opened = OpenRound(state.round, state.selected, state.bids, state.assigned, closed)
+        self._parts.store.open_round(opened, terms_of(self._config))
 
     def say_again(self, device: str | None = None) -> list[Said]:
         """Resend invitations, and assignments of devices still training; to all, or to one device.
@@ -247,13 +291,14 @@ class RoundsCourse:
                 return [events.Kept(device, round)]
             case rounds.Commit():
                 try:
-                    self._commit(effect)
+                    self._close(effect)
                 except Exception as error:
                     # A partial commit cannot be continued; a new process restarts from the last.
                     raise RunError(f"round {effect.round} could not be committed") from error
         return []
 
-    def _commit(self, commit: rounds.Commit) -> None:
+    def _close(self, commit: rounds.Commit) -> None:
+        """Move the model; the commit follows at once, or after a survey of its levels."""
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
         close_round(
@@ -284,6 +329,44 @@ class RoundsCourse:
             },
             seconds=time.perf_counter() - self._started,
         )
+        closed = _ClosedRound(commit, state, report)
+        if not self._is_surveyed():
+            self._commit(closed, scores)
+            return
+        self._closed = replace(closed, published=True)
+        self._journal(closed=True)
+        parts.outlet.publish()
+        self._surveying.begin(commit.round, scores, self._answering, state.fleet)
+
+    def _is_surveyed(self) -> bool:
+        """True if devices survey the levels of the model that is about to be committed."""
+        committed, every = self._committed + 1, self._config.survey_every
+        last = self._config.is_over(committed, self._state.best)
+        return self._parts.asks_devices and (last or (every > 0 and committed % every == 0))
+
+    @property
+    def _answering(self) -> Set[str]:
+        """Devices that may answer a survey; after a restart, those of the round return."""
+        state = self._state
+        return state.present | state.selected if state.resumed else state.present
+
+    def _surveyed(self, event: SurveyFinding | rounds.Event, now: float) -> None:
+        """Pass an event on to the survey, whose result completes the commit."""
+        if isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
+            scores = self._surveying.handle(event, now)
+            if scores is not None and self._closed is not None:
+                closed, self._closed = self._closed, None
+                try:
+                    self._commit(closed, scores)
+                except Exception as error:
+                    round = closed.commit.round
+                    raise RunError(f"round {round} could not be committed") from error
+
+    def _commit(self, closed: _ClosedRound, scores: LevelScores) -> None:
+        parts, state, model = self._parts, closed.state, self._parts.model
+        commit, plan = closed.commit, self._config.plan
+        levels = level_reports(plan, state.fleet, scores)
+        report = replace(closed.report, levels=levels, deploy=scores.deploy)
         self._norms = model.norms
         self._committed += 1
         parts.store.save(
@@ -301,7 +384,7 @@ class RoundsCourse:
                 optimizer=self._config.server_optimizer.name,
             )
         )
-        self._state = replace(state, fleet=state.fleet.settled())
+        self._state = replace(self._state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
@@ -309,7 +392,8 @@ class RoundsCourse:
         self._arrivals.clear()
         parts.store.clear_kept()
         parts.store.forget_round()
-        parts.outlet.publish()
+        if not closed.published:
+            parts.outlet.publish()
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
 
     def _taught(self, commit: rounds.Commit) -> FleetRecord:
@@ -323,6 +407,18 @@ class RoundsCourse:
             if key not in commit.late or self._config.rule.takes(arrival.contribution):
                 fleet = fleet.taught(self._config.plan, {key[0]: arrival.groups})
         return fleet
+
+
+@dataclass(frozen=True, slots=True)
+class _ClosedRound:
+    """A round that moved the model and is not committed yet."""
+
+    commit: rounds.Commit
+    state: RoundsState
+    """The machine's state when the round closed."""
+    report: RoundReport
+    published: bool = False
+    """True if devices have the model already."""
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
@@ -33,11 +33,12 @@ from coordinator.run.folder import (
     UPLOADS,
     Run,
     RunError,
+    TaskFiles,
 )
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
-from coordinator.service.admission.inbox import Inbox, Letter
-from coordinator.service.admission.limits import MAX_DEVICES
+from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
+from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.close import open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, make_model
 from coordinator.service.fragments_course import FragmentsCourse
@@ -58,9 +59,15 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, largest_finding, norm_pairs
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
 from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
-from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.protocol.messages.wire import (
+    MAX_CONTROL_BYTES,
+    ControlMessage,
+    decode_received,
+    encode_message,
+)
 from edge_sdk.transport.link import (
     Connected,
     Disconnected,
@@ -81,6 +88,8 @@ IDLE_S = 60.0
 """Seconds between searches for stalled uploads."""
 MAX_WAIT_S = 1.0
 """Longest wait of the loop in seconds, so that it notices a request to stop."""
+FINDING_KIB = 4
+"""KiB of a finding besides its numbers, at most."""
 LINGER_S = 5.0
 """Seconds the coordinator keeps answering after the run ends, so that devices can leave."""
 
@@ -126,6 +135,7 @@ class Service:
         at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
         self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
+        self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)
         self._session = run.next_session(wall())
         self._sessions: dict[str, int] = {}
@@ -189,6 +199,7 @@ class Service:
                 model, self._publisher, self._store, run=run.about.run, clock=self._clock
             ),
             evaluate=evaluate,
+            surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
@@ -361,6 +372,8 @@ class Service:
                 self._publisher.answer(message)
             case Evaluation() if message.run == self._run.about.run:
                 self._parts.heard(device, message)
+            case SurveyFinding() if message.run == self._run.about.run:
+                self._say(self._course.handle(message, self._now()))
 
     def _on_presence(self, device: str, presence: Presence) -> None:
         if presence.session < self._sessions.get(device, 0):
@@ -444,13 +457,15 @@ class Service:
             match each:
                 case events.Broadcast(RoundClosed()) if not self.finished:
                     pass  # The next opening implies it; a closing alone would mean the run's end.
-                case events.Broadcast(RoundOpen() | RoundClosed() as message):
+                case events.Broadcast(message):
                     log.info(
                         "round %d %s",
                         message.round,
-                        "opened" if isinstance(message, RoundOpen) else "ended",
+                        _news(message),
                         extra={"facts": {"event": "round", "round": message.round}},
                     )
+                    surveys = isinstance(message, Survey)
+                    self._inbox.max_bytes = self._finding_bytes if surveys else MAX_MESSAGE_BYTES
                     self._publisher.say_round(replace(message, run=run))
                 case events.Send(_, RoundOpen(round=round)) if isinstance(
                     self._machine, RoundsConfig
@@ -468,6 +483,27 @@ class Service:
         complaint = self._callers.warn(device, text)
         if complaint is not None:
             self._tell(device, complaint)
+
+
+def _news(message: RoundOpen | RoundClosed | Survey) -> str:
+    """Return what a message tells all devices of its round, for the log."""
+    if isinstance(message, Survey):
+        return f"is surveyed by devices: {message.wants} of {len(message.levels)} levels"
+    return "opened" if isinstance(message, RoundOpen) else "ended"
+
+
+def can_survey(task: TaskFiles, levels: Iterable[float]) -> bool:
+    """True if devices can compute the BatchNorm statistics of a task's levels.
+
+    All findings of a device have to fit into what it may send at once.
+    """
+    named = {name for pair in norm_pairs(task.plan) for name in pair}
+    graphs = [entry for entry in task.manifest.graphs if entry.kind == "statistics"]
+    outputs = {port.name.removeprefix("n:") for entry in graphs for port in entry.outputs}
+    largest = largest_finding(task.plan)
+    sent_kib = sum(level * largest / 1024 + FINDING_KIB for level in levels)
+    fits = largest <= MAX_CONTROL_BYTES and sent_kib <= 0.9 * CONTROL.burst
+    return bool(named) and named == outputs and fits
 
 
 def _receipt_for(offer: Offer, outcome: Outcome, reason: str) -> Receipt:

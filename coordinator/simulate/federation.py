@@ -25,13 +25,14 @@ from functools import cached_property, partial
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
+from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
@@ -46,9 +47,10 @@ from coordinator.simulate.timeline import Happening, Timeline
 from coordinator.task.levels import LevelScores
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
-from edge_sdk.decide.emulation.emulation import Emulation
+from edge_sdk.decide.emulation.emulation import PASSES, Emulation
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.app import DeviceApp
+from edge_sdk.device.examining import Examiner
 from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.protocol.messages.round import (
     Assignment,
@@ -59,11 +61,13 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, norm_pairs
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Backend, Job, Trained
+from edge_sdk.train.statistics import LevelRuntime, Moments
 
 __all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
 
@@ -73,8 +77,8 @@ MAX_IDLE = 1000
 """Deadlines without messages or a new model after which a run gives up."""
 
 _Time = Literal["none", "profile"]
-_Told = RoundOpen | Assignment | Receipt | RoundClosed
-_Sent = Bid | Movement | Replay
+_Told = RoundOpen | Assignment | Receipt | RoundClosed | Survey
+_Sent = Bid | SurveyFinding | Movement | Replay
 _Heard = _Sent | events.Joined | events.Left
 
 
@@ -110,11 +114,13 @@ class Federation:
         memory_dir: Path | None = None,
         memory_type: MemoryType = "fp32",
         evaluate: Evaluate | None = None,
+        runtime: LevelRuntime | None = None,
     ) -> None:
         """`make_backend` is called once for each of the `threads` in which devices train.
 
         `memory_dir` is the folder of the rule's memory; None means RAM. `evaluate` measures the
-        levels for every report, for example an `Evaluator`. Raises `ConfigError`.
+        levels for every report, for example an `Evaluator`. Without it, devices survey the levels
+        of a model with BatchNorm, if there is a `runtime` for them. Raises `ConfigError`.
         """
         if config.min_devices > len(members):
             raise ConfigError(
@@ -130,6 +136,8 @@ class Federation:
         self._threads = threads
         self._memory = memory_dir, memory_type
         self._evaluate = evaluate
+        runtime = None if runtime is None else _OneAtATime(runtime)
+        self._surveys = runtime is not None and bool(norm_pairs(config.plan))
         self._store = RunInRam()
         self._outlet = DirectOutlet(model)
         self._course: RoundsCourse | FragmentsCourse | None = None
@@ -143,7 +151,7 @@ class Federation:
                 raise ConfigError(f"two members are called {member.name!r}")
             times = _times(member) if self._virtual else None
             self._devices[member.name] = _Device(
-                len(self._devices), member, backend, self._outlet, config.seed, times
+                len(self._devices), member, backend, self._outlet, config, times, runtime
             )
         self._present: dict[str, _Device] = {}
         self._asks_all = True
@@ -190,7 +198,12 @@ class Federation:
     def _start(self) -> RoundsCourse | FragmentsCourse:
         config, model = self._config, self.model
         parts = Parts(
-            self._store, model, self._outlet, evaluate=self._evaluate, threads=self._threads
+            self._store,
+            model,
+            self._outlet,
+            evaluate=self._evaluate,
+            surveys=self._surveys,
+            threads=self._threads,
         )
         start = Checkpoint.first(config.plan, model.theta, model.buffers)
         if isinstance(config, FragmentsConfig):
@@ -217,7 +230,7 @@ class Federation:
             self._now = max(self._now, batch[0].time_s)
             self._hear(course, batch[0].message)
         else:
-            self._deliver(batch, pool)
+            self._deliver(course, batch, pool)
 
     def _wait(
         self, course: RoundsCourse | FragmentsCourse, due: float, next_s: float | None
@@ -245,7 +258,7 @@ class Federation:
             case events.Left(name):
                 self._present.pop(name, None)
                 self._say(course, course.handle(message, self._now))
-            case Bid() | Movement() | Replay():
+            case Bid() | Movement() | Replay() | SurveyFinding():
                 sender = message.movement.device if isinstance(message, Replay) else message.device
                 if sender in self._present:  # otherwise it sends it again when it returns
                     self._say(course, course.handle(message, self._now))
@@ -256,7 +269,7 @@ class Federation:
                 case events.Broadcast(message):
                     if isinstance(message, RoundOpen):
                         self._asks_all = not message.by_invitation
-                    if not self._asks_all:
+                    if not self._asks_all and not isinstance(message, Survey):
                         continue  # invited devices get openings of their own; others do nothing
                     for device in self._present.values():
                         self._timeline.add(self._now + device.latency_s, device.name, message)
@@ -269,7 +282,10 @@ class Federation:
     # -- devices ----------------------------------------------------------------------------
 
     def _deliver(
-        self, batch: list[Happening[_Told | _Heard]], pool: ThreadPoolExecutor | None
+        self,
+        course: RoundsCourse | FragmentsCourse,
+        batch: list[Happening[_Told | _Heard]],
+        pool: ThreadPoolExecutor | None,
     ) -> None:
         """Let devices process messages, in parallel if there are several threads."""
         work: list[tuple[_Device, Callable[[], list[_Sent]]]] = []
@@ -279,9 +295,11 @@ class Federation:
             if device is None and isinstance(message, Assignment):
                 self._outlet.lost(message)
             if device is None or not isinstance(
-                message, RoundOpen | Assignment | Receipt | RoundClosed
+                message, RoundOpen | Assignment | Receipt | RoundClosed | Survey
             ):
                 continue  # messages to an absent device are lost
+            if isinstance(message, Survey) and not course.surveying.asks(message):
+                continue  # a newer message overtakes it
             if device.busy_until_s > time_s:
                 self._timeline.add(device.busy_until_s, name, message)
                 continue
@@ -309,17 +327,19 @@ class _Device:
         member: Member,
         backend: Backend,
         outlet: DirectOutlet,
-        seed: int,
+        config: RunConfig,
         times: MemberTimes | None,
+        runtime: LevelRuntime | None,
     ) -> None:
-        """`times` is None if nothing takes time."""
+        """`times` is None if nothing takes time; `runtime` runs levels in surveys."""
         self.number = number
         self.name = member.name
         self._member = member
         self._backend = backend
         self._outlet = outlet
-        self._seed = seed
+        self._config = config
         self._times = times
+        self._runtime = runtime
         self._app: DeviceApp[Movement | Replay] | None = None
         self._clock: Emulation | DeviceClock | None = None
         if times is not None:
@@ -361,12 +381,29 @@ class _Device:
                 data=member.data,
                 policy=member.policy,
                 source=self,
-                seed=self._seed,
+                seed=self._config.seed,
+                examiner=self._examiner(),
                 movements=MemoryMovements(),
                 observer=None if member.observe is None else member.observe(backend),
                 clock=perf_counter if timed is None else timed.clock,
             )
         return self._app
+
+    def _examiner(self) -> Examiner | None:
+        runtime = self._runtime
+        if runtime is None:
+            return None
+        member = self._member
+        return Examiner(member.name, member.data, self, lambda: runtime, spend=self._spend)
+
+    def _spend(self, macs: float) -> None:
+        """Let the time of a forward pass go by."""
+        if isinstance(self._clock, DeviceClock):
+            plan = self._config.plan
+            whole = plan.submodel_macs(plan.full_groups()) * self._config.batch_size
+            self._clock.spend(macs / (PASSES * whole) if whole else 0.0)
+        elif self._member.emulation is not None:
+            self._member.emulation.trained(macs)
 
     def receive(self, message: _Told, now_s: float) -> list[_Sent]:
         """Process a message that arrives now and return the messages it sends."""
@@ -395,6 +432,13 @@ class _Device:
             self._clock.wait_until(self._clock.clock() + size / self._times.down_bytes_s)
         return fetched
 
+    def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array]]:
+        """Return a level of a survey, once that has arrived."""
+        blocks, buffers, size = self._outlet.fetch_level(survey, number)
+        if self._clock is not None and self._times is not None:
+            self._clock.wait_until(self._clock.clock() + size / self._times.down_bytes_s)
+        return blocks, buffers
+
 
 def _times(member: Member) -> MemberTimes:
     if member.times is not None:
@@ -405,6 +449,26 @@ def _times(member: Member) -> MemberTimes:
             "with a profile"
         )
     return times_of(member.emulation)
+
+
+class _OneAtATime:
+    """A runtime that several threads may use, one after the other."""
+
+    def __init__(self, runtime: LevelRuntime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+
+    @property
+    def plan(self) -> ModelPlan:
+        return self._runtime.plan
+
+    def predict(self, *args: Any, **options: Any) -> Array:
+        with self._lock:
+            return self._runtime.predict(*args, **options)
+
+    def moments(self, *args: Any, **options: Any) -> Moments | None:
+        with self._lock:
+            return self._runtime.moments(*args, **options)
 
 
 class _PerThread:

@@ -69,6 +69,10 @@ class DeviceClock:
         """Advance to this time; does nothing if it has already passed."""
         self._now_s = max(self._now_s, now_s)
 
+    def spend(self, steps: float) -> None:
+        """Advance by the time of this many training steps on the whole model."""
+        self.wait_until(self._now_s + self._step_s * steps)
+
     def emulated(self, backend: Backend) -> Backend:
         """Return a backend that trains as this one does, in this device's time."""
         plan = backend.plan

@@ -6,11 +6,13 @@ from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
+from coordinator.service.outgoing.outlet import LevelStatistics
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 
@@ -47,6 +49,9 @@ class DirectOutlet:
         """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
         """Bytes of the blocks that each device last fetched."""
+        self._surveyed: tuple[EncodedModel, dict[str, Array]]
+        """The model at the time of the last survey."""
+        self._statistics: LevelStatistics = {}
 
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""
@@ -55,6 +60,15 @@ class DirectOutlet:
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return the opening unchanged: the model is not sent."""
         return opening
+
+    def survey(self, survey: Survey) -> Survey:
+        """Return the survey unchanged; holds the current version for its devices."""
+        self._surveyed = (self._model.serve(), self._model.buffers)
+        return survey
+
+    def publish_statistics(self, levels: LevelStatistics) -> None:
+        """Hold the statistics for the devices of the next survey."""
+        self._statistics = levels
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """Keep these groups of the current version."""
@@ -82,6 +96,16 @@ class DirectOutlet:
     def lost(self, assignment: Assignment) -> None:
         """Hold nothing for an assignment that never arrives; another one may come."""
         self._held.pop(assignment.device, None)
+
+    def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array], int]:
+        """Return a surveyed level, and the bytes of its blocks."""
+        plan, groups = self._model.plan, survey.groups[number]
+        encoded, buffers = self._surveyed
+        message = encoded.cut(groups)
+        cut = {name: array.copy() for name, array in plan.cut_buffers(buffers, groups).items()}
+        if survey.wants == "evaluation":
+            cut |= self._statistics[survey.levels[number]]
+        return decode_blocks(plan, message)[1], cut, len(message)
 
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
         """Return the model that a device trains from."""

@@ -8,6 +8,7 @@ narrower model, with BatchNorm statistics of its own.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.errors import ConfigError
-from coordinator.task.levels import LevelModel, level_model
+from coordinator.task.levels import LevelModel, LevelScore, level_model
 from coordinator.task.saved_model import SavedModel, contiguous
 from edge_sdk import __version__
 from edge_sdk.program.files import write_whole
@@ -71,7 +72,8 @@ def pick_level(
 
     `level` None means the one to deploy, or the whole model if that is not known. The statistics
     of BatchNorm are computed from `samples`, unlabelled inputs; without these, they are those that
-    were computed when the level was last evaluated. Raises `ConfigError` if there are none.
+    were computed when the level was last evaluated, here or by devices. Raises `ConfigError` if
+    there are none.
     """
     plan, known = model.plan, model.levels.by_level
     if level is None:
@@ -90,15 +92,43 @@ def pick_level(
         return level_model(
             runtime, model.weights, model.buffers, level, groups, rescale=rescale, samples=samples
         )
-    own = known[level].statistics if level in known else {}
+    score = known.get(level, LevelScore(level, groups))
+    own = score.statistics
     needed = any(entry.kind == "statistics" for entry in model.manifest.graphs)
     if level != 1 and not own and needed:
+        why = "none were computed"
+        if score.statistics_devices == 0:
+            why = "no device could run it to compute them"
         raise ConfigError(
-            f"level {level:g} needs BatchNorm statistics of its own, and none were computed: give "
-            "unlabelled data (--samples FILE.npz), or evaluation data to the run (task.evaluation)"
+            f"level {level:g} needs BatchNorm statistics of its own, and {why}: give unlabelled "
+            "data (--samples FILE.npz), or evaluation data to the run (task.evaluation). Devices "
+            "compute them at the end of a run, and every survey_every rounds"
         )
     buffers = {**plan.cut_buffers(model.buffers, groups), **own}
-    return LevelModel(level, groups, plan.cut(model.weights, groups), buffers, rescale, own)
+    return LevelModel(
+        level,
+        groups,
+        plan.cut(model.weights, groups),
+        buffers,
+        rescale,
+        own,
+        score.statistics_devices,
+        score.statistics_share,
+    )
+
+
+def _facts(model: SavedModel, part: LevelModel) -> dict[str, str]:
+    """Return what an exported file says of itself."""
+    facts = {
+        "tessera.plan": model.plan.hash,
+        "tessera.loss": model.manifest.loss,
+        "tessera.level": f"{part.level:g}",
+    }
+    if part.statistics and part.statistics_devices is not None:
+        facts["tessera.statistics_devices"] = str(part.statistics_devices)
+        if part.statistics_share is not None:
+            facts["tessera.statistics_share"] = f"{part.statistics_share:g}"
+    return facts
 
 
 def _arrays(model: SavedModel, part: LevelModel) -> dict[str, Array]:
@@ -116,7 +146,9 @@ def _arrays(model: SavedModel, part: LevelModel) -> dict[str, Array]:
 def _safetensors_bytes(model: SavedModel, part: LevelModel) -> bytes:
     from safetensors.numpy import save
 
-    encoded: bytes = save(contiguous(_arrays(model, part)))
+    # One entry: several would be written in any order.
+    facts = {"tessera": json.dumps(_facts(model, part))}
+    encoded: bytes = save(contiguous(_arrays(model, part)), metadata=facts)
     return encoded
 
 
@@ -177,8 +209,7 @@ def inference_graph(model: SavedModel, part: LevelModel) -> onnx.ModelProto:
     del graph.input[:]
     graph.input.extend(copies)
     proto.producer_name, proto.producer_version = "tessera-fl", __version__
-    props = {"tessera.plan": plan.hash, "tessera.loss": manifest.loss}
-    helper.set_model_props(proto, {**props, "tessera.level": f"{part.level:g}"})
+    helper.set_model_props(proto, _facts(model, part))
     onnx.checker.check_model(proto)
     return proto
 

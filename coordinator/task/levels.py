@@ -1,57 +1,26 @@
 """Every level is a model: its submodel, with BatchNorm statistics of its own, and its accuracy.
 
 Statistics of a level are computed for it on unlabelled data, in one forward pass over fixed
-batches. They are never averaged from other submodels.
+batches: here, or on devices (`coordinator/rounds/survey.py`). They are never averaged from other
+submodels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.train.statistics import Moments
+from edge_sdk.protocol.plan.plan import Groups
+from edge_sdk.train.statistics import LevelRuntime
 
-PIECE = 512
-"""Samples to predict at a time."""
 STATISTICS_SAMPLES = 1024
 """Samples from which statistics are computed, if there are as many."""
-
-
-class LevelRuntime(Protocol):
-    """Runs submodels of a task: with onnxruntime (`Predictor`) or torch (`TracedModel`)."""
-
-    @property
-    def plan(self) -> ModelPlan:
-        """The task's plan."""
-
-    def predict(
-        self,
-        weights: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: Sequence[Array],
-        *,
-        groups: Groups | None = None,
-        rescale: float = 0.0,
-    ) -> Array:
-        """Compute a submodel's outputs."""
-
-    def moments(
-        self,
-        weights: Mapping[str, Array],
-        buffers: Mapping[str, Array],
-        inputs: Sequence[Array],
-        *,
-        groups: Groups | None = None,
-        rescale: float = 0.0,
-    ) -> Moments | None:
-        """Compute a submodel's BatchNorm moments; None: the model has no BatchNorm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,28 +34,18 @@ class LevelModel:
     rescale: float
     statistics: Mapping[str, Array] = field(default_factory=dict)
     """The buffers among them that were computed for this level; empty without BatchNorm."""
+    statistics_devices: int | None = None
+    """See `LevelScore`; `statistics_share` too."""
+    statistics_share: float | None = None
 
     def accuracy(self, runtime: LevelRuntime, data: ArrayData) -> float | None:
         """Share of correct answers; None if the task has no such notion."""
         # Imported here: it loads onnxruntime, which is optional and slow to load.
-        from edge_sdk.train.inference import accuracy
+        from edge_sdk.train.evaluation import level_accuracy
 
-        right = 0
-        for first in range(0, len(data), PIECE):
-            rows = slice(first, first + PIECE)
-            outputs = runtime.predict(
-                self.weights,
-                self.buffers,
-                [each[rows] for each in data.inputs],
-                groups=self.groups,
-                rescale=self.rescale,
-            )
-            targets = data.targets[rows]
-            share = accuracy(outputs, targets)
-            if share is None:
-                return None
-            right += round(share * targets.size)
-        return right / data.targets.size
+        return level_accuracy(
+            runtime, self.weights, self.buffers, data, groups=self.groups, rescale=self.rescale
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +58,11 @@ class LevelScore:
     """Share of correct answers; None: not measured, or the task has no such notion."""
     statistics: Mapping[str, Array] = field(default_factory=dict)
     """Its own BatchNorm statistics, by name of their buffers; empty: not computed."""
+    statistics_devices: int | None = None
+    """Devices from whose data the statistics were computed; None: from the coordinator's data, or
+    not at all."""
+    statistics_share: float | None = None
+    """Share of all training samples that those devices have; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,6 +182,8 @@ def pack_levels(scores: LevelScores) -> tuple[dict[str, Any], dict[str, Array]]:
             "level": each.level,
             "groups": {axis: list(ids) for axis, ids in each.groups.items()},
             "accuracy": each.accuracy,
+            "statistics_devices": each.statistics_devices,
+            "statistics_share": each.statistics_share,
         }
         for each in scores.levels
     ]
@@ -235,5 +201,14 @@ def unpack_levels(content: Mapping[str, Any], arrays: Mapping[str, Array]) -> Le
             for name, array in arrays.items()
             if name.startswith(start)
         }
-        levels.append(LevelScore(float(each["level"]), groups, each["accuracy"], statistics))
+        levels.append(
+            LevelScore(
+                float(each["level"]),
+                groups,
+                each["accuracy"],
+                statistics,
+                each.get("statistics_devices"),
+                each.get("statistics_share"),
+            )
+        )
     return LevelScores(tuple(levels), float(content["rescale"]))

@@ -230,6 +230,18 @@ def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     return [_weigh(policy, sight, history, known[level]) for level in levels]
 
 
+def forward_objection(policy: Policy, sight: Sight, history: History, cost: Cost) -> str | None:
+    """Return why a forward pass of this cost cannot be afforded now; None: it can be.
+
+    The owner's level and share of rounds limit training; a pass is limited by the gates, which are
+    not checked here, and by memory, time and energy alone.
+    """
+    if sight.snapshot.memory.available_bytes is None:
+        return f"{_name(cost.level)} is not tried while free memory is not known"
+    verdict = _weigh(policy, sight, history, cost)
+    return None if verdict.share > 0 else f"{_name(cost.level)} {verdict.reason}"
+
+
 def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdict:
     level, available = cost.level, sight.snapshot.memory.available_bytes
     smallest = level == min(policy.offered_levels())

@@ -21,11 +21,12 @@ from typing import Protocol
 
 from edge_sdk.decide.budget import History
 from edge_sdk.decide.costs.cost import Cost
-from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight
+from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight, forward_objection
 from edge_sdk.decide.gates import Gate, closed_gate
 from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.train.backend import Job
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,14 @@ class Costs(Protocol):
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         """Predict the round's cost at each of these levels."""
 
-    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Metered:
-        """Measure the training inside its block; `job`: what is trained, None: all at `level`."""
+    def forward(self, survey: Survey, number: int, samples: int) -> Cost:
+        """Predict a survey's forward pass of its level of this number over so many samples."""
+
+    def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Metered:
+        """Measure the training inside its block; `job`: what is trained, None: all at `level`.
+
+        `opened` None: a forward pass, which corrects no prediction.
+        """
 
 
 class Metered(Protocol):
@@ -125,9 +132,27 @@ class Observer:
             return None
         return self._last[2]
 
+    def objection(self, survey: Survey, number: int, samples: int) -> str | None:
+        """Return why this device cannot run a survey's level of this number; None: it can."""
+        gate = closed_gate(self._policy.limits, self._snapshot(), local_minute(self._wall()))
+        if gate is not None:
+            return gate.reason
+        if self._costs is None:
+            return None
+        sight = Sight(
+            snapshot=self._snapshot(), deadline_s=survey.wait_s, now_s=self._wall(), rounds_left=1
+        )
+        cost = self._costs.forward(survey, number, samples)
+        return forward_objection(self._policy, sight, self._history, cost)
+
     @contextmanager
-    def training(self, opened: RoundOpen, level: float, job: Job | None = None) -> Iterator[None]:
-        """Measure the training in the block, and book its energy, whatever its result."""
+    def training(
+        self, opened: RoundOpen | None, level: float, job: Job | None = None
+    ) -> Iterator[None]:
+        """Measure the work in the block, and book its energy, whatever its result.
+
+        `opened` None: it is a forward pass, and no training.
+        """
         self._looked_s, self._closed = self._clock() - LOOK_S, None
         if self._costs is None:
             yield

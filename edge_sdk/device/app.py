@@ -18,6 +18,7 @@ import numpy as np
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
+from edge_sdk.device.examining import Examiner, UnfetchedError
 from edge_sdk.device.machine import (
     Decide,
     Decided,
@@ -25,6 +26,8 @@ from edge_sdk.device.machine import (
     DeviceState,
     Effect,
     Event,
+    Examine,
+    Examined,
     Facts,
     Failed,
     Fetch,
@@ -64,6 +67,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
@@ -108,6 +112,8 @@ class DeviceApp(Generic[K]):
         store: ArrayStore | None = None,
         observer: Observer | None = None,
         emulation: Emulation | None = None,
+        examiner: Examiner | None = None,
+        overtaken: Callable[[int], bool] = lambda _: False,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -116,6 +122,9 @@ class DeviceApp(Generic[K]):
 
         `observer` tells what the device can afford; None: all that its owner allows. `emulation` is
         the device it pretends to be, whose time passes from round to round; None: this machine.
+
+        `examiner` runs levels for surveys; None: this device answers that it cannot. `overtaken`
+        tells if something newer than this round waits, which ends a survey of it.
         """
         self.name = name
         self._movements = movements
@@ -137,6 +146,8 @@ class DeviceApp(Generic[K]):
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
         self._observer = Observer(policy) if observer is None else observer
         self._emulation = emulation
+        self._examiner = examiner
+        self._overtaken = overtaken
         self._should_stop = should_stop
         self._clock = clock
 
@@ -150,11 +161,11 @@ class DeviceApp(Generic[K]):
         """The newest round; None: none was opened yet."""
         return self._state.newest
 
-    def connected(self) -> list[Bid | Movement | K]:
+    def connected(self) -> list[Bid | SurveyFinding | Movement | K]:
         """Return every movement that has no receipt yet: the link is up, perhaps again."""
         return self._handle(LinkUp())
 
-    def restarted(self, opened: RoundOpen | None) -> list[Bid | Movement | K]:
+    def restarted(self, opened: RoundOpen | None) -> list[Bid | SurveyFinding | Movement | K]:
         """Begin again with a coordinator that was started again; return what to send.
 
         `opened` is the round heard of last, which is answered again. See `Restarted`.
@@ -162,13 +173,13 @@ class DeviceApp(Generic[K]):
         return self._handle(Restarted(opened))
 
     def receive(
-        self, message: RoundOpen | Assignment | Receipt | RoundClosed
-    ) -> list[Bid | Movement | K]:
+        self, message: RoundOpen | Assignment | Receipt | RoundClosed | Survey
+    ) -> list[Bid | SurveyFinding | Movement | K]:
         """Work through a message of the coordinator; return what to send, in order."""
         return self._handle(message)
 
-    def _handle(self, event: Event) -> list[Bid | Movement | K]:
-        events, sent = [event], list[Bid | Movement | K]()
+    def _handle(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
+        events, sent = [event], list[Bid | SurveyFinding | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
             for effect in effects:
@@ -211,6 +222,9 @@ class DeviceApp(Generic[K]):
                 extra = fact("training", round=opened.round, steps=opened.steps)
                 log.info("round %d: training, %d steps", opened.round, opened.steps, extra=extra)
                 return self._attempt(opened.round, lambda: self._train(effect))
+            case Examine(survey):
+                found = [self._examine(survey, number) for number in range(len(survey.levels))]
+                return Examined(tuple(each for each in found if each is not None))
             case KeepMovement(movement):
                 log.info(
                     "round %d: movement of %d bytes, loss %.4f, %.2f s of training",
@@ -370,6 +384,60 @@ class DeviceApp(Generic[K]):
     def _classes(self, rule: LocalRule) -> tuple[int, ...]:
         """Return the classes of the device's samples, if the rule asks for them."""
         return () if rule.classes == "all" else tuple(np.unique(self._data.targets).tolist())
+
+    def _examine(self, survey: Survey, number: int) -> SurveyFinding | None:
+        """Run a survey's level, or tell why not; an error is a reason, never the device's end.
+
+        None: the level did not come, which may have passed when the coordinator asks again.
+        """
+        level, round, reason = survey.levels[number], survey.round, None
+        try:
+            reason = self._objection(survey, number)
+            if reason is None and self._examiner is not None:
+                with self._observer.training(None, level):
+                    found = self._examiner.find(
+                        survey, number, lambda: self._must_stop() or self._overtaken(round)
+                    )
+                words = "survey of round %d: %s of level %g from %d samples"
+                extra = fact("survey", round=round, level=level, samples=found.samples)
+                log.info(words, round, survey.wants, level, found.samples, extra=extra)
+                return found
+        except UnfetchedError as error:
+            extra = fact("survey", round=round, level=level)
+            log.warning("survey of round %d: level %g: %s", round, level, error, extra=extra)
+            return None
+        except TrainingStopped:
+            gate = self._observer.closed_gate()
+            reason = "something newer came" if gate is None else gate.reason
+        except TesseraError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("%s: unexpected error; the level is not examined", self.name)
+            reason = f"{type(error).__name__}: {error}"
+        extra = fact("survey", round=round, level=level, samples=0)
+        log.info("survey of round %d: not level %g: %s", round, level, reason, extra=extra)
+        return SurveyFinding(
+            device=self.name,
+            round=round,
+            wants=survey.wants,
+            level=level,
+            samples=0,
+            run=survey.run,
+            reason=(reason or "")[:MAX_REASON_CHARACTERS],
+        )
+
+    def _objection(self, survey: Survey, number: int) -> str | None:
+        """Return why this device does not run a survey's level; None: it does."""
+        if self.unfit is not None:
+            return self.unfit
+        if self._examiner is None:
+            return "this device runs no levels"
+        if (refusal := self._examiner.refusal(survey)) is not None:
+            return refusal
+        if self._should_stop() or self._overtaken(survey.round):
+            return "something newer came"
+        samples = min(survey.samples, len(self._data))
+        return self._observer.objection(survey, number, samples)
 
     def _must_stop(self) -> bool:
         return self._should_stop() or self._observer.closed_gate() is not None

@@ -121,7 +121,8 @@ class DeviceConfig:
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers of onnxruntime, preferred first."""
     evaluate_every: Natural = 0
-    """Rounds between evaluations of the whole model on the device's own data; 0 means never."""
+    """Rounds between evaluations of the whole model on the device's own data; 0 means never, and
+    that surveys of the coordinator get no accuracies from this device."""
     stay: bool = False
     """Wait for the next run when one is finished."""
     connect_s: Annotated[float, Within(least=0)] = 0.0

@@ -150,7 +150,7 @@ def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str
         return alone, "weigh is false"
     try:
         notice, opened = _last_task(folder)
-        backend, manifest, _ = load_task(notice, config, _Cached(folder / "chunks").fetch)
+        backend, manifest = load_task(notice, config, _Cached(folder / "chunks").fetch)
         samples = 0 if config.data is None else len(load_data(config.data))
         costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
         return Observer(config.policy, probe, costs).look(opened), None

@@ -20,6 +20,16 @@
     BIDDING    invitation, newer
     other      RoundOpen by          unchanged   –; only the invitation, a RoundOpen without this
                invitation                        flag, is answered
+    IDLE,      Survey                EXAMINING   Examine; the round that it names is over
+    BIDDING
+    DECIDING,  Survey                unchanged   –; taken up when the present work is done, unless a
+    FETCHING,                                    newer round was opened by then
+    TRAINING,
+    EXAMINING
+    EXAMINING  Examined              IDLE        SendMessage: a finding for every level
+    EXAMINING  RoundOpen             unchanged   –; taken up when the present work is done
+    any        Survey that was       unchanged   SendMessage: the same findings again; as a new
+               answered last                     survey if a level of it did not come
     any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
                another plan
     any        Receipt               unchanged   Forget
@@ -28,7 +38,8 @@
     DECIDING,
     BIDDING
     FETCHING,  Restarted             unchanged   Resend, as above
-    TRAINING
+    TRAINING,
+    EXAMINING
 
 Rules:
 - A coordinator's message that the table does not list is late, early or a duplicate and is ignored.
@@ -37,6 +48,7 @@ Rules:
   not newer is ignored. The first one after `Restarted` may go back, because a coordinator can be
   restarted from an older checkpoint. An invitation is newer than the announcement of its round,
   whichever comes first.
+- A survey of an older round than the newest is over and is ignored; so is one for other devices.
 - A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
 - A `Decided` for an older round than the newest is ignored.
 - If the round wants replays, a device that skips sends its last movement again, provided that it
@@ -61,6 +73,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 
@@ -73,6 +86,7 @@ class DevicePhase(Enum):
     BIDDING = "bidding"
     FETCHING = "fetching"
     TRAINING = "training"
+    EXAMINING = "examining levels"
 
 
 # -- events: messages of the coordinator, and these local ones ---------------------------------
@@ -126,6 +140,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Examined:
+    """A survey is answered: a finding for each of its levels that came."""
+
+    findings: tuple[SurveyFinding, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LinkUp:
     """The link is up, for the first time or again; earlier messages may be lost."""
 
@@ -143,11 +164,13 @@ Event = (
     | Assignment
     | Receipt
     | RoundClosed
+    | Survey
     | Decided
     | Fetched
     | Found
     | Finished
     | Failed
+    | Examined
     | LinkUp
     | Restarted
 )
@@ -186,6 +209,13 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
+class Examine:
+    """Run the survey's levels as far as the device can afford that; answer with `Examined`."""
+
+    survey: Survey
+
+
+@dataclass(frozen=True, slots=True)
 class KeepMovement:
     """Store the movement until its receipt."""
 
@@ -219,10 +249,15 @@ class SendReplay:
 class SendMessage:
     """Send a message to the coordinator."""
 
-    message: Bid | Movement
+    message: Bid | Movement | SurveyFinding
 
 
-Effect = Decide | Fetch | Train | KeepMovement | Forget | Resend | SendReplay | SendMessage
+Effect = (
+    Decide | Fetch | Train | Examine | KeepMovement | Forget | Resend | SendReplay | SendMessage
+)
+
+WORKING = (DevicePhase.FETCHING, DevicePhase.TRAINING, DevicePhase.EXAMINING)
+"""Phases whose work is finished before anything else begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +283,13 @@ class DeviceState:
     """See `Decision.passes`, of the last bid."""
     copy: int | None = None
     """The round of the movement that is kept for replays."""
+    survey: Survey | None = None
+    """The survey that is examined, or taken up when the present work is done."""
+    pending: Survey | None = None
+    """While one is examined: the next one."""
+    answered: Survey | None = None
+    """The last survey that was answered, with `findings`."""
+    findings: tuple[SurveyFinding, ...] = ()
 
 
 Step = tuple[DeviceState, list[Effect]]
@@ -271,6 +313,14 @@ def handle(state: DeviceState, event: Event) -> Step:
             if state.phase is DevicePhase.BIDDING and event.round == _opened(state).round:
                 return replace(state, phase=DevicePhase.IDLE), []
             return state, []
+        case Survey():
+            return _on_survey(state, event)
+        case Examined() if state.phase is DevicePhase.EXAMINING:
+            findings, after = event.findings, state.pending
+            state = replace(state, pending=None, answered=state.survey, findings=findings)
+            again = after is None or _is_answered(state, after)
+            done, effects = _next_round(replace(state, survey=None if again else after))
+            return done, [*map(SendMessage, findings), *effects]
         case LinkUp():
             return state, _resend_all(state)
         case Restarted():
@@ -312,9 +362,40 @@ def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
     if _is_old(state, event):
         return state, []
     state = replace(state, newest=event, may_go_back=False)
-    if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
+    if state.phase in WORKING:
         return state, []
     return _next_round(state)
+
+
+def _on_survey(state: DeviceState, event: Survey) -> Step:
+    asked = not event.devices or state.name in event.devices
+    if event.plan_hash != state.plan_hash or not asked or _is_over(state, event):
+        return state, []
+    if _is_answered(state, event):
+        return state, [SendMessage(finding) for finding in state.findings]
+    if state.phase is DevicePhase.EXAMINING:
+        return replace(state, pending=event), []
+    state = replace(state, survey=event)
+    if state.phase in (DevicePhase.IDLE, DevicePhase.BIDDING):
+        return _next_survey(state)
+    return state, []
+
+
+def _is_answered(state: DeviceState, survey: Survey) -> bool:
+    """True if the last survey that was answered is this one, and all its levels came."""
+    return survey == state.answered and len(state.findings) == len(survey.levels)
+
+
+def _is_over(state: DeviceState, survey: Survey) -> bool:
+    """True if a newer round than the survey's was opened, or announced, since."""
+    return state.newest is not None and state.newest.round > survey.round
+
+
+def _next_survey(state: DeviceState) -> Step:
+    """Take up the survey that waits, if it is not over."""
+    if state.survey is None or _is_over(state, state.survey):
+        return replace(state, survey=None), []
+    return replace(state, phase=DevicePhase.EXAMINING), [Examine(state.survey)]
 
 
 def _is_old(state: DeviceState, event: RoundOpen) -> bool:
@@ -334,7 +415,7 @@ def _refusal(state: DeviceState, event: RoundOpen) -> Bid:
 
 def _on_restarted(state: DeviceState, event: Restarted) -> Step:
     effects = _resend_all(state)
-    if state.phase not in (DevicePhase.FETCHING, DevicePhase.TRAINING):
+    if state.phase not in WORKING:
         state = replace(state, phase=DevicePhase.IDLE, opened=None, newest=None)
         if event.opened is not None:
             state, more = _on_round_open(state, event.opened)
@@ -367,7 +448,8 @@ def _on_decided(state: DeviceState, event: Decided) -> Step:
         effects.append(SendReplay(opened.round, state.copy))
     phase = DevicePhase.IDLE if skips else DevicePhase.BIDDING
     state = replace(state, phase=phase, offered=decision.level, passes=decision.passes)
-    return state, effects
+    state, more = _next_survey(state)
+    return state, [*effects, *more]
 
 
 def _on_assignment(state: DeviceState, event: Assignment) -> Step:
@@ -381,7 +463,7 @@ def _on_assignment(state: DeviceState, event: Assignment) -> Step:
 def _next_round(state: DeviceState) -> Step:
     """Take up the newest round, or rest if it was just dealt with or is for invited devices."""
     if state.newest is None or state.newest == state.opened or state.newest.by_invitation:
-        return replace(state, phase=DevicePhase.IDLE, assignment=None), []
+        return _next_survey(replace(state, phase=DevicePhase.IDLE, assignment=None))
     opened = state.newest
     state = replace(state, phase=DevicePhase.DECIDING, opened=opened, assignment=None)
     return state, [Decide(opened)]

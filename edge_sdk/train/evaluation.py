@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.errors import TrainingError, TrainingStopped
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.train.inference import Predictor, accuracy
+from edge_sdk.train.statistics import LevelRuntime
 
 BATCH = 256
+PIECE = 512
+"""Samples of a level to predict at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,35 @@ def evaluate(
         right += (share or 0.0) * len(targets)
     samples = len(data)
     return Scores(samples, total / samples, right / samples if classes else None)
+
+
+def level_accuracy(
+    runtime: LevelRuntime,
+    weights: Mapping[str, Array],
+    buffers: Mapping[str, Array],
+    data: ArrayData,
+    *,
+    groups: Groups,
+    rescale: float,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> float | None:
+    """Return a submodel's share of correct answers; None if the task has no such notion.
+
+    `should_stop` is polled from time to time; raises `TrainingStopped` when it returns True.
+    """
+    right = 0
+    for first in range(0, len(data), PIECE):
+        if should_stop():
+            raise TrainingStopped(first // PIECE)
+        rows = slice(first, first + PIECE)
+        inputs = [each[rows] for each in data.inputs]
+        outputs = runtime.predict(weights, buffers, inputs, groups=groups, rescale=rescale)
+        targets = data.targets[rows]
+        share = accuracy(outputs, targets)
+        if share is None:
+            return None
+        right += round(share * targets.size)
+    return right / data.targets.size
 
 
 def _cross_entropy(outputs: NDArray[np.float64], targets: Array) -> NDArray[np.float64]:

@@ -44,6 +44,7 @@ from edge_sdk.machine.board import find_board
 from edge_sdk.machine.snapshot import Battery, MemoryState, Snapshot
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, TimedBackend
@@ -226,21 +227,23 @@ class _Drawn:
         draws = stream(self._seed, "levels", self._name, opened.round)
         shares = self._fleet.shares
         fits = float(draws.choice(list(shares), p=[*_normal(list(shares.values()))]))
-        return tuple(
-            Cost(
-                level=level,
-                seconds=0.0 if level <= fits else 2 * opened.train_deadline_s,
-                joules=None,
-                peak_bytes=0.0,
-                bytes_down=0.0,
-                bytes_up=0.0,
-            )
-            for level in levels
-        )
+        late_s = 2 * opened.train_deadline_s
+        return tuple(_timed(level, 0.0 if level <= fits else late_s) for level in levels)
+
+    def forward(self, survey: Survey, number: int, _samples: int) -> Cost:
+        """See `Costs`: a forward pass takes no time."""
+        return _timed(survey.levels[number], 0.0)
 
     def metered(self, *_training: object) -> _Unmetered:
         """See `Costs`."""
         return _Unmetered()
+
+
+def _timed(level: float, seconds: float) -> Cost:
+    """Return a cost of time alone."""
+    return Cost(
+        level=level, seconds=seconds, joules=None, peak_bytes=0.0, bytes_down=0.0, bytes_up=0.0
+    )
 
 
 class _Unmetered:

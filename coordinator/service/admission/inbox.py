@@ -6,7 +6,7 @@ or decoded; every transfer survives a loss. Events of the link itself are never 
 
 | from one device | at most |
 |---|---|
-| control messages | 4 KiB each, `limits.CONTROL`, and 64 waiting |
+| control messages | `max_bytes` each, `limits.CONTROL`, and 64 waiting |
 | presence | `limits.PRESENCE` |
 | chunks | as many bytes waiting as its credits can ask for |
 
@@ -29,7 +29,8 @@ from edge_sdk.protocol.messages.transfer import UPLOAD_BYTES
 from edge_sdk.transport.link import LinkEvent, Received
 
 MAX_MESSAGE_BYTES = 2**12
-"""Largest control message from a device; the largest valid one is half this size."""
+"""Largest control message from a device, without a survey; the largest valid one is half this
+size."""
 MAX_WAITING = 64
 """Most control messages of one device that wait."""
 MAX_CONTROLS_BYTES = 2**26
@@ -65,6 +66,8 @@ class Inbox:
         """Names listened to. The reader of the queue sets this and `full`."""
         self.full = False
         """True if no further names will be admitted."""
+        self.max_bytes = MAX_MESSAGE_BYTES
+        """Largest control message of a device; findings of a survey may be larger than others."""
         self._strangers = Buckets(Rate(STRANGERS.per_s, STRANGERS.burst + 2 * max_devices), 1)
         self._clock = clock
         self._device_bytes = device_bytes
@@ -146,8 +149,8 @@ class Inbox:
         return not self.full and self._strangers.take("", self._clock())
 
     def _objection_to_control(self, kind: TopicKind, device: str, size: int) -> str | None:
-        if size > MAX_MESSAGE_BYTES:
-            return f"a message has {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed"
+        if size > self.max_bytes:
+            return f"a message has {size} bytes; at most {self.max_bytes} are allowed"
         if self._waiting[device] >= MAX_WAITING:
             return f"more than {MAX_WAITING} messages waiting"
         if self._total[0] + size > self._controls_bytes:

@@ -7,17 +7,18 @@ federation has its own outlet (`coordinator/simulate/ram.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import PLAIN, GlobalModel
 from coordinator.service.outgoing.publishing import Published, Publisher
-from edge_sdk.protocol.chunks import Chunks
+from edge_sdk.protocol.chunks import Blob, Chunks
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.survey import Survey, encode_statistics
 from edge_sdk.protocol.packs.index import unpack_model
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.layout import Array
@@ -27,6 +28,9 @@ PUBLISHING_SHARE = 0.2
 """Largest share of time that an asynchronous run spends on publishing versions."""
 MAX_EARLIER = 8
 """Number of newest versions held for devices that may be evaluating them."""
+
+LevelStatistics = Mapping[float, Mapping[str, Array]]
+"""Statistics of levels, by name of their buffers."""
 
 
 class ModelOutlet(Protocol):
@@ -40,6 +44,12 @@ class ModelOutlet(Protocol):
 
         `device` is the one it is for in an asynchronous run, which gets the newest version.
         """
+
+    def survey(self, survey: Survey) -> Survey:
+        """Return a survey, completed with the offered version and its statistics."""
+
+    def publish_statistics(self, levels: LevelStatistics) -> None:
+        """Offer statistics of the levels of the offered version."""
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """Keep these groups of the version a device was told of, for the device and the rule."""
@@ -87,6 +97,8 @@ class BrokerOutlet:
         self._changed: set[int] = set()
         """Packs that differ from the last published version."""
         self._published: Published
+        self._statistics: tuple[int, Blob | None] = -1, None
+        """Statistics of levels that were last published, and the version they belong to."""
         self._newest: tuple[EncodedModel, dict[str, Array]]
         """The model as last published, which most devices will ask for."""
 
@@ -113,7 +125,23 @@ class BrokerOutlet:
         if device is not None:
             self._publish_if_due()
             self._told[device] = self._published
-        return replace(opening, run=self._run, model=self._published.blob)
+        published, statistics = self._published, self._statistics_of(self._published)
+        return replace(opening, run=self._run, model=published.blob, statistics=statistics)
+
+    def survey(self, survey: Survey) -> Survey:
+        """See `ModelOutlet`."""
+        published, statistics = self._published, self._statistics_of(self._published)
+        return replace(survey, run=self._run, model=published.blob, statistics=statistics)
+
+    def publish_statistics(self, levels: LevelStatistics) -> None:
+        """See `ModelOutlet`."""
+        blob = self._publisher.publish_statistics(encode_statistics(levels))
+        self._statistics = self._published.version, blob
+
+    def _statistics_of(self, published: Published) -> Blob | None:
+        """Return the statistics that belong to a version; None if there are none."""
+        version, blob = self._statistics
+        return blob if version == published.version else None
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """See `ModelOutlet`."""

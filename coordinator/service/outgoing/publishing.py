@@ -11,7 +11,7 @@ If a broker cannot retain enough, only the pointers are published, and devices a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Presence, TaskNotice, Want
 from edge_sdk.protocol.packs.index import ModelIndex, encode_index, pack_chunks
@@ -29,7 +30,7 @@ from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
-TASK = "task"
+TASK, STATISTICS = "task", "statistics"
 MAX_WAITING = 4096
 """Most chunks waiting for the link; beyond that, devices have to ask again."""
 MAX_ASKED = 64
@@ -73,7 +74,7 @@ class Publisher:
         self._chunk_bytes = chunk_bytes
         self._retained = retained
         self._notice: TaskNotice | None = None
-        self._round: RoundOpen | RoundClosed | None = None
+        self._round: RoundOpen | RoundClosed | Survey | None = None
         self._presence: Presence | None = None
         self._left_over = _read_hashes(noted)
         """Chunks from an earlier process that a broker may still hold."""
@@ -140,15 +141,27 @@ class Publisher:
         self._publish(self._store.add(_name(version), chunks(), here))
         return made[0]
 
+    def publish_statistics(self, data: bytes) -> Blob:
+        """Publish statistics of a version's levels, in place of the last ones."""
+        blob, chunks = split_blob(data, self._chunk_bytes)
+        gone = self._store.drop(STATISTICS) if STATISTICS in self._store.names() else []
+        self._publish(self._store.add(STATISTICS, chunks.items()))
+        self._clear([hash for hash in gone if hash not in self._store])
+        return blob
+
     def keep_models(self, versions: Iterable[int]) -> None:
         """Clear the chunks that none of these versions needs."""
-        wanted = {TASK, *map(_name, versions)}
+        wanted = {TASK, STATISTICS, *map(_name, versions)}
         gone: list[bytes] = []
         for name in self._store.names():
             if name not in wanted:
                 gone += self._store.drop(name)
         stale = [hash for hash in (*gone, *self._left_over) if hash not in self._store]
         self._left_over = []
+        self._clear(stale)
+
+    def _clear(self, stale: Sequence[bytes]) -> None:
+        """Clear the topics of chunks that nobody needs."""
         if not stale:
             return
         if self._retained:
@@ -157,8 +170,8 @@ class Publisher:
             self._note()
         self._sending.pump()
 
-    def say_round(self, message: RoundOpen | RoundClosed | None) -> None:
-        """Announce the current round; None means there is none."""
+    def say_round(self, message: RoundOpen | RoundClosed | Survey | None) -> None:
+        """Announce the current round, or a survey between two; None means there is none."""
         self._round = message
         self._sending.say(self._topics.round, message, retain=True)
 

@@ -30,16 +30,18 @@ from edge_sdk.decide.costs.model import (
     CostModel,
     Known,
     Learned,
+    forward_bound,
     memory_bound,
     narrow_bytes,
 )
-from edge_sdk.decide.costs.work import batch_bytes, work_at
+from edge_sdk.decide.costs.work import batch_bytes, forward_work, work_at
 from edge_sdk.machine.energy import EnergyMeter, probed_watts
 from edge_sdk.machine.resident import resident_bytes
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
 
@@ -112,7 +114,23 @@ class Costing:
             levels, opened, samples=self._samples, held_bytes=self._held_bytes
         )
 
-    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Meter:
+    def forward(self, survey: Survey, number: int, samples: int) -> Cost:
+        """See `Costs`. Before anything could be measured, only its memory is known."""
+        level, groups = survey.levels[number], survey.groups[number]
+        plan, manifest, batch = self._backend.plan, self._manifest, survey.batch_size
+        if self._model is not None:
+            return self._model.forward(level, groups, samples, batch)
+        work = forward_work(plan, manifest, groups, batch)
+        return Cost(
+            level=level,
+            seconds=0.0,
+            joules=None,
+            peak_bytes=forward_bound(work, batch_bytes(manifest.data, batch)),
+            bytes_down=work.weight_bytes,
+            bytes_up=0.0,
+        )
+
+    def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Meter:
         """See `Costs`."""
         return Meter(self, opened, level, job)
 
@@ -167,7 +185,7 @@ class Costing:
 
     def _trained(self, meter: Meter, *, complete: bool) -> None:
         """Correct the costs by a meter's readings of a completed training."""
-        if self._model is None or not complete:
+        if self._model is None or meter.opened is None or not complete:
             return
         self._model = self._model.observed(
             meter.opened,
@@ -194,9 +212,11 @@ class Costing:
 
 
 class Meter:
-    """Measures one training. See `Metered`."""
+    """Measures one training, or a forward pass (`opened` None). See `Metered`."""
 
-    def __init__(self, costing: Costing, opened: RoundOpen, level: float, job: Job | None) -> None:
+    def __init__(
+        self, costing: Costing, opened: RoundOpen | None, level: float, job: Job | None
+    ) -> None:
         self._costing = costing
         self.opened = opened
         self.level = level

@@ -23,6 +23,9 @@ the weights and for its gradients; a second one also for the gradients of the fi
 that distils runs graphs of its own, with activations of their own, beside those of the gradient
 graphs, which stay open.
 
+A forward pass, for a survey, takes its own graph's share of all this: no gradients, no velocity, no
+movement. Its memory is bounded by that of training the same level, where that was measured.
+
 Everything here is pure. Laws: predictions do not fall with the level or the steps, and a constant
 ratio of observed to predicted seconds is learned completely, whatever widths were drawn.
 """
@@ -40,6 +43,7 @@ from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features,
 from edge_sdk.decide.costs.work import (
     Work,
     batch_bytes,
+    forward_work,
     largest_groups,
     narrower_levels,
     work_at,
@@ -50,10 +54,11 @@ from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
 from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.packs.packs import find_packs
-from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
 
@@ -72,6 +77,8 @@ ARRAYS_BESIDES = 3
 """Arrays as large as the weights, before and after training: blocks received, sent, their bytes."""
 ARRAYS = ARRAYS_BESIDES + 4
 """And during training: received weights, starting weights, current weights, their velocity."""
+FORWARD_ARRAYS = 2
+"""Arrays as large as the weights before a forward pass: blocks received, weights assembled."""
 HEADER_BYTES = 512
 """Least size of a movement before its statistics and its payload."""
 
@@ -88,6 +95,16 @@ def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encodin
     """
     arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # plus the gradients
     grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
+    return MARGIN * grown + MARGIN_BYTES
+
+
+def forward_bound(work: Work, data_bytes: int) -> float:
+    """Most bytes that a forward pass takes: all activations, and none of training's arrays.
+
+    The weights exist as received, assembled, and as the runtime's inputs.
+    """
+    arrays = (FORWARD_ARRAYS + 1) * work.weight_bytes
+    grown = FLOOR_BYTES + arrays + work.activation_bytes + 60 * data_bytes
     return MARGIN * grown + MARGIN_BYTES
 
 
@@ -299,6 +316,32 @@ class CostModel:
             )
             for level in levels
         )
+
+    def forward(self, level: float, groups: Groups, samples: int, batch: int) -> Cost:
+        """Predict a forward pass of a level's groups over so many samples, in batches.
+
+        Raises `GroupError` for invalid groups, `GraphError` when no graph fits.
+        """
+        work = forward_work(self.plan, self.manifest, groups, batch)
+        data = 0 if self.manifest is None else batch_bytes(self.manifest.data, work.samples)
+        runs = math.ceil(samples / work.samples)
+        seconds = (runs * self._step(work) + self._fixed(work)) * self._ratio(level)
+        peak = min(forward_bound(work, data), self._measured_bound(level, batch))
+        down = bytes_down(self.plan, level, Encoding())
+        return self._cost(level, seconds, 0.0, peak, 0.0, bytes_down=down, bytes_up=0)
+
+    def _measured_bound(self, level: float, batch: int) -> float:
+        """Most bytes of a forward pass at a level whose training was measured; else infinite."""
+        measured = self.calibration.samples
+        try:
+            work = work_at(self.plan, self.manifest, level, batch)
+        except GraphError:
+            return math.inf
+        if work.weight_bytes > max(each.weight_bytes for each in measured):
+            return math.inf
+        grown = fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
+        arrays = FORWARD_ARRAYS * work.weight_bytes
+        return MARGIN * (max(FLOOR_BYTES, grown(work)) + arrays) + MARGIN_BYTES
 
     def observed(
         self,

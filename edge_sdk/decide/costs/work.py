@@ -72,6 +72,27 @@ def work_of(plan: ModelPlan, manifest: Manifest | None, groups: Groups, batch: i
     )
 
 
+def forward_work(plan: ModelPlan, manifest: Manifest | None, groups: Groups, batch: int) -> Work:
+    """Return the work of a forward pass over one batch, in training mode. Raises as `work_at`."""
+    if manifest is None:
+        return Work(
+            samples=batch,
+            macs=batch * plan.submodel_macs(groups),
+            weight_bytes=4 * plan.submodel_parameters(groups),
+            activation_bytes=0,
+        )
+    kept = plan.kept_atoms(plan.choose(groups))
+    largest = manifest.largest_batch("statistics", kept)
+    size = batch if largest is None else largest
+    entry = manifest.pick("statistics", kept, max(1, size))
+    return Work(
+        samples=size,
+        macs=entry.macs(kept, size),
+        weight_bytes=entry.weight_bytes(kept),
+        activation_bytes=entry.activation_bytes(kept, size),
+    )
+
+
 def narrower_levels(opened: RoundOpen, level: float) -> tuple[float, ...]:
     """Return the levels that a device at this one trains besides its own, largest first."""
     if opened.local_rule.widths == "own":

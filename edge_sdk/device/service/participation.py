@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.examining import Examiner
 from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements, StoredMovement
 from edge_sdk.device.stores.residuals import FolderStore
@@ -35,11 +36,12 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.transfer import Evaluation, TaskNotice
 from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.task.codec import decode_manifest
-from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.protocol.task.graphs import Kind, Manifest
 from edge_sdk.train.backend import Backend
 from edge_sdk.transport.uploads import Outgoing
 
@@ -55,7 +57,7 @@ MAX_TASK_BYTES = 2**30
 NOTICE, OPENED = "task.notice", "round.opened"
 """Files in the device's folder: the task, and the first round that was taken up."""
 
-Sent = Bid | Evaluation | Outgoing
+Sent = Bid | Evaluation | SurveyFinding | Outgoing
 """A message to publish, or an upload to offer."""
 
 
@@ -74,20 +76,24 @@ class TakingPart:
         state: Path,
         probe: Probe | None,
         should_stop: Callable[[], bool],
+        fetch: FetchBlob,
+        overtaken: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Get ready to train; measures what levels cost, if that is not known yet.
 
         `folder` belongs to this run alone, `state` to the device. `probe` None: this machine's
-        sensors. `should_stop` ends a training. Raises `OSError` when the disk does not let us, and
-        `TrainingError` for a task that cannot be trained here.
+        sensors. `should_stop` ends a training, `overtaken` a survey of a round. `fetch` gets the
+        graphs that only evaluations and surveys need. Raises `OSError` when the disk does not let
+        us, and `TrainingError` for a task that cannot be trained here.
         """
         self.notice = notice
         self._config = config
         self._data = data
         self._should_stop = should_stop
         self._state = state
-        self._backend, self._manifest, self._files = task
+        self._backend, self._manifest = task
         self._model = model
+        self._fetch = fetch
         self._predictor: Predictor | None = None
         self._bid: Bid | None = None
         """The last offer."""
@@ -108,6 +114,15 @@ class TakingPart:
                 config, probe, trainer, task.manifest, state, len(data), emulation
             ),
             emulation=emulation,
+            examiner=Examiner(
+                config.name,
+                data,
+                model,
+                self._make_predictor,
+                evaluates=config.evaluate_every > 0,
+                spend=(lambda _: None) if emulation is None else emulation.trained,
+            ),
+            overtaken=overtaken,
             clock=time.perf_counter if emulation is None else emulation.clock,
             should_stop=should_stop,
         )
@@ -130,7 +145,9 @@ class TakingPart:
         """Return the uploads that an earlier start of this program left without a receipt."""
         return self._stamp(self._app.connected())
 
-    def receive(self, message: RoundOpen | Assignment | Receipt | RoundClosed) -> list[Sent]:
+    def receive(
+        self, message: RoundOpen | Assignment | Receipt | RoundClosed | Survey
+    ) -> list[Sent]:
         """Work through a message of this run, training included; return what to send."""
         if isinstance(message, Receipt):
             log.info(
@@ -196,21 +213,14 @@ class TakingPart:
 
     def _evaluation(self, opened: RoundOpen) -> Evaluation:
         from edge_sdk.train.evaluation import evaluate
-        from edge_sdk.train.inference import Predictor
 
-        plan = self._backend.plan
-        if self._predictor is None:
-            self._predictor = Predictor(
-                plan,
-                self._manifest,
-                self._files,
-                providers=self._config.providers,
-                threads=self._config.threads,
-            )
+        plan, predictor = self._backend.plan, self._make_predictor()
         groups = plan.full_groups()
         blocks, buffers = self._model.fetch_groups(opened, groups)
+        if opened.statistics is not None:
+            buffers |= self._model.fetch_statistics(opened, {1.0: groups}).get(1.0, {})
         weights = plan.assemble(blocks, groups)
-        scores = evaluate(self._predictor, weights, buffers, self._data, self._manifest.loss)
+        scores = evaluate(predictor, weights, buffers, self._data, self._manifest.loss)
         return Evaluation(
             device=self._config.name,
             run=self.notice.run,
@@ -220,17 +230,39 @@ class TakingPart:
             accuracy=scores.accuracy,
         )
 
-    def _stamp(self, messages: list[Bid | Movement | StoredMovement]) -> list[Sent]:
+    def _make_predictor(self) -> Predictor:
+        """Return what runs the model forward; its graphs are fetched on the first call.
+
+        Raises as `load_task`.
+        """
+        from edge_sdk.train.inference import Predictor
+
+        if self._predictor is None:
+            files = fetch_graphs(self.notice, self._manifest, FORWARD, self._fetch)
+            self._predictor = Predictor(
+                self._backend.plan,
+                self._manifest,
+                files,
+                providers=self._config.providers,
+                threads=self._config.threads,
+            )
+        return self._predictor
+
+    def _stamp(self, messages: list[Bid | SurveyFinding | Movement | StoredMovement]) -> list[Sent]:
         """Return the messages as they leave: with the run, movements as uploads."""
         if not self._noted and self._app.newest is not None:
             self._noted = True
             self._note(self._app.newest)
-        return [
-            self._log_bid(replace(message, run=self.notice.run))
-            if isinstance(message, Bid)
-            else self._upload(message)
-            for message in messages
-        ]
+        return [self._stamped(message) for message in messages]
+
+    def _stamped(self, message: Bid | SurveyFinding | Movement | StoredMovement) -> Sent:
+        match message:
+            case Bid():
+                return self._log_bid(replace(message, run=self.notice.run))
+            case SurveyFinding():
+                return replace(message, run=self.notice.run)
+            case _:
+                return self._upload(message)
 
     def _log_bid(self, bid: Bid) -> Bid:
         if bid.level is not None:
@@ -266,16 +298,19 @@ class LoadedTask(NamedTuple):
 
     backend: OnnxBackend
     manifest: Manifest
-    files: dict[str, bytes]
-    """Graphs by SHA-256."""
 
 
-def load_task(
-    notice: TaskNotice, config: DeviceConfig, fetch: Callable[[Blob, int, str], bytes]
-) -> LoadedTask:
+FetchBlob = Callable[[Blob, int, str], bytes]
+"""Takes a blob, the most bytes it may have and its name for errors, and returns its bytes."""
+
+TRAINING: tuple[Kind, ...] = ("gradient", "distillation")
+FORWARD: tuple[Kind, ...] = ("evaluate", "statistics")
+"""Graphs that are needed to train, and for evaluations and surveys."""
+
+
+def load_task(notice: TaskNotice, config: DeviceConfig, fetch: FetchBlob) -> LoadedTask:
     """Fetch a task and check its plan and graphs against each other.
 
-    `fetch` takes a blob, the most bytes it may have and its name for errors, and returns its bytes.
     Raises what `fetch` raises, and `GraphError`, `PlanError` or `TrainingError` for a task that
     cannot be trained here.
     """
@@ -283,11 +318,17 @@ def load_task(
 
     plan = decode_plan(fetch(notice.plan, MAX_TASK_BYTES, "the plan"))
     manifest = decode_manifest(fetch(notice.manifest, MAX_TASK_BYTES, "the manifest"))
-    kinds = {"gradient", "distillation", *(["evaluate"] if config.evaluate_every else [])}
-    files = {
+    files = fetch_graphs(notice, manifest, TRAINING, fetch)
+    backend = OnnxBackend(plan, manifest, files, providers=config.providers, threads=config.threads)
+    return LoadedTask(backend, manifest)
+
+
+def fetch_graphs(
+    notice: TaskNotice, manifest: Manifest, kinds: Collection[Kind], fetch: FetchBlob
+) -> dict[str, bytes]:
+    """Fetch a task's graphs of these kinds, by SHA-256. Raises what `fetch` raises."""
+    return {
         entry.sha256: fetch(notice.graphs[entry.sha256], MAX_TASK_BYTES, str(entry))
         for entry in manifest.graphs
         if entry.kind in kinds and entry.sha256 in notice.graphs
     }
-    backend = OnnxBackend(plan, manifest, files, providers=config.providers, threads=config.threads)
-    return LoadedTask(backend, manifest, files)

@@ -62,6 +62,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Complaint, Credit, Evaluation, Presence, TaskNotice
 from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
@@ -280,7 +281,7 @@ class DeviceService:
             case Writable(bulk):
                 if bulk:
                     self._sending.flush()
-            case Bid() | Evaluation():
+            case Bid() | Evaluation() | SurveyFinding():
                 self._publish(event)
             case Outgoing():
                 self._sending.add(event, now)
@@ -394,7 +395,7 @@ class DeviceService:
                     self._opened_behind = False
                 self._inbox.put(message)
                 self._fetcher.wake()
-            case TaskNotice() | Assignment():
+            case TaskNotice() | Assignment() | Survey():
                 self._inbox.put(message)
                 self._fetcher.wake()
             case Complaint(reason=reason):
@@ -428,10 +429,10 @@ class DeviceService:
         with suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if isinstance(event, Bid | Evaluation):
+                if isinstance(event, Bid | Evaluation | SurveyFinding):
                     self._publish(event)
 
-    def _publish(self, message: Bid | Evaluation) -> None:
+    def _publish(self, message: Bid | Evaluation | SurveyFinding) -> None:
         self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
 
     def _presence(self, *, online: bool) -> bytes:

@@ -28,6 +28,7 @@ from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.transfer import TaskNotice
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,14 @@ class CoordinatorStarted:
 
 
 Order = (
-    TaskNotice | RoundOpen | Assignment | Receipt | RoundClosed | Reconnected | CoordinatorStarted
+    TaskNotice
+    | RoundOpen
+    | Assignment
+    | Receipt
+    | RoundClosed
+    | Survey
+    | Reconnected
+    | CoordinatorStarted
 )
 """A message from the loop to the training thread."""
 
@@ -80,8 +88,8 @@ Told = Sent | Over | NewRun | Broken
 class Orders:
     """Orders for the training thread, in the order they came.
 
-    A round is left out when a newer one of its run waits behind it: a device that was busy answers
-    the present round, not the ones it missed.
+    A round or a survey is left out when a newer round of its run waits behind it: a device that was
+    busy answers the present round, not the ones it missed.
     """
 
     def __init__(self) -> None:
@@ -125,7 +133,7 @@ class Orders:
             self._changed.wait_for(lambda: self._closed or bool(self._orders), timeout_s)
             while self._orders:
                 order = self._orders.popleft()
-                if not isinstance(order, RoundOpen) or not self._newer_waits(
+                if not isinstance(order, RoundOpen | Survey) or not self._newer_waits(
                     order.run, order.round
                 ):
                     return order
@@ -178,6 +186,8 @@ class Training:
         """The round heard of last, new or not, perhaps of a run that is not announced yet."""
         self._closed: RoundClosed | None = None
         """The end of a run, perhaps of one that is not announced yet."""
+        self._survey: Survey | None = None
+        """The newest survey, perhaps of a run that is not announced yet."""
 
     def run(self) -> None:
         """Follow orders until the inbox is closed, or until an error that no retry can mend."""
@@ -254,6 +264,8 @@ class Training:
                 folder=folder,
                 state=self._folder.path,
                 probe=self._probe,
+                fetch=self._fetcher.fetch_blob,
+                overtaken=partial(self._inbox.overtakes, notice.run),
                 should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
             )
         except (FetchError, OSError) as error:
@@ -270,7 +282,7 @@ class Training:
             log.error("the data does not fit the task, so every round is skipped: %s", part.unfit)
         self._part = part
         self._guarded(part.resume)
-        for message in (self._opened, self._closed):
+        for message in (self._opened, self._survey, self._closed):
             if message is not None and message.run == notice.run:
                 self._guarded(partial(self._receive, message))
 
@@ -283,6 +295,8 @@ class Training:
                     self._opened = order  # else the invitation to this round may be here already
             case RoundClosed():
                 self._closed = order
+            case Survey():
+                self._survey = order
         if part is None:
             return []
         match order:
@@ -292,7 +306,7 @@ class Training:
                 opened = self._opened
                 same = opened is not None and opened.run == part.notice.run
                 return part.start_over(opened if same else None)
-            case RoundOpen() | Assignment() | Receipt() | RoundClosed():
+            case RoundOpen() | Assignment() | Receipt() | RoundClosed() | Survey():
                 if order.run == part.notice.run:
                     sent = part.receive(order)
                     if isinstance(order, RoundClosed) and self._is_over(order.run):

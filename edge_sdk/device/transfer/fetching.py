@@ -22,7 +22,7 @@ import math
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, chunk_hash, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
+from edge_sdk.protocol.messages.survey import MAX_STATISTICS_BYTES, Survey, decode_statistics
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Want
 from edge_sdk.protocol.messages.wire import encode_message
@@ -415,7 +416,38 @@ class PulledModel:
         """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
         return self.fetch_groups(opened, assignment.groups)
 
-    def fetch_groups(self, opened: RoundOpen, groups: Groups) -> tuple[Blocks, dict[str, Array]]:
+    def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array]]:
+        """See `LevelSource`. Raises as `fetch`."""
+        groups = survey.groups[number]
+        blocks, buffers = self.fetch_groups(survey, groups)
+        if survey.wants == "evaluation":
+            known = dict(zip(survey.levels, survey.groups, strict=True))
+            buffers |= self.fetch_statistics(survey, known).get(survey.levels[number], {})
+        return blocks, buffers
+
+    def fetch_statistics(
+        self, opened: RoundOpen | Survey, groups: Mapping[float, Groups]
+    ) -> dict[float, dict[str, Array]]:
+        """Return the statistics of levels that mean these groups; none if none are named.
+
+        Raises `FetchError`, also for statistics of another model.
+        """
+        if opened.statistics is None:
+            return {}
+        data = self._fetcher.fetch_blob(
+            opened.statistics,
+            MAX_STATISTICS_BYTES,
+            "the statistics",
+            lambda: self._overtaken(opened.round),
+        )
+        try:
+            return decode_statistics(self._plan, groups, data)
+        except MessageError as error:
+            raise FetchError(str(error)) from error
+
+    def fetch_groups(
+        self, opened: RoundOpen | Survey, groups: Groups
+    ) -> tuple[Blocks, dict[str, Array]]:
         """Return the blocks and buffers of these groups, as of this round."""
         index = self._index_of(opened)
         hashes = needed_chunks(self._plan, index, groups)
@@ -425,7 +457,7 @@ class PulledModel:
             lambda: self._overtaken(opened.round),
         )
 
-    def _index_of(self, opened: RoundOpen) -> ModelIndex:
+    def _index_of(self, opened: RoundOpen | Survey) -> ModelIndex:
         if opened.model is None:
             raise FetchError(f"round {opened.round} does not say where its model is")
         if self._index is None or self._index[0] != opened.model:

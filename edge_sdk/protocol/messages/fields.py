@@ -229,6 +229,18 @@ def _read_blobs(value: Any) -> dict[str, Blob]:
     return {text(name): _read_blob(each) for name, each in value.items()}
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{value!r} is not a list of names")
+    return tuple(check_name(text(each)) for each in value)
+
+
+def _bytes_by_name(value: Any) -> dict[str, bytes]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{str(value)[:40]!r} is not a map of bytes")
+    return {text(name): binary(each) for name, each in value.items()}
+
+
 def _read_rule(value: Any) -> LocalRule:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a map of a rule's fields")
@@ -289,6 +301,9 @@ GROUPS = Form(lambda value: {axis: list(ids) for axis, ids in value.items()}, _g
 WIDTHS = Form(lambda value: [GROUPS.write(each) for each in value], _several_groups)
 LEVELS = Form(lambda value: [number(each) for each in value], _levels)
 ENCODING = Form(str, _read_encoding)
+TEXT = Form(text, text)
+NAMES = Form(lambda value: [NAME.write(each) for each in value], _names)
+BYTES_BY_NAME = Form(dict, _bytes_by_name)
 
 BLOB_FORMS: Forms = {"size": COUNT, "chunks": HASHES}
 BLOB = Form(lambda value: write_fields(value, BLOB_FORMS), _read_blob)
@@ -302,7 +317,7 @@ RULE_FORMS: Forms = {
     "sam_radius": NUMBER,
     "proximal": NUMBER,
     "rescale": NUMBER,
-    "widths": Form(text, text),
+    "widths": TEXT,
     "distillation": NUMBER,
     "classes": Form(text, text, omits="all"),
 }

@@ -73,6 +73,9 @@ class RoundOpen:
     by_invitation: bool = False
     """Announces a round for some devices only, which get an opening of their own without this flag:
     the invitation. All others wait for the next round."""
+    statistics: Blob | None = None
+    """BatchNorm statistics of the model's levels (`survey.py`), for evaluations; None: those in the
+    model are the only ones."""
 
     def __post_init__(self) -> None:
         if self.replay_within < 0:

@@ -14,6 +14,7 @@ from edge_sdk.protocol.messages.fields import (
     BINARY,
     BLOB,
     BLOBS,
+    BYTES_BY_NAME,
     COUNT,
     ENCODING,
     FLAG,
@@ -21,12 +22,14 @@ from edge_sdk.protocol.messages.fields import (
     HASHES,
     LEVELS,
     NAME,
+    NAMES,
     NUMBER,
     RANGES,
     REASON,
     RULE,
     RUN,
     SHA256,
+    TEXT,
     WIDTHS,
     Form,
     Forms,
@@ -45,6 +48,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind
 from edge_sdk.protocol.messages.transfer import (
     Complaint,
@@ -71,6 +75,8 @@ ControlMessage = (
     | Want
     | Evaluation
     | Complaint
+    | Survey
+    | SurveyFinding
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -86,6 +92,8 @@ TYPES: dict[str, type[ControlMessage]] = {
     "want": Want,
     "evaluation": Evaluation,
     "complaint": Complaint,
+    "survey": Survey,
+    "finding": SurveyFinding,
 }
 """Every message by its name on the wire."""
 
@@ -115,6 +123,7 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "warmup": FLAG,
         "levels": LEVELS,
         "by_invitation": FLAG._replace(omits=False),
+        "statistics": optional(BLOB)._replace(omits=None),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {"name": NAME, "session": COUNT, "online": FLAG},
@@ -172,11 +181,38 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "accuracy": optional(NUMBER),
     },
     Complaint: {"device": NAME, "reason": REASON},
+    Survey: {
+        "round": COUNT,
+        "plan_hash": SHA256,
+        "wants": TEXT,
+        "levels": LEVELS,
+        "groups": WIDTHS,
+        "rescale": NUMBER,
+        "samples": COUNT,
+        "batch_size": COUNT,
+        "wait_s": NUMBER,
+        "devices": NAMES,
+        "run": RUN,
+        "model": optional(BLOB),
+        "statistics": optional(BLOB),
+    },
+    SurveyFinding: {
+        "device": NAME,
+        "round": COUNT,
+        "wants": TEXT,
+        "level": NUMBER,
+        "samples": COUNT,
+        "run": RUN,
+        "reason": REASON,
+        "means": BYTES_BY_NAME,
+        "m2s": BYTES_BY_NAME,
+        "accuracy": optional(NUMBER),
+    },
 }
 
 ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.TASK: (TaskNotice,),
-    TopicKind.ROUND: (RoundOpen, RoundClosed),
+    TopicKind.ROUND: (RoundOpen, RoundClosed, Survey),
     TopicKind.COORDINATOR: (Presence,),
     TopicKind.DOWN_CONTROL: (
         RoundOpen,
@@ -186,7 +222,7 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
         RoundClosed,
         Complaint,
     ),
-    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation),
+    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, SurveyFinding),
     TopicKind.PRESENCE: (Presence,),
 }
 """Messages that each topic carries; the other topics carry chunks."""

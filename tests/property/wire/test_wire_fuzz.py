@@ -27,6 +27,14 @@ from edge_sdk.protocol.messages.round import (
     Receipt,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import (
+    MAX_SURVEY_SAMPLES,
+    WANTS,
+    Survey,
+    SurveyFinding,
+    decode_statistics,
+    encode_statistics,
+)
 from edge_sdk.protocol.messages.transfer import (
     Credit,
     Evaluation,
@@ -36,6 +44,9 @@ from edge_sdk.protocol.messages.transfer import (
     Want,
 )
 from edge_sdk.protocol.messages.wire import ControlMessage, decode_message, encode_message
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
+from edge_sdk.train.statistics import read_moments
 from edge_sdk.transport.uploads import Uploads
 from tests.property.plan.test_plan_codec_fuzz import damaged, structures
 
@@ -106,6 +117,9 @@ groups = st.dictionaries(
     st.lists(st.integers(0, 63), min_size=1, max_size=64, unique=True).map(tuple),
     max_size=5,
 )
+floats = st.lists(st.floats(width=32), max_size=4).map(
+    lambda values: np.array(values, "<f4").tobytes()
+)
 messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(
         TaskNotice,
@@ -167,6 +181,38 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
         round=rounds,
         samples=st.integers(1, 2**40),
         loss=st.floats(-1e9, 1e9),
+        accuracy=st.one_of(st.none(), st.floats(0, 1)),
+    ),
+    st.builds(
+        lambda known, **fields: Survey(
+            levels=tuple(sorted(known, reverse=True)), groups=tuple(known.values()), **fields
+        ),
+        known=st.dictionaries(levels, groups, min_size=1, max_size=3),
+        round=rounds,
+        plan_hash=sha256s.map(bytes.hex),
+        wants=st.sampled_from(WANTS),
+        rescale=positive,
+        samples=st.integers(1, MAX_SURVEY_SAMPLES),
+        batch_size=rounds,
+        wait_s=positive,
+        devices=st.lists(names.filter(lambda name: not name.endswith("-bulk")), max_size=3).map(
+            tuple
+        ),
+        run=runs,
+        model=st.one_of(st.none(), blobs()),
+        statistics=st.one_of(st.none(), blobs()),
+    ),
+    st.builds(
+        SurveyFinding,
+        device=names,
+        round=rounds,
+        wants=st.sampled_from(WANTS),
+        level=levels,
+        samples=st.integers(1, MAX_SAMPLES),
+        run=runs,
+        reason=reasons,
+        means=st.dictionaries(st.text(max_size=8), floats, max_size=3),
+        m2s=st.dictionaries(st.text(max_size=8), floats, max_size=3),
         accuracy=st.one_of(st.none(), st.floats(0, 1)),
     ),
 )
@@ -307,3 +353,63 @@ def test_uploads_refuse_foreign_chunks(
     for payload in [*pieces, *(head + piece for head in heads for piece in pieces)]:
         with suppress(MessageError):
             assert uploads.received(offered.device, payload, 0.0).upload is None
+
+
+# -- statistics ----------------------------------------------------------------------------------
+
+NORM = ModelPlan(
+    axes=(Axis("a", (1, 1)),),
+    tensors=(Tensor("w", "float32", (Dim(2, 0),)),),
+    buffers=tuple(
+        Buffer(f"n.{name}", "float32", (Dim(2, 0),), statistic=True)
+        for name in ("running_mean", "running_var")
+    ),
+)
+LEVEL_GROUPS: dict[float, dict[str, tuple[int, ...]]] = {1.0: {"a": (0, 1)}, 0.5: {"a": (1,)}}
+STATISTICS = encode_statistics(
+    {1.0: {"n.running_mean": np.zeros(2)}, 0.5: {"n.running_var": np.ones(1)}}
+)
+
+
+@settings(law, max_examples=200)
+@given(
+    means=st.dictionaries(st.sampled_from(["n.running_mean", "n.running_var", "x"]), floats),
+    m2s=st.dictionaries(st.sampled_from(["n.running_mean", "n.running_var", "x"]), floats),
+    samples=st.integers(1, 9),
+    level=st.sampled_from(list(LEVEL_GROUPS)),
+)
+def test_moments_that_are_read_are_sound(
+    means: dict[str, bytes], m2s: dict[str, bytes], samples: int, level: float
+) -> None:
+    finding = SurveyFinding(
+        device="d", round=1, wants="statistics", level=level, samples=samples, means=means, m2s=m2s
+    )
+    with suppress(MessageError):
+        moments = read_moments(NORM, LEVEL_GROUPS[level], finding)
+        assert (moments.count, list(moments.means)) == (samples, ["n.running_mean"])
+        (mean,), (m2,) = moments.means.values(), moments.m2s.values()
+        assert mean.shape == m2.shape == (2 * level,)
+        assert np.isfinite([*mean, *m2]).all()
+        assert (m2 >= 0).all()
+
+
+@settings(law, max_examples=200)
+@given(data=damaged(STATISTICS))
+def test_decoder_checks_damaged_statistics(data: bytes) -> None:
+    with suppress(MessageError):
+        found = decode_statistics(NORM, LEVEL_GROUPS, data)
+        assert (
+            decode_statistics(NORM, LEVEL_GROUPS, encode_statistics(found)).keys() == found.keys()
+        )
+        for arrays in found.values():
+            assert all(np.isfinite(array).all() for array in arrays.values())
+
+
+@law
+@given(branch=structures)
+def test_decoder_checks_every_node_of_statistics(branch: Any) -> None:
+    def check(data: bytes) -> None:
+        with suppress(MessageError):
+            decode_statistics(NORM, LEVEL_GROUPS, data)
+
+    check_swaps(STATISTICS, branch, check, bytes)

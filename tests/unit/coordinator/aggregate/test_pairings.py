@@ -214,6 +214,25 @@ def test_start_says_what_becomes_of_levels_and_what_is_known_to_fail(
         assert part in sentence
 
 
+@pytest.mark.parametrize(
+    ("rule", "every", "words"),
+    [
+        ("ram-fed", 10, "every 10 rounds and at the end"),
+        ("ram-fed", 0, "of their own, at the end"),
+        ("fedavg", 10, "every 10 rounds and at the end"),
+        ("fed-raa", 10, "of their own, at the end"),
+    ],
+)
+def test_start_says_that_devices_compute_statistics(rule: str, every: int, words: str) -> None:
+    made = make_rule(rule)
+    masks = make_masks(fitting_masks(made))
+    said = level_advice(made, masks, "own", BATCH_NORM, has_data=False, survey_every=every)
+    assert words in said[-1]
+    assert "warning" not in said[-1]
+    told = level_advice(made, masks, "own", BATCH_NORM, has_data=True, survey_every=every)
+    assert not any(words in each for each in told)
+
+
 def test_whole_models_have_no_levels_to_advise_on() -> None:
     for rule in ("fedavg", "fed-raa"):
         said = level_advice(make_rule(rule), make_masks("random"), "own", PLAN, has_data=False)

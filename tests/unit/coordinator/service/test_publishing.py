@@ -258,3 +258,20 @@ def test_reserved_fragment_is_of_the_version_that_was_published(
     _, blocks = decode_blocks(PLAN, message)
     assert np.array_equal(blocks.values, PLAN.select(start, groups).values)
     assert buffers["mean"].shape == (3,)
+
+
+def test_statistics_replace_the_last_ones_and_outlive_versions(publisher: Make) -> None:
+    link = FullLink(room=10_000)
+    made, _, _ = publisher(link)
+    publish(made, 0, 0.0)
+    model = set(link.retained)
+    old = made.publish_statistics(b"old" * 1000)
+    assert len(old.chunks) == 3
+    assert set(link.retained) - model == {TOPICS.chunk(hash) for hash in old.chunks}
+    new = made.publish_statistics(b"new" * 1000)
+    publish(made, 1, 1.0)
+    made.keep_models([1])
+    assert {TOPICS.chunk(hash) for hash in new.chunks} < set(link.retained)
+    assert not {TOPICS.chunk(hash) for hash in old.chunks} & set(link.retained)
+    assert made.publish_statistics(b"new" * 1000) == new  # the same once more
+    assert {TOPICS.chunk(hash) for hash in new.chunks} < set(link.retained)

@@ -22,12 +22,15 @@ from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import Assignment, Bid, Outcome, RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
+from edge_sdk.protocol.messages.transfer import Complaint
 from tests.messages import make_opening
 from tests.unit.coordinator.service.service_world import (
     TOPICS,
     ScriptedDevice,
     World,
     Worlds,
+    fragments_config,
     rounds_config,
 )
 
@@ -527,3 +530,126 @@ def test_invited_device_that_was_started_again_gets_invitation_and_assignment(
         world.settle()
     assert again.receipts == [(1, "counted")]
     assert not [m for m in world.devices[-2].heard if m == again.opened[1]]
+
+
+# -- surveys -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the small model count as one with BatchNorm; its devices say that they run no level."""
+    monkeypatch.setattr("coordinator.service.service.can_survey", lambda *_: True)
+
+
+def refuse(device: ScriptedDevice, asked: Survey) -> None:
+    for level in asked.levels:
+        device.tell(
+            SurveyFinding(
+                device=device.name,
+                round=asked.round,
+                wants=asked.wants,
+                level=level,
+                samples=0,
+                run=asked.run,
+                reason="hot",
+            )
+        )
+
+
+@pytest.mark.usefixtures("surveyed")
+@pytest.mark.parametrize("rule", ["ra-fed", "ram-fed"])
+def test_movement_that_comes_during_a_survey_is_late_whether_or_not_it_is_killed(
+    worlds: Worlds, rule: str
+) -> None:
+    config = config_of(rule, min_devices=3, survey_every=1, survey_s=50.0)
+
+    def play(world: World, crashes: bool) -> None:
+        a, b, slow = world.add("a"), world.add("b", value=-0.5), world.add("slow", sends=False)
+        world.settle()
+        while not world.service.finished:
+            round = world.state.round
+            world.wait(101)  # the round closes without the slow one
+            asked = world.retained(TOPICS.round)
+            assert isinstance(asked, Survey)
+            assert (asked.round, asked.wants) == (round, "statistics")
+            assert [line["round"] for line in world.history] == list(range(1, round))
+            if crashes:
+                world.restart()
+                assert world.retained(TOPICS.round) == asked
+            slow.send(round)
+            assert (round, "counted") not in slow.receipts
+            if crashes:
+                world.restart()
+            for device in (a, b):
+                refuse(device, asked)
+            world.wait(51)  # the slow one says nothing
+            slow.send(round)
+        late = "memory" if rule == "ram-fed" else "late"
+        assert slow.receipts[0] == (1, late)
+        levels = world.history[-1]["levels"]
+        assert {level["statistics_devices"] for level in levels} == {0}
+
+    expect_the_same(worlds, config, play)
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_silent_devices_delay_one_survey_only(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(min_devices=2, rounds=2, survey_every=1, survey_s=50.0))
+    a, _ = world.add("a"), world.add("old")
+    world.settle()
+    for _ in (1, 2):
+        asked = world.retained(TOPICS.round)
+        assert isinstance(asked, Survey)
+        refuse(a, asked)
+        world.settle()
+        if asked.round == 1:
+            assert world.history == []
+            world.wait(51)
+    assert world.service.finished
+    assert isinstance(world.retained(TOPICS.round), RoundClosed)
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_asynchronous_run_that_is_killed_in_its_survey_asks_again(worlds: Worlds) -> None:
+    world = worlds.make(fragments_config(updates=4, survey_s=50.0))
+    devices = world.add("a"), world.add("b")
+    world.settle()
+    asked = world.retained(TOPICS.round)
+    assert isinstance(asked, Survey)
+    digest = world.service.model.digest
+    world.restart()
+    assert world.retained(TOPICS.round) == asked
+    assert world.service.course.surveying.under_way
+    for device in devices:
+        refuse(device, asked)
+    world.settle()
+    assert world.service.finished
+    assert isinstance(world.retained(TOPICS.round), RoundClosed)
+    assert world.service.model.digest == digest
+    assert world.history[-1]["levels"][0]["statistics_devices"] == 0
+    world.restart()  # a run that was surveyed is over
+    assert world.service.finished
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_finding_that_is_unsound_is_complained_about(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = worlds.make(rounds_config(min_devices=2, rounds=1, survey_s=50.0))
+    a, _ = world.add("a"), world.add("b")
+    world.settle()
+    asked = world.retained(TOPICS.round)
+    assert isinstance(asked, Survey)
+    finding = SurveyFinding(
+        device="a", round=1, wants="statistics", level=1.0, samples=10**6, run=asked.run
+    )
+    a.tell(finding)
+    world.settle()
+    complaint = next(each for each in a.heard if isinstance(each, Complaint))
+    assert "the survey asks for 256" in complaint.reason
+    # Larger than any other message of a device may be, but no finding of this model is so large.
+    a.tell(replace(finding, samples=1, means={"x": bytes(2**17)}))
+    world.settle()
+    world.wait(51)
+    assert world.service.finished
+    assert "bytes; at most 4096 are allowed" in caplog.text

@@ -26,6 +26,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.wire import ControlMessage
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
@@ -70,6 +71,7 @@ class TrainingDevice(ScriptedDevice):
             self.opened.setdefault(message.round, message)
         if isinstance(message, (RoundOpen, Assignment, Receipt, RoundClosed)):
             for answer in self.app.receive(message):
+                assert not isinstance(answer, SurveyFinding)  # the model has no BatchNorm
                 self._send(answer)
         if not isinstance(message, (RoundOpen, Assignment)):
             super()._receive(message)

@@ -22,6 +22,7 @@ from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.machine.snapshot import Battery, MemoryState, Snapshot
 from edge_sdk.protocol.errors import GraphError, TrainingStopped
 from edge_sdk.protocol.messages.round import Assignment, Bid, Movement, Replay, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.train.backend import Job, Trained
 from tests.messages import make_opening
 from tests.unit.edge_sdk.decide.prices import share_of
@@ -73,12 +74,18 @@ class Priced:
 
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         self.asked.append(levels)
-        whole = Cost(
+        return tuple(share_of(self._whole, level) for level in levels)
+
+    @property
+    def _whole(self) -> Cost:
+        return Cost(
             level=1, seconds=10, joules=self.joules, peak_bytes=1e8, bytes_down=1, bytes_up=1
         )
-        return tuple(share_of(whole, level) for level in levels)
 
-    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> Meter:
+    def forward(self, survey: Survey, number: int, samples: int) -> Cost:
+        return share_of(self._whole, survey.levels[number])
+
+    def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Meter:
         return Meter(None if self.joules is None else self.joules * level)
 
 
@@ -228,11 +235,11 @@ def test_gate_that_closes_stops_training_within_a_step_and_is_a_skip() -> None:
 
 
 def test_round_that_is_heard_of_again_is_answered_alike() -> None:
-    sent: list[Bid | Movement | Replay] = []
+    sent: list[Bid | SurveyFinding | Movement | Replay] = []
     policy = Policy(participation=0.5)
     observer = Observer(policy, history=None)
 
-    def hear(round: int) -> list[Bid | Movement | Replay]:
+    def hear(round: int) -> list[Bid | SurveyFinding | Movement | Replay]:
         return make_app(policy, observer).receive(opening(round))
 
     for round in (1, 1, 1, 2, 2, 3):

@@ -35,6 +35,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -80,7 +81,7 @@ class Source:
         return PLAN.select(np.arange(6, dtype=np.float32), assignment.groups), {}
 
 
-Sent = Bid | Movement | Replay | StoredMovement
+Sent = Bid | SurveyFinding | Movement | Replay | StoredMovement
 
 
 @dataclass

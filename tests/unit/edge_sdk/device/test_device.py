@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from edge_sdk.device.machine import (
     DeviceState,
     Effect,
     Event,
+    Examine,
+    Examined,
     Facts,
     Failed,
     Fetch,
@@ -42,6 +45,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, Wants
 from edge_sdk.protocol.plan.blocks import Blocks
 from tests.messages import MOVEMENT, make_opening
 
@@ -72,6 +76,16 @@ def receipt(round: int = 1, device: str = "pi") -> Receipt:
     return Receipt(device=device, round=round, outcome=Outcome.COUNTED)
 
 
+def survey(round: int = 1, wants: Wants = "statistics", **changes: Any) -> Survey:
+    usual: dict[str, Any] = {"plan_hash": "p", "levels": (1.0,), "groups": ({"a": (0,)},)}
+    numbers = {"rescale": 0.5, "samples": 4, "batch_size": 2, "wait_s": 9.0}
+    return Survey(round=round, wants=wants, **{**usual, **numbers, **changes})
+
+
+def finding(round: int = 1, wants: Wants = "statistics") -> SurveyFinding:
+    return SurveyFinding(device="pi", round=round, wants=wants, level=1.0, samples=0, reason="hot")
+
+
 LEVEL = Decided(1, Decision(0.5, "half", "memory"), Facts(7, 1e6, 2e5))
 SKIP = Decided(1, Decision(None, "skip: tired", "schedule"), Facts(7))
 SKIP_4 = replace(SKIP, round=4)
@@ -93,6 +107,7 @@ PATHS: dict[DevicePhase, tuple[Event, ...]] = {
     DevicePhase.BIDDING: (opening(1), LEVEL),
     DevicePhase.FETCHING: (opening(1), LEVEL, assignment()),
     DevicePhase.TRAINING: (opening(1), LEVEL, assignment(), FETCHED),
+    DevicePhase.EXAMINING: (opening(1), LEVEL, survey()),
 }
 """The shortest way to each phase."""
 
@@ -102,6 +117,7 @@ LOCAL: dict[str, Event] = {
     "found": Found(),
     "finished": Finished(movement()),
     "failed": Failed("hot"),
+    "examined": Examined((finding(),)),
 }
 LEGAL_LOCAL = {
     (DevicePhase.DECIDING, "decided"),
@@ -110,6 +126,7 @@ LEGAL_LOCAL = {
     (DevicePhase.TRAINING, "finished"),
     (DevicePhase.FETCHING, "failed"),
     (DevicePhase.TRAINING, "failed"),
+    (DevicePhase.EXAMINING, "examined"),
 }
 
 
@@ -409,3 +426,69 @@ def test_announcement_by_a_restarted_coordinator_does_not_undo_the_invitation() 
     assert handle(state, assignment())[1] == [Fetch(opening(1), assignment())]
     _, effects = run(announcement(1), Restarted(announcement(1)), opening(1))
     assert effects == [Decide(opening(1))]
+
+
+# -- surveys -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [(), (opening(1), SKIP), (opening(1), LEVEL)])
+def test_survey_is_examined_by_a_device_at_rest(before: tuple[Event, ...]) -> None:
+    state, effects = run(*before, survey())
+    assert (state.phase, effects) == (DevicePhase.EXAMINING, [Examine(survey())])
+    state, effects = handle(state, Examined((finding(),)))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [SendMessage(finding())])
+
+
+def test_survey_waits_for_the_present_work() -> None:
+    state, effects = run(*PATHS[DevicePhase.TRAINING], survey())
+    assert (state.phase, effects) == (DevicePhase.TRAINING, [])
+    _, effects = handle(state, Finished(movement()))
+    assert effects[2:] == [Examine(survey())]
+    state, _ = handle(state, opening(2))
+    state, effects = handle(state, Finished(movement()))
+    assert effects[2:] == [Decide(opening(2))]
+    state, _ = handle(state, replace(SKIP, round=2))
+    assert state.phase is DevicePhase.IDLE  # the newer round ended the survey
+    state, effects = run(opening(1), survey(), SKIP)
+    assert effects[1:] == [Examine(survey())]
+
+
+def test_round_that_opens_during_a_survey_follows_it() -> None:
+    state, effects = run(*PATHS[DevicePhase.EXAMINING], opening(2))
+    assert (state.phase, effects) == (DevicePhase.EXAMINING, [])
+    state, effects = handle(state, Examined((finding(),)))
+    assert effects == [SendMessage(finding()), Decide(opening(2))]
+
+
+def test_second_survey_follows_the_first() -> None:
+    state, effects = run(*PATHS[DevicePhase.EXAMINING], survey(wants="evaluation"))
+    assert (state.phase, effects) == (DevicePhase.EXAMINING, [])
+    state, effects = handle(state, Examined((finding(),)))
+    assert effects == [SendMessage(finding()), Examine(survey(wants="evaluation"))]
+    state, effects = handle(state, Examined((finding(wants="evaluation"),)))
+    assert state.phase is DevicePhase.IDLE
+
+
+def test_survey_that_is_heard_again_is_answered_without_work() -> None:
+    state, effects = run(*PATHS[DevicePhase.EXAMINING], survey(), Examined((finding(),)))
+    assert (state.phase, effects) == (DevicePhase.IDLE, [SendMessage(finding())])
+    assert handle(state, survey()) == (state, [SendMessage(finding())])
+    state, _ = handle(state, Restarted())  # the coordinator asks again
+    assert handle(state, survey()) == (state, [SendMessage(finding())])
+
+
+def test_survey_of_which_a_level_did_not_come_is_examined_again() -> None:
+    state, _ = run(*PATHS[DevicePhase.EXAMINING], Examined(()))
+    assert handle(state, survey())[1] == [Examine(survey())]
+    _, effects = run(*PATHS[DevicePhase.EXAMINING], survey(), Examined(()))
+    assert effects == [Examine(survey())]
+
+
+@pytest.mark.parametrize(
+    "foreign", [survey(plan_hash="q"), survey(devices=("tv",)), survey()], ids=["plan", "tv", "old"]
+)
+def test_survey_of_others_or_of_an_older_round_is_ignored(foreign: Survey) -> None:
+    state, _ = run(opening(2), replace(SKIP, round=2)) if foreign == survey() else run()
+    assert handle(state, foreign) == (state, [])
+    asked = survey(2, devices=("pi", "tv"))
+    assert handle(state, asked)[1] == [Examine(asked)]

@@ -165,6 +165,31 @@ def test_calibration_with_an_impossible_step_is_refused(task: Task) -> None:
         Calibration(samples=(bad,))
 
 
+# -- forward passes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_graphs", [True, False])
+def test_forward_pass_is_cheaper_than_training_and_rises_with_the_level(
+    task: Task, compiled: CompiledGraphs, with_graphs: bool
+) -> None:
+    plan, graphs = task.plan, compiled if with_graphs else None
+    model = model_of(task, graphs)
+    costs = [
+        model.forward(level, largest_groups(plan, level), samples=160, batch=16) for level in LEVELS
+    ]
+    trained = model.predict(LEVELS, opened(task, steps=10, batch_size=16))
+    for cost, training in zip(costs, trained, strict=True):
+        assert cost.level == training.level
+        assert 0 < cost.seconds < training.seconds
+        assert 0 < cost.peak_bytes < training.peak_bytes
+    for more, less in itertools.pairwise(costs):
+        assert more.seconds > less.seconds
+        assert more.peak_bytes > less.peak_bytes
+    once = model.forward(1.0, plan.all_groups(), samples=16, batch=16)
+    assert once.seconds < costs[0].seconds
+    assert once.peak_bytes == costs[0].peak_bytes
+
+
 # -- laws ----------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from edge_sdk.machine.snapshot import Battery
 from edge_sdk.protocol.errors import ConfigError, TrainingStopped
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job, Trained
 from edge_sdk.train.torch import TorchBackend
@@ -390,7 +391,13 @@ class CalibratedCosts:
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         return self._model.predict(levels, opened)
 
-    def metered(self, opened: RoundOpen, level: float, job: Job | None = None) -> _VirtualMeter:
+    def forward(self, survey: Survey, number: int, samples: int) -> Cost:
+        level, groups = survey.levels[number], survey.groups[number]
+        return self._model.forward(level, groups, samples, survey.batch_size)
+
+    def metered(
+        self, opened: RoundOpen | None, level: float, job: Job | None = None
+    ) -> _VirtualMeter:
         return _VirtualMeter(self._emulation.clock, self._known.net_w)
 
 

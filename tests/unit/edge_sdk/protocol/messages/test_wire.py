@@ -25,6 +25,7 @@ from edge_sdk.protocol.messages.round import (
     RoundClosed,
     RoundOpen,
 )
+from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import (
     MAX_RANGES,
@@ -224,6 +225,62 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
         Complaint(device="pi-4", reason="too many messages"),
         {"device": "pi-4", "reason": "too many messages"},
     ),
+    "survey": (
+        Survey(
+            round=7,
+            plan_hash=SHA.hex(),
+            wants="evaluation",
+            levels=(1.0, 0.5),
+            groups=({"hidden": (0, 1, 2, 3)}, {"hidden": (0, 2)}),
+            rescale=0.5,
+            samples=256,
+            batch_size=32,
+            wait_s=60.0,
+            devices=("pi-4", "tv"),
+            run=RUN,
+            model=Blob(900, (A,)),
+            statistics=Blob(200, (B,)),
+        ),
+        {
+            "round": 7,
+            "plan_hash": SHA.hex(),
+            "wants": "evaluation",
+            "levels": [1.0, 0.5],
+            "groups": [{"hidden": [0, 1, 2, 3]}, {"hidden": [0, 2]}],
+            "rescale": 0.5,
+            "samples": 256,
+            "batch_size": 32,
+            "wait_s": 60.0,
+            "devices": ["pi-4", "tv"],
+            "run": RUN,
+            "model": {"size": 900, "chunks": A},
+            "statistics": {"size": 200, "chunks": B},
+        },
+    ),
+    "finding": (
+        SurveyFinding(
+            device="pi-4",
+            round=7,
+            wants="statistics",
+            level=0.5,
+            samples=90,
+            run=RUN,
+            means={"norm.running_mean": bytes(8)},
+            m2s={"norm.running_var": bytes(8)},
+        ),
+        {
+            "device": "pi-4",
+            "round": 7,
+            "wants": "statistics",
+            "level": 0.5,
+            "samples": 90,
+            "run": RUN,
+            "reason": "",
+            "means": {"norm.running_mean": bytes(8)},
+            "m2s": {"norm.running_var": bytes(8)},
+            "accuracy": None,
+        },
+    ),
 }
 EVERY = pytest.mark.parametrize("kind", TYPES)
 
@@ -263,6 +320,10 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     announced = replace(message, by_invitation=True)
     assert encode_message(announced) == content("round_open", by_invitation=True)
     assert decode_message(encode_message(announced)) == announced
+    known = replace(message, statistics=Blob(200, (B,)))
+    statistics = {"size": 200, "chunks": B}
+    assert encode_message(known) == content("round_open", statistics=statistics)
+    assert decode_message(encode_message(known)) == known
     assert b"classes" not in encode_message(message)
     own = replace(message, local_rule=replace(message.local_rule, classes="own"))
     assert b"classes\xa3own" in encode_message(own)
@@ -404,6 +465,20 @@ def test_unknown_types_are_refused(kind: Any) -> None:
         ("evaluation", "accuracy", [-0.1, 1.1]),
         ("evaluation", "samples", [0, 2**41]),
         ("evaluation", "run", [""]),
+        ("survey", "wants", ["", "both", None, 1]),
+        ("survey", "levels", [[], [0.5, 1.0], [1.0], [1.0, 1.0], [2.0, 0.5], [1.0, 0.0], 1.0]),
+        ("survey", "groups", [[], [{}], {"a": [1]}, [{"a": []}, {}], [{}] * 65]),
+        ("survey", "rescale", [-1.0, float("nan"), None]),
+        ("survey", "samples", [0, -1, MAX_SURVEY_SAMPLES + 1]),
+        ("survey", "batch_size", [0]),
+        ("survey", "wait_s", [0, float("inf"), None]),
+        ("survey", "devices", [None, "pi", ["a/b"], [1], ["pi"] * 1001]),
+        ("finding", "wants", ["", "loss", None]),
+        ("finding", "level", [0, 1.5, None, float("nan")]),
+        ("finding", "samples", [0, -1, 2**41]),
+        ("finding", "means", [None, [], {"m": bytes(3)}, {"m": [0.0]}, {"m": "abcd"}]),
+        ("finding", "m2s", [None, {"v": bytes(5)}, {"v": "abcd"}]),
+        ("finding", "accuracy", [-0.1, 1.1, float("nan")]),
     ],
 )
 def test_wrong_values_are_refused(kind: str, name: str, values: list[Any]) -> None:
