@@ -15,6 +15,7 @@ from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
+from benchmarks.zoo import command as zoo
 from edge_sdk import __version__
 from edge_sdk.program.command import run_command
 
@@ -26,6 +27,7 @@ COMMANDS = (
     learn,
     levels,
     partition,
+    zoo,
     step,
     footprint,
     costs,

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from coordinator.errors import ConfigError
+from coordinator.task.tracing.capture.calls import ExampleInput
 from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.trace import TracedModel, trace_model
 from edge_sdk.protocol.plan.layout import Array
@@ -112,15 +113,17 @@ class Task:
 
 def make_task(
     model: torch.nn.Module,
-    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    example_input: ExampleInput,
     *,
     loss: str | Loss = "cross-entropy",
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
     example_targets: torch.Tensor | None = None,
+    output: str | int | None = None,
 ) -> Task:
     """Trace a model and take its weights as the initial ones.
 
+    `example_input` and `output` are those of `trace_plan`.
     `loss` is a name from `LOSSES` or a function (outputs, targets) → one loss per sample.
     `example_targets` is a batch of targets. A custom loss requires it; the named losses need it
     only when labels are not int64 or numbers are not float32.
@@ -131,7 +134,7 @@ def make_task(
         loss = LOSSES[loss]
     if example_targets is not None and (example_targets.ndim == 0 or not len(example_targets)):
         raise ConfigError("example_targets must be a batch: at least one sample, in dimension 0")
-    traced = trace_model(model, example_input, groups=groups, ratios=ratios)
+    traced = trace_model(model, example_input, groups=groups, ratios=ratios, output=output)
     weights, buffers = traced.weights_of(model), traced.buffers_of(model)
     return Task(traced, loss, weights, buffers, example_targets)
 

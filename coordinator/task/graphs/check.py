@@ -15,6 +15,7 @@ from coordinator.task.graphs.errors import WrongGraphError
 from coordinator.task.graphs.gradient import weighted_mean
 from coordinator.task.task import CUSTOM, Task
 from coordinator.task.tracing.moments import batch_moments
+from coordinator.task.tracing.program import SubmodelForward, TracedProgram
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.codec import fitted
 from edge_sdk.protocol.task.data_spec import ArraySpec
@@ -42,10 +43,20 @@ class CheckCase:
     kept: tuple[int, ...]
     batch: int
     feeds: dict[str, Array]
+    double: bool = False
+    """Compute in float64: the reference that float32 is judged by."""
 
     def tensors(self, names: list[str]) -> list[torch.Tensor]:
         """Return these inputs as torch tensors (copies)."""
-        return [torch.tensor(self.feeds[name]) for name in names]
+        found = [torch.tensor(self.feeds[name]) for name in names]
+        if not self.double:
+            return found
+        return [each.double() if each.dtype is torch.float32 else each for each in found]
+
+    def forward(self, program: TracedProgram) -> SubmodelForward:
+        """Return a program's pass at this case's sizes."""
+        found = program.at(self.kept, self.batch, True)
+        return found.in_double() if self.double else found
 
 
 def make_case(
@@ -89,7 +100,7 @@ def make_case(
 def torch_gradient(task: Task, case: CheckCase, *, distils: bool = False) -> dict[str, Array]:
     """Compute the outputs of a gradient or a distillation graph with torch's autograd."""
     plan = task.plan
-    forward = task.train_program.at(case.kept, case.batch, True)
+    forward = case.forward(task.train_program)
     weights = case.tensors([f"w:{tensor.name}" for tensor in plan.tensors])
     for weight in weights:
         weight.requires_grad_()
@@ -128,7 +139,7 @@ def torch_outputs(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute an evaluation graph's outputs with torch."""
     plan = task.plan
     with torch.no_grad():
-        outputs = task.traced.evaluate.at(case.kept, case.batch, True)(
+        outputs = case.forward(task.traced.evaluate)(
             case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
             case.tensors([f"b:{buffer.name}" for buffer in plan.buffers]),
             case.tensors([f"x{index}" for index in range(len(task.data.inputs))]),
@@ -141,7 +152,7 @@ def torch_statistics(task: Task, case: CheckCase) -> dict[str, Array]:
     """Compute a statistics graph's outputs with torch."""
     plan = task.plan
     names = [f"n:{buffer.name}" for buffer in plan.buffers]
-    forward = task.train_program.at(case.kept, case.batch, True)
+    forward = case.forward(task.train_program)
     moments = batch_moments(
         forward,
         case.tensors([f"w:{tensor.name}" for tensor in plan.tensors]),
@@ -271,12 +282,8 @@ def _exact_errors(
 
     BatchNorm over a few values, for one, amplifies rounding a thousandfold.
     """
-    feeds = {
-        name: array.astype(np.float64) if array.dtype == np.float32 else array
-        for name, array in case.feeds.items()
-    }
     try:
-        exact = oracle(task, replace(case, feeds=feeds))
+        exact = oracle(task, replace(case, double=True))
     except RuntimeError:  # the model itself insists on float32 somewhere
         return float("inf"), 0.0
     return difference(got, exact), difference(wanted, exact)

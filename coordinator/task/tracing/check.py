@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 
 import numpy as np
 import torch
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.capture import TRACE_BATCH, first_line, named_arrays, tile
+from coordinator.task.tracing.capture.calls import Call, calling
+from coordinator.task.tracing.capture.capture import TRACE_BATCH, first_line, named_arrays
 from coordinator.task.tracing.program import TracedProgram
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
@@ -28,10 +30,12 @@ Arrays = dict[str, torch.Tensor]
 Inputs = tuple[torch.Tensor, ...]
 
 
-def check_runs(model: torch.nn.Module, example: Inputs) -> None:
+def check_runs(model: torch.nn.Module, call: Call) -> None:
     """Raise `TraceError` if the model itself fails on the user's example."""
     try:
-        _run(model, _copies(dict(model.named_buffers())), example, train=False)
+        _run(model, _copies(dict(model.named_buffers())), call, train=False)
+    except TraceError:
+        raise
     except Exception as error:  # whatever forward() raises is reported
         raise TraceError(
             f"the model fails on the example input: {type(error).__name__}: {first_line(error)}"
@@ -43,44 +47,123 @@ def check_programs(
     train: TracedProgram,
     evaluate: TracedProgram,
     model: torch.nn.Module,
-    example: Inputs,
+    call: Call,
 ) -> None:
     """Compare both programs with the module, whole and narrowed; raise `TraceError`."""
-    state, inputs = _trial(plan, model, example)
-    rng = np.random.default_rng(0)
-    choices = [_scattered(plan, rng) for _ in range(2)]
-    for mode, program in (("evaluation", evaluate), ("training", train)):
-        full = _forward(plan, program, state, inputs)
-        drops = bool(program.at(_kept(plan, plan.all_groups()), BATCH).masks)
-        if not drops:  # otherwise the module would draw its own masks
-            wanted = _run(model, _copies(state), inputs, train=mode == "training")
-            _compare(f"the traced model in {mode} mode", full, wanted, wanted)
-        for choice in choices[: 2 if mode == "evaluation" else 1]:
-            narrow, masked = _narrow_and_masked(plan, state, choice)
-            got = _forward(plan, program, narrow, inputs, choice)
-            wanted = _forward(plan, program, masked, inputs)
-            _compare(f"a submodel in {mode} mode", got, wanted, full)
+    found = _Trial(plan, train, evaluate, model, call)
+    mismatch = found.mismatch()
+    if mismatch is not None:
+        # Rounding in float32 may be worse than the tolerance; in float64 only mistakes are left.
+        mismatch = found.in_double().mismatch(mismatch)
+    if mismatch is not None:
+        raise TraceError(mismatch)
 
 
-def _trial(plan: ModelPlan, model: torch.nn.Module, example: Inputs) -> tuple[Arrays, Inputs]:
+class _Trial:
+    """A model with weights and inputs to compare it and its programs on."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        train: TracedProgram,
+        evaluate: TracedProgram,
+        model: torch.nn.Module,
+        call: Call,
+    ) -> None:
+        self._plan = plan
+        self._programs = {"evaluation": evaluate, "training": train}
+        self._model = model
+        self._double = False
+        self._state, inputs = _trial(plan, model, call)
+        self._call = call.given(inputs)
+
+    def in_double(self) -> _Trial:
+        """Return the trial with all numbers in float64."""
+        double = copy(self)
+        double._double = True
+        double._call = self._call.given([_in_double(each) for each in self._call.tensors])
+        return double
+
+    def mismatch(self, otherwise: str = "") -> str | None:
+        """Say how a program differs from the module, or `otherwise` if that cannot be seen."""
+        plan, state = self._plan, self._state
+        rng = np.random.default_rng(0)
+        choices = [_scattered(plan, rng) for _ in range(2)]
+        for mode, program in self._programs.items():
+            full = self._forward(mode, state)
+            drops = bool(program.at(_kept(plan, plan.all_groups()), BATCH).masks)
+            if not drops:  # otherwise the module would draw its own masks
+                try:
+                    wanted = _run(
+                        self._model, self._copies(state), self._call, train=mode == "training"
+                    )
+                except Exception as error:
+                    if self._double:  # it makes float32 tensors of its own
+                        return otherwise
+                    return f"the model fails in {mode} mode: {first_line(error)}"
+                if found := _mismatch(f"the traced model in {mode} mode", full, wanted, wanted):
+                    return found
+            for choice in choices[: 2 if mode == "evaluation" else 1]:
+                narrow, masked = _narrow_and_masked(plan, state, choice)
+                _point(masked, program.directions)
+                got = self._forward(mode, narrow, choice)
+                wanted = self._forward(mode, masked)
+                if found := _mismatch(f"a submodel in {mode} mode", got, wanted, full):
+                    return found
+        return None
+
+    def _forward(self, mode: str, state: Arrays, choice: Groups | None = None) -> torch.Tensor:
+        """Return a program's output with nothing dropped."""
+        plan, inputs = self._plan, self._call.tensors
+        forward = self._programs[mode].at(_kept(plan, choice or plan.all_groups()), BATCH)
+        ones = [torch.ones(shape, device=inputs[0].device) for _, shape in forward.masks]
+        copies = self._copies(state)
+        if self._double:
+            forward, ones = forward.in_double(), [each.double() for each in ones]
+        try:
+            with torch.no_grad():
+                return forward(
+                    [copies[tensor.name] for tensor in plan.tensors],
+                    [copies[buffer.name] for buffer in plan.buffers],
+                    [tensor.clone() for tensor in inputs],
+                    [1.0] * len(plan.axes),
+                    ones,
+                )
+        except Exception as error:  # whatever torch raises at sizes that tracing got wrong
+            what = "the traced model" if choice is None else "a submodel"
+            raise TraceError(
+                f"{what} in {mode} mode fails at batch size {BATCH}: {first_line(error)}; tracing "
+                "missed how forward() depends on its sizes"
+            ) from error
+
+    def _copies(self, state: Arrays) -> Arrays:
+        copies = _copies(state)
+        return {n: _in_double(each) for n, each in copies.items()} if self._double else copies
+
+
+def _in_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.dtype is torch.float32 else tensor
+
+
+def _trial(plan: ModelPlan, model: torch.nn.Module, call: Call) -> tuple[Arrays, Inputs]:
     """Choose weights, buffers and inputs to try: as random as the model tolerates."""
     generator = torch.Generator().manual_seed(0)
-    plain, rows = _state_of(plan, model), tile(example, BATCH)
+    plain, rows = _state_of(plan, model), call.tiled(BATCH).tensors
     wild = {**plain, **_randomised(plan, plain, model, generator)}
     varied = tuple(_varied(tensor, generator) for tensor in rows)
     for state, inputs in ((wild, varied), (wild, rows), (plain, varied)):
         try:
-            output = _run(model, _copies(state), inputs, train=False)
+            output = _run(model, _copies(state), call.given(inputs), train=False)
         except Exception:  # noqa: S112  # such as ids out of range; the plain example must run
             continue
         if output.isfinite().all():
             return state, inputs
     try:
-        _run(model, _copies(plain), rows, train=False)
+        _run(model, _copies(plain), call.given(rows), train=False)
     except Exception as error:
         raise TraceError(
             f"the batch size is fixed inside the model: forward() runs on the example of "
-            f"{len(example[0])} rows but fails at {BATCH}: {first_line(error)}"
+            f"{len(call.tensors[0])} rows but fails at {BATCH}: {first_line(error)}"
         ) from error
     return plain, rows
 
@@ -141,37 +224,23 @@ def _narrow_and_masked(plan: ModelPlan, state: Arrays, choice: Groups) -> tuple[
     return _like(state, cut), {**state, **_like(state, masked)}
 
 
+def _point(masked: Arrays, directions: Mapping[str, int]) -> None:
+    """Give units without weights some direction; their norm, another weight, is zero."""
+    for name, dim in directions.items():
+        units = masked[name].movedim(dim, 0)
+        units[(units == 0).flatten(1).all(1)] = 1
+
+
 def _like(state: Arrays, arrays: Mapping[str, Array]) -> Arrays:
     return {name: torch.tensor(each).to(state[name].device) for name, each in arrays.items()}
-
-
-def _forward(
-    plan: ModelPlan,
-    program: TracedProgram,
-    state: Arrays,
-    inputs: Inputs,
-    choice: Groups | None = None,
-) -> torch.Tensor:
-    """Return a program's output with nothing dropped."""
-    forward = program.at(_kept(plan, choice or plan.all_groups()), BATCH)
-    copies = _copies(state)
-    device = inputs[0].device
-    with torch.no_grad():
-        return forward(
-            [copies[tensor.name] for tensor in plan.tensors],
-            [copies[buffer.name] for buffer in plan.buffers],
-            [tensor.clone() for tensor in inputs],
-            [1.0] * len(plan.axes),
-            [torch.ones(shape, device=device) for _, shape in forward.masks],
-        )
 
 
 def _kept(plan: ModelPlan, choice: Groups) -> tuple[int, ...]:
     return plan.kept_atoms(plan.choose(choice))
 
 
-def _compare(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Tensor) -> None:
-    """Raise `TraceError` if `got` is too far from `wanted`; `full` is the whole model's output.
+def _mismatch(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Tensor) -> str | None:
+    """Say that `got` is too far from `wanted`; `full` is the whole model's output.
 
     Where narrowing hardly moves the output (a deep residual model), an error is small too, so the
     tolerance shrinks with it, down to what rounding allows.
@@ -183,8 +252,8 @@ def _compare(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Ten
         stake = _largest(full - wanted) / largest if full is not wanted else 1.0
         error = _largest(got - wanted) / largest
         if error <= min(TOLERANCE, max(TOLERANCE / 10, stake * TOLERANCE * 10)):
-            return
-    raise TraceError(
+            return None
+    return (
         f"{what} does not compute the same as the model at batch size {BATCH} "
         f"(relative error {error:.1e}): tracing missed something forward() does"
     )
@@ -195,14 +264,14 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _run(
-    model: torch.nn.Module, state: Mapping[str, torch.Tensor], inputs: Inputs, *, train: bool
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], call: Call, *, train: bool
 ) -> torch.Tensor:
     """Run the model itself with these weights and buffers, and leave it unchanged."""
-    with torch.no_grad(), _mode(model, train=train):
-        copies = tuple(tensor.clone() for tensor in inputs)
+    with torch.no_grad(), _mode(model, train=train), calling(model, call):
+        own = call.given([tensor.clone() for tensor in call.tensors])
         # We tie the names: given two names of one module, torch would not restore the first.
         output: torch.Tensor = torch.func.functional_call(
-            model, _by_owner(model, state), copies, tie_weights=False
+            model, _by_owner(model, state), own.arguments, own.keywords, tie_weights=False
         )
         return output
 

@@ -28,12 +28,14 @@ from coordinator.task.tracing.factors import (
     widths,
 )
 from coordinator.task.tracing.walk import (
+    DRAWS,
     Contraction,
     Dropout,
     Handler,
     Value,
     Walk,
     arguments,
+    create,
     describe,
     not_understood,
     operator_name,
@@ -156,9 +158,9 @@ def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return out
 
 
-@_handles("baddbmm")
-def _added_products(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    product = _matmul(walk, node, {name: a[name] for name in ("batch1", "batch2")})
+@_handles("addmm", "baddbmm")
+def _added_product(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    product = _matmul(walk, node, dict(list(a.items())[1:3]))
     return _broadcast(walk, node, product, walk.dims(a["self"]))
 
 
@@ -191,13 +193,20 @@ def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("scaled_dot_product_attention")
 def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    if a["dropout_p"]:
-        raise TraceError(describe(node, "attention dropout inside the fused operator; set it to 0"))
     query, key, value = (walk.dims(a[name]) for name in ("query", "key", "value"))
     walk.tie(node, query[-1], key[-1])
     walk.tie(node, key[-2], value[-2])
-    lead = _broadcast(walk, node, query[:-2], _broadcast(walk, node, key[:-2], value[:-2]))
+    shared = _broadcast(walk, node, key[:-2], value[:-2])
+    if a["enable_gqa"]:  # several heads share a key and a value: they are cut together
+        heads = shape_of(a["key"])[-3]
+        front, inside = split_front(query[-3], heads, describe(node, "shares keys and values"))
+        walk.tie(node, front, shared[-1])
+        walk.ban(node, inside, "counts the heads that share keys and values")
+        shared[-1] = query[-3]
+    lead = _broadcast(walk, node, query[:-2], shared)
     scores = [*lead, query[-2], key[-2]]
+    if a["dropout_p"]:
+        walk.dropouts.append(Dropout(node.name, a["dropout_p"], scores))
     if a["attn_mask"] is not None:
         _broadcast(walk, node, scores, walk.dims(a["attn_mask"]))
     walk.ban(node, query[-1], "is the width of an attention head")
@@ -296,6 +305,19 @@ def _layer_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return inputs
 
 
+@_handles("_weight_norm")
+def _weight_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Divide by the norm of what is kept: zeros outside a submodel would not change it."""
+    weight = walk.dims(a["v"])
+    for one, other in zip(weight, walk.dims(a["g"]), strict=False):
+        if other:
+            walk.tie(node, one, other)
+    if a["v"].op == "placeholder" and a["dim"] >= 0:
+        walk.directions[a["v"]] = a["dim"]
+    _stay_weight(walk, node, a["v"])
+    return weight
+
+
 @_handles("softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp")
 def _along(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     (inputs,) = (walk.dims(value) for name, value in a.items() if name in ("self", "input"))
@@ -371,12 +393,52 @@ def _glu(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 
 @_handles("dropout", "feature_dropout")
 def _dropout(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
-    inputs = walk.dims(a["input"])
+    inputs = walk.dims(node.all_input_nodes[0])
     if a["train"] and a["p"] > 0:
         by_channel = operator_name(node) == "feature_dropout"
         mask = [*inputs[:2], *([] for _ in inputs[2:])] if by_channel else inputs
         walk.dropouts.append(Dropout(node.name, a["p"], mask))
     return inputs
+
+
+@_handles("alpha_dropout", "feature_alpha_dropout")
+def _alpha_dropout(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    if a["train"] and a["p"] > 0:
+        raise TraceError(describe(node, DRAWS))
+    return walk.dims(node.all_input_nodes[0])
+
+
+@_handles("bernoulli")
+def _bernoulli(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Handle ones with a fixed probability: stochastic depth, which drops branches of samples."""
+    keep, inputs = a.get("p"), walk.dims(a["self"])
+    if not isinstance(keep, float) or not 0 < keep <= 1:
+        raise TraceError(describe(node, DRAWS))
+    walk.dropouts.append(Dropout(node.name, 1 - keep, inputs))
+    return inputs
+
+
+@_handles("rand")
+def _rand(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    """Handle `floor(keep + rand)`, the older form of stochastic depth; all else is refused."""
+    if kept_share(node) is None:
+        raise TraceError(describe(node, DRAWS))
+    dims: list[Factors] = create(walk, node)
+    walk.dropouts.append(Dropout(node.name, 1 - (kept_share(node) or 0.0), dims))
+    return dims
+
+
+def kept_share(node: fx.Node) -> float | None:
+    """Return `keep` if uniform numbers are used only as `floor(keep + numbers)`."""
+    sums = list(node.users)
+    if len(sums) != 1 or operator_name(sums[0]) != "add":
+        return None
+    (other,) = [each for each in sums[0].args if each is not node] or [None]
+    floors = [user for user in sums[0].users if operator_name(user) == "floor"]
+    keep = float(other) if isinstance(other, (int, float)) else None
+    in_place = [each for each in floors if each.target is torch.ops.aten.floor_.default]
+    alone = bool(in_place) or len(floors) == len(sums[0].users)
+    return keep if keep is not None and 0 < keep < 1 and floors and alone else None
 
 
 @_handles(

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
-from coordinator.task.tracing.capture import Captured
+from coordinator.task.tracing.capture.capture import Captured
+from coordinator.task.tracing.capture.lookups import vocabulary
 from coordinator.task.tracing.factors import Factor, Factors, leaves, segments_of, widths
-from coordinator.task.tracing.lookups import vocabulary
+from coordinator.task.tracing.masking import mask_in
 from coordinator.task.tracing.walk import (
     Contraction,
     Walk,
@@ -55,6 +57,31 @@ class SubmodelForward:
         result: torch.Tensor = output
         return result
 
+    def in_double(self) -> SubmodelForward:
+        """Return the same pass in float64, for weights and inputs in float64: a check's reference.
+
+        Its own rounding is far below float32's, which it shows apart from mistakes.
+        """
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.module.graph, {}))
+        for node in graph.nodes:
+            if node.op != "call_function":
+                continue
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), _double)
+            makes = not any(isinstance(each, fx.Node) for each in node.args)
+            if makes and "dtype" in arguments(node) and arguments(node)["dtype"] is None:
+                value = node.meta.get("val")
+                if value is not None and value.dtype is torch.float32:
+                    node.update_kwarg("dtype", torch.float64)
+        constants = tuple(
+            each.double() if each.dtype is torch.float32 else each for each in self.constants
+        )
+        return SubmodelForward(fx.GraphModule(torch.nn.Module(), graph), constants, self.masks)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
 
 class TracedProgram:
     """A model's graph in one mode (training or evaluation), for every width and batch size."""
@@ -85,6 +112,12 @@ class TracedProgram:
         )
 
     @property
+    def directions(self) -> dict[str, int]:
+        """Names of weights that are divided by their norm, and the dimension of their units."""
+        names = {node: name for name, node in self._captured.weights.items()}
+        return {names[node]: dim for node, dim in self._walk.directions.items() if node in names}
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the model's output, without its first dimension; widths never appear there."""
         (output,) = (node for node in self._captured.graph.nodes if node.op == "output")
@@ -107,12 +140,16 @@ class TracedProgram:
         for node in old.nodes:
             if node.op == "placeholder":
                 continue
-            if node.op == "call_function" and "dropout" in str(node.target):
+            if node.name in masks:
+                probability = self._dropped[node.name].probability
+                copies[node] = mask_in(new, node, copies, masks[node.name], probability)
+                continue
+            if node.op == "call_function" and "dropout" in operator_name(node):
                 copies[node] = copies[node.all_input_nodes[0]]
-                if node.name in masks:
-                    copies[node] = new.call_function(
-                        torch.ops.aten.mul.Tensor, (copies[node], masks[node.name])
-                    )
+                continue
+            if operator_name(node) == "_weight_norm":  # torch has no gradient of it in plain words
+                given = {name: copies.get(value, value) for name, value in arguments(node).items()}
+                copies[node] = new.call_function(normed_weight, (), given)
                 continue
             copy = copies[node] = new.node_copy(node, lambda source: copies[source])
             for argument, sizes in self._patches.get(node.name, ()):
@@ -205,6 +242,12 @@ class TracedProgram:
         if leaf.batch:
             return batch
         return kept[self._axes[leaf]] if leaf in self._axes else leaf.size
+
+
+def normed_weight(*, v: torch.Tensor, g: torch.Tensor, dim: int) -> torch.Tensor:
+    """Compute torch's weight_norm: `v` scaled to the norm `g`, for each index of `dim`."""
+    others = [other for other in range(v.ndim) if dim < 0 or other != dim]
+    return v * (g / (v * v).sum(others, keepdim=dim >= 0).sqrt())
 
 
 def _squeeze_as_traced(copy: fx.Node, shape: tuple[int, ...]) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from coordinator.errors import TraceError
-from coordinator.task.tracing.capture import (
+from coordinator.task.tracing.capture.calls import ExampleInput, make_call
+from coordinator.task.tracing.capture.capture import (
     TRACE_BATCH,
     Captured,
     capture,
-    check_example,
+    check_arrays,
     named_arrays,
-    tile,
 )
 from coordinator.task.tracing.check import check_programs, check_runs
 from coordinator.task.tracing.factors import (
@@ -137,29 +137,33 @@ class TracedModel:
 
 def trace_plan(
     model: torch.nn.Module,
-    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    example_input: ExampleInput,
     *,
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
+    output: str | int | None = None,
 ) -> ModelPlan:
     """Find every width axis of an ordinary torch module and cut it into groups.
 
-    `example_input` is a batch (dimension 0), or a tuple of batches for several inputs. Give either
-    `groups`, the number of equal groups per axis, or `ratios`, their relative sizes. An axis with
-    fewer atoms than groups gets one group per atom.
+    `example_input` is a batch (dimension 0), a tuple of batches for several inputs, or a dictionary
+    of batches by the names of forward()'s arguments. Give either `groups`, the number of equal
+    groups per axis, or `ratios`, their relative sizes. An axis with fewer atoms than groups gets
+    one group per atom. `output` names the tensor to train on, or its position, where forward()
+    returns several; None: the only one, `logits` or `out`, or the first of a tuple.
 
     Raises `TraceError`, which names the module, when the model cannot be traced or when no part of
     it can be narrowed.
     """
-    return trace_model(model, example_input, groups=groups, ratios=ratios).plan
+    return trace_model(model, example_input, groups=groups, ratios=ratios, output=output).plan
 
 
 def trace_model(
     model: torch.nn.Module,
-    example_input: torch.Tensor | tuple[torch.Tensor, ...],
+    example_input: ExampleInput,
     *,
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
+    output: str | int | None = None,
 ) -> TracedModel:
     """Derive a plan as `trace_plan` does, with the programs that run the model at any width."""
     if (groups is None) == (ratios is None):
@@ -168,9 +172,10 @@ def trace_model(
     if isinstance(ratios, (int, float)):
         raise TraceError(f"ratios must be a list such as [5, 10, 20], one per group, not {ratios}")
     specs.split_atoms(1, parts)  # rejects bad values before the slow part
-    example = check_example(model, example_input)
-    batch = tile(example, TRACE_BATCH)
-    check_runs(model, example)
+    call = make_call(model, example_input, output)
+    check_arrays(model, call)
+    batch = call.tiled(TRACE_BATCH)
+    check_runs(model, call)
     dims = _named_dims(model)
     batch_factor = Factor(TRACE_BATCH, batch=True)
     captured = [capture(model, batch, train=mode) for mode in (True, False)]
@@ -184,7 +189,7 @@ def trace_model(
         TracedProgram(graph, walk, axes, len(plan.axes))
         for graph, walk in zip(captured, walks, strict=True)
     )
-    check_programs(plan, train, evaluate, model, example)
+    check_programs(plan, train, evaluate, model, call)
     return TracedModel(plan, train, evaluate, _hidden_reasons(names, dims, axes))
 
 

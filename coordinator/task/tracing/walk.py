@@ -24,6 +24,9 @@ Value = Any
 
 Handler = Callable[["Walk", fx.Node, dict[str, Any]], Value]
 
+DRAWS = "draws random numbers; use nn.Dropout, whose mask is ours"
+"""The refusal of randomness that cannot become a mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patch:
@@ -52,7 +55,10 @@ class Contraction:
 
 @dataclass(frozen=True, slots=True)
 class Dropout:
-    """A dropout whose mask becomes an input, so that every backend can draw the same mask."""
+    """A dropout whose mask becomes an input, so that every backend can draw the same mask.
+
+    `probability` is that of zeros; other elements of the mask are `1 / (1 - probability)`.
+    """
 
     node: str
     probability: float
@@ -74,6 +80,9 @@ class Walk:
     """Multiply-accumulates: a constant times these factors, per product."""
     written: set[fx.Node] = field(default_factory=set)
     """Placeholders that the graph writes to."""
+    directions: dict[fx.Node, int] = field(default_factory=dict)
+    """Weights of which only the direction counts (weight_norm), and the dimension of their units:
+    without any unit's weights there is no direction."""
 
     def dims(self, node: fx.Node) -> list[Factors]:
         """Return the dimensions of a node whose value is a tensor."""
@@ -131,6 +140,12 @@ def walk_graph(
                 _check_rank(walk, node)
             except GuardOnDataDependentSymNode as error:
                 raise TraceError(describe(node, "has a size that depends on the data")) from error
+            except TraceError:
+                raise
+            except Exception as error:  # a rule met a form of its operator that it does not know
+                why = f"the tracer's rule fails with {type(error).__name__}: {error}"
+                cure = "write this step with other operators, and tell us about the model"
+                raise TraceError(f"{describe(node, why)}; {cure}") from error
         elif node not in walk.values:
             raise TraceError(describe(node, f"a {node.op} ({node.target}) cannot be traced"))
     return walk
@@ -181,9 +196,11 @@ def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
     handler = handlers.get(operator_name(node))
     tags = getattr(node.target, "tags", ())
     if handler is None and torch.Tag.nondeterministic_seeded in tags:
-        raise TraceError(describe(node, "draws random numbers; use nn.Dropout, whose mask is ours"))
-    if not any(isinstance(walk.values.get(n), (list, tuple)) for n in node.all_input_nodes):
-        return _created(walk, node)
+        raise TraceError(describe(node, DRAWS))
+    drawn = torch.Tag.nondeterministic_seeded in tags
+    made = not any(isinstance(walk.values.get(n), (list, tuple)) for n in node.all_input_nodes)
+    if made and not (drawn and handler):
+        return create(walk, node)
     _note_writes(walk, node)
     if handler is not None:
         return handler(walk, node, arguments(node))
@@ -192,7 +209,7 @@ def _visit(walk: Walk, node: fx.Node, handlers: Mapping[str, Handler]) -> Value:
     return not_understood(walk, node)
 
 
-def _created(walk: Walk, node: fx.Node) -> Value:
+def create(walk: Walk, node: fx.Node) -> Value:
     """Handle a tensor made from nothing (zeros, arange): free until something constrains it."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -211,12 +228,12 @@ def _note_writes(walk: Walk, node: fx.Node) -> None:
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and isinstance(value, fx.Node):
-                owner = _owner(value)
+                owner = memory_of(value)
                 if owner.op == "placeholder":
                     walk.written.add(owner)
 
 
-def _owner(node: fx.Node) -> fx.Node:
+def memory_of(node: fx.Node) -> fx.Node:
     """Return the node whose memory this one may share."""
     while node.op == "call_function":
         if isinstance(node.target, torch._ops.OpOverload):

@@ -66,6 +66,12 @@ def translate(graph: Symbolic, plan: ModelPlan, batch_source: str) -> Translated
             raise NotSymbolicError(f"aten.{step.target} ({_where(step)}): {error}") from error
         except GraphCompileError as error:
             raise GraphCompileError(f"aten.{step.target} ({_where(step)}): {error}") from error
+        except Exception as error:  # a translation met a form of its operator that it does not know
+            raise GraphCompileError(
+                f"aten.{step.target} ({_where(step)}): its translation fails with "
+                f"{type(error).__name__}: {error}; write this step with other operators, and tell "
+                "us about the model"
+            ) from error
     outputs = {}
     for name, ref in graph.outputs.items():
         value = values[ref.name]

@@ -13,6 +13,7 @@ from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.task.graphs.check import check_graph
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.graphs.errors import GraphCompileError
+from coordinator.task.graphs.onnx.operators import HANDLERS
 from coordinator.task.task import make_task
 from tests.unit.coordinator.task.graphs.oracle import CompiledModel
 
@@ -122,3 +123,11 @@ def test_batch_that_is_baked_in_is_found_by_the_check(compiled: CompiledModel) -
     model.graph.initializer.append(constant)
     with pytest.raises(GraphCompileError, match="differs from torch"):
         check_graph(made.task, gradient, model.SerializeToString())
+
+
+def test_translation_that_fails_is_told_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HANDLERS, "tanh", lambda builder, step: step.arguments["nonsense"])
+    layers = [("first", nn.Linear(6, 4)), ("odd", nn.Tanh()), ("last", nn.Linear(4, 3))]
+    task = make_task(nn.Sequential(OrderedDict(layers)), torch.zeros(2, 6), groups=2)
+    with pytest.raises(GraphCompileError, match=r"tanh \(module 'odd'\): its .* KeyError: 'nonse"):
+        compile_graphs(task)

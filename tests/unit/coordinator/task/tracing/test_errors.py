@@ -17,7 +17,7 @@ from coordinator.task.tracing.trace import trace_model, trace_plan
 from coordinator.task.tracing.walk import Value, Walk
 from edge_sdk.protocol.errors import GroupError, PlanError, TesseraError
 from tests.unit.coordinator.task.tracing.oracle import roughen
-from tests.unit.coordinator.task.tracing.zoo import MODELS, TOKENS, WIDTH, Encoder
+from tests.unit.coordinator.task.tracing.zoo import MODELS
 
 FEATURES = 22
 """A multiple of the batch size while tracing, so that a wrong reshape has every chance."""
@@ -62,13 +62,6 @@ def noisy(make: Callable[[Tensor], Tensor]) -> Callable[[Classifier, Tensor], Te
     return twist
 
 
-def attends(model: Classifier, x: Tensor) -> Tensor:
-    h = model.hidden(x)[:, None]
-    p = 0.1 if model.training else 0.0
-    out: Tensor = model.head(F.scaled_dot_product_attention(h, h, h, dropout_p=p)[:, 0])
-    return out
-
-
 def chosen_rows(model: Classifier, x: Tensor) -> Tensor:
     out: Tensor = model.head(model.hidden(x)[x[:, 0] > 0])
     return out
@@ -81,7 +74,7 @@ def narrow_in_training(model: Classifier, x: Tensor) -> Tensor:
 
 FAILS = "the model fails on the example input: RuntimeError"
 BAKED = "batch size is fixed inside"
-ALONE = "must return a single tensor"
+UNCLEAR = "not clear what to train on"
 RANDOM = "draws random numbers"
 
 REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
@@ -100,13 +93,25 @@ REFUSED: dict[str, tuple[Callable[[Classifier, Tensor], Any], str]] = {
     "a part of the batch": (lambda m, x: m.head(m.hidden(x[:5])), BAKED),
     "arange(11)": (lambda m, x: m.head(m.hidden(x) + torch.arange(11.0)[:, None]), BAKED),
     "zeros(11, …)": (lambda m, x: m.head(m.hidden(x) + torch.zeros(11, 16)), BAKED),
-    "tuple": (lambda m, x: (m.head(m.hidden(x)), x), ALONE),
-    "tuple of one": (lambda m, x: (m.head(m.hidden(x)),), ALONE),
-    "dictionary": (lambda m, x: {"scores": m.head(m.hidden(x))}, ALONE),
+    "nothing returned": (lambda m, x: None, f"a NoneType, so it is {UNCLEAR}: wrap the model"),
+    "nested tuple": (lambda m, x: ((m.head(m.hidden(x)), x), 0), UNCLEAR),
+    "dictionary of unknown names": (
+        lambda m, x: {"scores": m.head(m.hidden(x)), "hidden": x, "count": 3},
+        f"{UNCLEAR}: name one of its tensors, output='scores', 'hidden'",
+    ),
+    "constant": (
+        lambda m, x: torch.ones(3),
+        r"first.weight, dimension 0: it is not used by forward\(\)",
+    ),
     "rand_like": (noisy(torch.rand_like), RANDOM),
     "randn": (noisy(lambda h: torch.randn(len(h), 16)), RANDOM),
     "bernoulli": (noisy(lambda h: torch.bernoulli(torch.sigmoid(h))), RANDOM),
-    "attention dropout": (attends, "attention dropout inside the fused operator; set it to 0"),
+    "bernoulli of a tensor": (
+        noisy(lambda h: torch.bernoulli(torch.full_like(h, 0.5))),
+        RANDOM,
+    ),
+    "uniform numbers": (noisy(lambda h: torch.rand(len(h), 16)), RANDOM),
+    "alpha dropout": (noisy(lambda h: F.alpha_dropout(h, 0.5, training=True)), RANDOM),
 }
 
 
@@ -143,17 +148,12 @@ class Last(nn.Module):
             r"GuardOnDataDependent.* in module '1\.0'",
         ),
         (
-            Encoder(norm_first=False, dropout=0.1),
-            (TOKENS, WIDTH),
-            r"attention dropout.*, module 'encoder\.layers\.0\.self_attn'",
-        ),
-        (
             nn.Sequential(nn.LSTM(3, 4), Last(), nn.Linear(4, 8), nn.Linear(8, 2)),
             (6, 3),
             r"set batch_first=True \(lstm, module '0'\)",
         ),
     ],
-    ids=["control flow", "attention dropout", "steps through the batch"],
+    ids=["control flow", "steps through the batch"],
 )
 def test_refusal_names_the_module(model: nn.Module, shape: tuple[int, ...], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
@@ -245,8 +245,10 @@ BATCH = torch.randn(4, FEATURES)
 WORDS = torch.zeros(4, 3, dtype=torch.int64)
 
 MISTAKEN: dict[str, tuple[Callable[[], Any], Any, str]] = {
-    "dictionary": (mlp, {"x": BATCH}, "must be a tensor or a tuple of tensors.*not dict"),
-    "numpy": (mlp, BATCH.numpy(), "must be a tensor or a tuple of tensors.*not ndarray"),
+    "unknown name": (mlp, {"x": BATCH}, "fails on the example input: TypeError: .*'x'"),
+    "dictionary of arrays": (mlp, {"input": BATCH.numpy()}, "dictionary of tensors.*not ndarray"),
+    "empty dictionary": (mlp, {}, "the example input is empty"),
+    "numpy": (mlp, BATCH.numpy(), "must be a tensor, a tuple of tensors.*not ndarray"),
     "nothing": (mlp, (), "the example input is empty"),
     "class": (lambda: nn.Linear, BATCH, "an instance of torch.nn.Module, not the class Linear"),
     "function": (lambda: mlp, BATCH, "an instance of torch.nn.Module, not .*function"),
@@ -272,7 +274,7 @@ def test_mistake_told_in_words(case: str) -> None:
 
 def test_example_as_list() -> None:
     model = mlp()
-    assert trace_plan(model, [BATCH], groups=4) == trace_plan(model, BATCH, groups=4)  # type: ignore[arg-type]
+    assert trace_plan(model, [BATCH], groups=4) == trace_plan(model, BATCH, groups=4)
 
 
 class Flip(nn.Module):
@@ -356,3 +358,15 @@ def test_shared_and_tied_modules_left_as_they_were() -> None:
         for key, (identity, values) in before.items():
             assert id(after[key]) == identity
             assert torch.equal(after[key], values)
+
+
+def test_rule_that_fails_is_told_with_its_module(monkeypatch: Any) -> None:
+    def fails(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+        return walk.dims(a["nonsense"])
+
+    monkeypatch.setitem(HANDLERS, "flip", fails)
+    model = nn.Sequential(nn.Linear(10, 16), Flip(), nn.Linear(16, 5))
+    with pytest.raises(
+        TraceError, match=r"rule fails with KeyError: 'nonsense' \(flip, module '1'"
+    ):
+        trace_plan(model, torch.randn(2, 10), groups=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +16,14 @@ from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils.weight_norm import WeightNorm
 
 from coordinator.errors import TraceError
+from coordinator.task.tracing.capture.calls import Call, calling
+from coordinator.task.tracing.capture.simplify import simplify
 from coordinator.task.tracing.recurrent import WholeLayers, split_layers
 
-TORCH, HERE = Path(torch.__file__).parent, Path(__file__).parent
+TORCH, TRACING = Path(torch.__file__).parent, Path(__file__).parent.parent
 
 TRACE_BATCH = 11
 """Batch size for tracing: a prime, so that no reshape can split it unnoticed."""
@@ -40,7 +43,7 @@ class Captured:
     inputs: list[fx.Node]
 
 
-def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train: bool) -> Captured:
+def capture(model: torch.nn.Module, call: Call, *, train: bool) -> Captured:
     """Trace the model in training or evaluation mode. The model itself is not changed."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(train)
@@ -54,7 +57,13 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
         ):
             # nn.LSTM and similar modules rebuild a list of weights on every call; it is harmless.
             warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
-            exported = torch.export.export(model, example, strict=False)
+            if _computes_weights(model):
+                warnings.filterwarnings("ignore", message="The tensor attributes? .*assigned")
+            with calling(model, call):
+                exported = torch.export.export(model, call.arguments, call.keywords, strict=False)
+            simplify(exported.graph_module)
+    except TraceError:
+        raise
     except Exception as error:  # torch.export may raise anything; it is reported, not hidden
         raise TraceError(
             f"the model cannot be traced: {type(error).__name__} in {_place_of(error, model)}: "
@@ -63,7 +72,7 @@ def capture(model: torch.nn.Module, example: tuple[torch.Tensor, ...], *, train:
     finally:
         for module, mode in modes:
             module.training = mode
-    return _sort_placeholders(exported, named_arrays(model))
+    return _sort_placeholders(exported, named_arrays(model), call.names)
 
 
 def named_arrays(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -80,41 +89,22 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else repr(error)
 
 
-def check_example(model: Any, example: Any) -> tuple[torch.Tensor, ...]:
-    """Return the example as a tuple of tensors; reject models and examples we cannot trace."""
-    if not isinstance(model, torch.nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else repr(type(model))
-        raise TraceError(f"the model must be an instance of torch.nn.Module, not {what}")
-    tensors = tuple(example) if isinstance(example, (list, tuple)) else (example,)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor):
-            raise TraceError(
-                "the example input must be a tensor or a tuple of tensors, one for each argument "
-                f"of forward(), not {type(tensor).__name__}"
-            )
-    if not tensors:
-        raise TraceError("the example input is empty; give a batch of each argument of forward()")
-    for name, array in (*named_arrays(model).items(), *(("the example", each) for each in tensors)):
+def check_arrays(model: torch.nn.Module, call: Call) -> None:
+    """Raise `TraceError` for weights, buffers or inputs that have no usable values."""
+    given = (("the example", tensor) for tensor in call.tensors)
+    for name, array in (*named_arrays(model).items(), *given):
         if isinstance(array, (UninitializedParameter, UninitializedBuffer)):
             raise TraceError(f"{name!r} is not initialised yet; run the model once on a batch")
         if array.is_meta:
             raise TraceError(f"{name!r} is on the meta device and has no values; load them first")
         if array.dtype is torch.bfloat16 and not array.requires_grad:
             raise TraceError(f"{name!r} is bfloat16; convert it with .float()")
-    return tensors
-
-
-def tile(example: tuple[torch.Tensor, ...], batch: int) -> tuple[torch.Tensor, ...]:
-    """Repeat the example's rows until the batch has this size."""
-    for tensor in example:
-        if tensor.ndim == 0 or len(tensor) != len(example[0]) or len(tensor) == 0:
-            raise TraceError("all example inputs need the same number of rows, at least one")
-    rows = torch.arange(batch) % len(example[0])
-    return tuple(tensor[rows] for tensor in example)
 
 
 def _sort_placeholders(
-    exported: torch.export.ExportedProgram, arrays: Mapping[str, torch.Tensor]
+    exported: torch.export.ExportedProgram,
+    arrays: Mapping[str, torch.Tensor],
+    keywords: Sequence[str],
 ) -> Captured:
     weights: dict[str, fx.Node] = {}
     buffers: dict[str, fx.Node] = {}
@@ -136,14 +126,25 @@ def _sort_placeholders(
         else:
             raise TraceError(f"the model has an input that cannot be traced: {spec}")
     (output,) = (node for node in exported.graph.nodes if node.op == "output")
-    bare = exported.call_spec.out_spec is not None and exported.call_spec.out_spec.is_leaf()
-    if not bare or not isinstance(output.args[0][0], fx.Node):
-        raise TraceError("forward() must return a single tensor")
+    if not isinstance(output.args[0][0], fx.Node):
+        raise TraceError("forward() returns a constant: its output does not depend on its input")
+    if keywords:  # torch.export orders keywords as forward() declares them
+        by_name = {str(node.target): node for node in inputs}
+        inputs = [by_name[name] for name in keywords]
     split_layers(exported.graph)
     # Discarded results (nn.MultiheadAttention's averaged maps) must not decide what can be
     # narrowed. In-place operators stay.
     exported.graph.eliminate_dead_code()
     return Captured(exported.graph, weights, buffers, constants, inputs)
+
+
+def _computes_weights(model: torch.nn.Module) -> bool:
+    """Tell whether hooks compute weights before each call, as torch's older weight_norm does."""
+    return any(
+        isinstance(hook, WeightNorm)
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+    )
 
 
 @contextmanager
@@ -183,7 +184,7 @@ def _place_of(error: BaseException, model: torch.nn.Module) -> str:
             found, inside = names[id(owner)] or found, True
         file = Path(trace.tb_frame.f_code.co_filename)
         # The model's own code runs below a module's call, and torch's and ours below that.
-        others = file.is_relative_to(TORCH) or file.is_relative_to(HERE)
+        others = file.is_relative_to(TORCH) or file.is_relative_to(TRACING)
         if inside and not others and file.exists():
             line = f" ({file}, line {trace.tb_lineno})"
         trace = trace.tb_next

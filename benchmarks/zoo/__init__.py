@@ -1,0 +1,1 @@
+"""Stock models: which of them trace, narrow, compile and train."""

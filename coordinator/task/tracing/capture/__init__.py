@@ -1,0 +1,1 @@
+"""An ordinary torch module becomes a plain graph: how it is called, exported and simplified."""
