@@ -69,7 +69,7 @@ def fitting_widths(rule: Rule | FedRaa, masks: str | None, *, alternatives: bool
     """
     if isinstance(rule, FedRaa) or rule.whole_models or alternatives:
         return "own"
-    return "sandwich" if masks in (None, "nested", "core") else "own"
+    return "ordered-dropout" if masks in (None, "nested", "core") else "own"
 
 
 def fitting_rescale(widths: Widths) -> float:
@@ -127,13 +127,13 @@ def level_advice(
         said.append("devices train their own width only, which spoils the widths of others")
     else:
         said.append(
-            'only the whole model is for use; widths = "sandwich" makes every level a model'
+            'only the whole model is for use; widths = "ordered-dropout" makes every level a model'
         )
     if norm:
         if widths == "own" and not plan.has_alternatives:
             said.append(
                 "warning: a model with BatchNorm learns badly if devices of different levels train "
-                'their own width only: set widths = "sandwich" or "ordered-dropout"'
+                'their own width only: set widths = "ordered-dropout" or "sandwich"'
             )
         if not has_data:
             said.append(none)

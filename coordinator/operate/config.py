@@ -111,10 +111,11 @@ class RunTable:
     rescale: Annotated[NotNegative | None, Example(0.5)] = None
     """Exponent by which inputs of narrowed layers grow: (1 / level) ^ rescale. 0 is the papers'
     reading. Without it, 0 where a step trains several widths, else 0.5."""
-    widths: Annotated[Widths | None, Example("sandwich")] = None
+    widths: Annotated[Widths | None, Example("ordered-dropout")] = None
     """Submodels that a step trains: `own`, the assigned one; `ordered-dropout`, one drawn from the
-    own and the narrower ones; `sandwich`, the own and a drawn narrower one. Without it, `sandwich`
-    where rule and masks allow it, so that every level becomes a model (docs/levels.md)."""
+    own and the narrower ones; `sandwich`, the own and a drawn narrower one. Without it,
+    `ordered-dropout` where rule and masks allow it, so that every level becomes a model
+    (docs/levels.md)."""
     distillation: Annotated[float, Within(least=0, most=1)] = same_as(LocalRule, "distillation")
     """Share of the wide outputs in the narrow submodel's targets, with `sandwich`."""
     classes: Classes = same_as(LocalRule, "classes")
@@ -288,14 +289,8 @@ class ServeConfig:
 
     def _local_rule(self, rule: Rule | FedRaa, plan: ModelPlan) -> LocalRule:
         run = self.run
-        widths = run.widths or fitting_widths(
-            rule, self.mask.name, alternatives=plan.has_alternatives
-        )
-        if run.distillation and widths != "sandwich":
-            raise ConfigError(
-                f'run.distillation = {run.distillation}: needs widths = "sandwich", which this '
-                "rule, these masks or this model do not allow: remove it"
-            )
+        fitting = fitting_widths(rule, self.mask.name, alternatives=plan.has_alternatives)
+        widths = run.widths or ("sandwich" if run.distillation else fitting)
         rescale = fitting_rescale(widths) if run.rescale is None else run.rescale
         return _pick(LocalRule, run, widths=widths, rescale=rescale)
 

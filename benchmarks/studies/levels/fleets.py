@@ -120,7 +120,10 @@ _VARIED: dict[str, dict[str, Any]] = {
     "random": {"masks": "random", "local": _PLAIN},
 }
 WAYS |= {name: replace(WAYS["sandwich"], **change) for name, change in _VARIED.items()}
-WAYS["dropout-momentum"] = replace(WAYS["dropout"], optimizer={"name": "momentum", "beta1": 0.5})
+WAYS |= {
+    f"{name}-momentum": replace(WAYS[name], optimizer={"name": "momentum", "beta1": 0.5})
+    for name in ("dropout", "all-smallest", "all-median", "only-strong")
+}
 WAYS |= {
     name: TrainingWay(
         rule=recipe.rule,

@@ -16,7 +16,7 @@ from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, UPPER_BOUND, 
 from benchmarks.studies.levels.settings import SETTINGS
 from benchmarks.studies.levels.trial import Trial, TrialOutcome
 
-RECOMMENDED = "sandwich"
+RECOMMENDED = "dropout"
 """The way whose results the aims are about."""
 WITHIN = 3.0
 """Points that the recommended level may be below everybody at full level."""

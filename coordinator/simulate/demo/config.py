@@ -45,7 +45,7 @@ class DemoConfig:
     """Number type of the values in memory."""
     threads: Annotated[int, Within(least=1, most=64)] = 1
     """Devices that train at the same time, with --in-process; does not change the result."""
-    rounds: Count = 30
+    rounds: Count = 45
     """Rounds to train."""
     fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
     """File of the fleet to emulate, see docs/devices.md; by default devices/fleets/mixed.toml."""

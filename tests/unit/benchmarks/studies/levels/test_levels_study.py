@@ -75,14 +75,14 @@ def test_standing_is_that_of_the_best_rate_and_level_and_aims_compare_it() -> No
         outcome("all-smallest", q=0.7),
         outcome("all-median", h=0.8),
         outcome("only-strong", f=0.6),
-        outcome("sandwich", 0.02, f=0.5, h=0.5, q=0.5),
-        outcome("sandwich", 0.06, f=0.80, h=0.88, q=0.75),
-        outcome("sandwich", 0.06, 1, f=0.80, h=0.86, q=0.75),
+        outcome("dropout", 0.02, f=0.5, h=0.5, q=0.5),
+        outcome("dropout", 0.06, f=0.80, h=0.88, q=0.75),
+        outcome("dropout", 0.06, 1, f=0.80, h=0.86, q=0.75),
     ]
     found = {each.way: each for each in standings(outcomes, SETTING, FLEET)}
-    assert (found["sandwich"].rate, found["sandwich"].deploy) == (0.06, "0.5")
-    assert found["sandwich"].accuracy == pytest.approx(87)
-    assert found["sandwich"].seeds == 2
+    assert (found["dropout"].rate, found["dropout"].deploy) == (0.06, "0.5")
+    assert found["dropout"].accuracy == pytest.approx(87)
+    assert found["dropout"].seeds == 2
     assert found["all-smallest"].by_level == {"0.25": pytest.approx(70)}
     aims = aims_of(list(found.values()))
     assert aims.over_alternatives == pytest.approx(7)
@@ -91,7 +91,7 @@ def test_standing_is_that_of_the_best_rate_and_level_and_aims_compare_it() -> No
     figures = {figure.name: figure.value for figure in study_figures(outcomes)}
     assert figures["levels.over_alternatives"] == pytest.approx(7)
     text = render_tables(outcomes)
-    assert "| **sandwich** | 75.0 | 87.0 | 80.0 | 50 % | 87.0 (86.0–88.0) |" in text
+    assert "| **dropout** | 75.0 | 87.0 | 80.0 | 50 % | 87.0 (86.0–88.0) |" in text
     assert "har-cnn: no run with mostly-small, one-full, changing" in text
 
 
