@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.cli import main
 from benchmarks.report.options import UsageError
-from benchmarks.zoo import build
+from benchmarks.zoo import build, pruning
 from benchmarks.zoo.names import QUICK, STOCK, ZOO, find_models
 from benchmarks.zoo.outcome import ZooOutcome, read_outcomes, write_outcomes
 from benchmarks.zoo.page import BEGIN, render_table, zoo_figures
@@ -86,6 +87,13 @@ def test_model_without_its_package_is_skipped_with_the_cure(
     assert not outcome.raw
     with pytest.raises(UsageError, match="needs timm: pip install"):
         build.build(ZOO["timm/resnet10t"])
+
+
+def test_missing_torch_pruning_is_no_failure_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "find_spec", lambda name: None)
+    share, why = pruning.pruned_share(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    outcome = replace(DONE, pruned_share=share, pruning_failed=why)
+    assert "| 0.25 | – | 1 s |" in render_table({outcome.key: outcome})
 
 
 def test_one_model_from_end_to_end_and_then_from_the_record(
