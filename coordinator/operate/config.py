@@ -332,6 +332,8 @@ def render_default(name: str = "run.toml", source: str = "task.py") -> str:
         "run.learning_rate": 0.1,
         "run.momentum": 0.5,
         "rule.name": "ram-fed",
+        "server_optimizer.name": "momentum",
+        "server_optimizer.beta1": 0.5,
         "round.min_devices": 2,
         "broker.embedded": True,
     }

@@ -13,8 +13,8 @@ from benchmarks.report.options import UsageError, names
 if TYPE_CHECKING:
     from benchmarks.studies.levels.study import Wanted
 
-QUICK = ("all-full", "all-smallest", "all-median", "only-strong", "nested", "sandwich")
-CORE = (*QUICK, "coverage", "dropout")
+QUICK = ("all-full", "all-smallest", "all-median", "only-strong", "dropout-momentum")
+CORE = (*QUICK, "dropout", "sandwich", "coverage", "nested")
 
 
 def add_parser(commands: Any) -> None:

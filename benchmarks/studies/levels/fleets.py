@@ -122,7 +122,7 @@ _VARIED: dict[str, dict[str, Any]] = {
 WAYS |= {name: replace(WAYS["sandwich"], **change) for name, change in _VARIED.items()}
 WAYS |= {
     f"{name}-momentum": replace(WAYS[name], optimizer={"name": "momentum", "beta1": 0.5})
-    for name in ("dropout", "all-smallest", "all-median", "only-strong")
+    for name in ("dropout", "all-full", "all-smallest", "all-median", "only-strong")
 }
 WAYS |= {
     name: TrainingWay(

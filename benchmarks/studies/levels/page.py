@@ -113,7 +113,7 @@ def save_levels_plot(outcomes: Sequence[TrialOutcome], path: Path) -> None:
     """Draw a panel for each setting and fleet: accuracy by level, a line for each way."""
     found = pairs_of(outcomes)
     figure, axes = panels(len(found), wide=4.6, high=3.1)
-    shown = [UPPER_BOUND, *ALTERNATIVES, "coverage", "nested", "dropout", "sandwich"]
+    shown = [UPPER_BOUND, *ALTERNATIVES, "coverage", "nested", RECOMMENDED, "sandwich"]
     for axis, (setting, fleet) in zip(axes, found, strict=True):
         by = {each.way: each for each in standings(outcomes, setting, fleet)}
         for number, way in enumerate(name for name in shown if name in by):

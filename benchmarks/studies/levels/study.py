@@ -16,7 +16,7 @@ from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, UPPER_BOUND, 
 from benchmarks.studies.levels.settings import SETTINGS
 from benchmarks.studies.levels.trial import Trial, TrialOutcome
 
-RECOMMENDED = "dropout"
+RECOMMENDED = "dropout-momentum"
 """The way whose results the aims are about."""
 WITHIN = 3.0
 """Points that the recommended level may be below everybody at full level."""
@@ -152,11 +152,19 @@ class Aims:
 
 
 def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
-    """Return the aims of a way from the standings of one setting and fleet."""
+    """Return the aims of a way from the standings of one setting and fleet.
+
+    Others count with server momentum or without, whichever is better of what was run.
+    """
     by = {each.way: each for each in found}
+
+    def better(name: str) -> WayStanding | None:
+        known = [by[each] for each in (name, f"{name}-momentum") if each in by]
+        return max(known, key=lambda each: each.accuracy, default=None)
+
     ours = by.get(way)
-    others = [by[name].accuracy for name in ALTERNATIVES if name in by]
-    full, small = by.get(UPPER_BOUND), by.get("all-smallest")
+    others = [each.accuracy for each in map(better, ALTERNATIVES) if each is not None]
+    full, small = better(UPPER_BOUND), better("all-smallest")
     complete = ours is not None and len(others) == len(ALTERNATIVES)
     return Aims(
         ours.accuracy - max(others) if ours is not None and complete else None,

@@ -20,7 +20,6 @@ import torch
 from benchmarks.studies.levels.fleets import (
     FLEETS,
     LEVELS,
-    UPPER_BOUND,
     WAYS,
     MixedFleet,
     TrainingWay,
@@ -146,7 +145,7 @@ def run_case(
         for report in federation.run():
             rounds = report.round
             tick()
-            if rounds >= setting.rounds if case.way == UPPER_BOUND else spent.joules >= limit:
+            if rounds >= setting.rounds if way.who == "full" else spent.joules >= limit:
                 break
     except CoordinatorError as error:  # every device's training failed, or was refused
         failed = str(error)[:200]
