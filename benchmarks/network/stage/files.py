@@ -58,6 +58,7 @@ def write_run(
     run = {
         "steps": settings.steps,
         "learning_rate": 0.01,
+        "widths": "own",  # every block of a submodel is new after every round
         "up": settings.up,
         "down": settings.down,
     }
