@@ -267,7 +267,7 @@ def _totals(demo: AnyDemo) -> Table:
         first, last = history[0][1].percent, history[-1][1].percent
         table.add_row(
             name,
-            ", ".join(f"{level:.0%}" for level in levels) or "–",
+            _range(levels),
             str(len(trained)),
             str(len(history) - len(trained)),
             f"{sum(entry.bytes_down + entry.bytes_up for entry, _ in history) / 1e6:.1f}",
@@ -277,6 +277,13 @@ def _totals(demo: AnyDemo) -> Table:
             _cut(history[-1][0].reason),
         )
     return table
+
+
+def _range(levels: list[float]) -> str:
+    """Name ascending levels, or the first and the last of many."""
+    if len(levels) > 2:
+        return f"{levels[0]:.0%} – {levels[-1]:.0%}"
+    return ", ".join(f"{level:.0%}" for level in levels) or "–"
 
 
 def _cut(reason: str) -> Text:
