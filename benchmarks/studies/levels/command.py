@@ -13,7 +13,8 @@ from benchmarks.report.options import UsageError, names
 if TYPE_CHECKING:
     from benchmarks.studies.levels.study import Wanted
 
-QUICK = ("all-full", "all-smallest", "all-median", "only-strong", "dropout-momentum")
+ONE_SIZE = ("all-full", "all-smallest", "all-median", "only-strong")
+QUICK = (*ONE_SIZE, *(f"{name}-momentum" for name in ONE_SIZE), "dropout-momentum")
 CORE = (*QUICK, "dropout", "sandwich", "coverage", "nested")
 
 

@@ -154,12 +154,16 @@ class Aims:
 def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
     """Return the aims of a way from the standings of one setting and fleet.
 
-    Others count with server momentum or without, whichever is better of what was run.
+    A way with server momentum is compared only with others that were run with it too, and those
+    count with it or without, whichever is better.
     """
     by = {each.way: each for each in found}
 
     def better(name: str) -> WayStanding | None:
-        known = [by[each] for each in (name, f"{name}-momentum") if each in by]
+        twin = f"{name}-momentum"
+        if way.endswith("-momentum") and twin not in by:
+            return None
+        known = [by[each] for each in (name, twin) if each in by]
         return max(known, key=lambda each: each.accuracy, default=None)
 
     ours = by.get(way)
