@@ -18,6 +18,7 @@ from benchmarks.training import step_command as step
 from benchmarks.zoo import command as zoo
 from edge_sdk import __version__
 from edge_sdk.program.command import run_command
+from edge_sdk.program.completion import add_completion
 
 COMMANDS = (
     device,
@@ -51,11 +52,13 @@ def make_parser() -> argparse.ArgumentParser:
         description="What federated learning costs a device, measured on this machine.",
         epilog=(
             "Every command prints tables and the targets that are not met, and exits 0 either way; "
-            "--json writes the same as data. Compare ratios within a run, not seconds of two runs."
+            "--json writes the same as data. Compare ratios within a run, not seconds of two runs. "
+            "example: tessera-bench device --quick"
         ),
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for command in COMMANDS:
         command.add_parser(commands)
+    add_completion(commands, parser)
     return parser

@@ -6,6 +6,7 @@ because tracing has to cope with that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -191,11 +192,11 @@ def resnet(
 class TransformerBlock(nn.Module):
     """Pre-norm attention with fused q, k, v, and an MLP."""
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, *, qkv_bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width)
         self.norm2 = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, hidden)
@@ -242,6 +243,47 @@ class ViT(nn.Module):
         return out
 
 
+class SubDisMOViT(nn.Module):
+    """SubDisMO's ViT-Small (its tables 4 and 7), as its published counts imply it.
+
+    Patches of 8×8; q, k and v without bias; no norm behind the last block; a head with a hidden
+    layer as wide as the MLPs'. The counts leave out the class token and the positions (1,152
+    numbers), so here they are buffers: a sinusoid for each token, the class token's content zero.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self,
+        side: int = 32,
+        patch: int = 8,
+        width: int = 64,
+        depth: int = 4,
+        heads: int = 8,
+        hidden: int = 128,
+        classes: int = 10,
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.register_buffer("positions", sinusoids((side // patch) ** 2 + 1, width)[None])
+        blocks = (TransformerBlock(width, heads, hidden, qkv_bias=False) for _ in range(depth))
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores."""
+        x = F.pad(self.patches(x).flatten(2).transpose(1, 2), (0, 0, 1, 0)) + self.positions
+        out: Tensor = self.head(self.blocks(x)[:, 0])
+        return out
+
+
+def sinusoids(count: int, width: int) -> Tensor:
+    """Positions 0 … count − 1 as sines and cosines of falling frequencies."""
+    rates = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
+    angles = torch.arange(count)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 def group_norm(channels: int) -> nn.Module:
     """GroupNorm with 16 groups: up to 16 atoms an axis."""
     return nn.GroupNorm(16, channels)
@@ -261,4 +303,5 @@ FAMILIES: dict[str, Family] = {
     "resnet-bn": Family(lambda: resnet(nn.BatchNorm2d, (16, 32), 1), (3, 32, 32), 10),
     "resnet-gn": Family(lambda: resnet(lambda c: nn.GroupNorm(4, c), (16, 32), 1), (3, 32, 32), 10),
     "vit-small": Family(ViT, (3, 32, 32), 10),
+    "vit-subdismo": Family(SubDisMOViT, (3, 32, 32), 10),
 }

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from coordinator.task.task import Task, make_task
     from coordinator.task.tracing.norms import decouple_norms
     from coordinator.task.tracing.trace import trace_plan
+    from edge_sdk.protocol.task.description import InputDescription
 
 __all__ = [
     "Ccfl1",
@@ -53,6 +54,7 @@ __all__ = [
     "FragmentsConfig",
     "GlobalModel",
     "GraphCompileError",
+    "InputDescription",
     "Member",
     "RaFed",
     "RamFed",
@@ -94,6 +96,7 @@ _HOMES = {
     "FragmentsConfig": "coordinator.rounds.fragments",
     "GlobalModel": "coordinator.aggregate.model",
     "GraphCompileError": "coordinator.task.graphs.errors",
+    "InputDescription": "edge_sdk.protocol.task.description",
     "Member": "coordinator.simulate.federation",
     "RaFed": "coordinator.aggregate.rules.ra_fed",
     "RamFed": "coordinator.aggregate.rules.ram_fed",

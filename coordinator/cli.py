@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
+from coordinator.operate.joining.commands import add_commands as add_join_commands
+from coordinator.operate.results import add_commands as add_result_commands
 from edge_sdk import __version__
-from edge_sdk.program.command import EXIT_INTERRUPTED, run_command
+from edge_sdk.program.command import (
+    EXIT_INTERRUPTED,
+    confirm,
+    explain_os_error,
+    run_command,
+)
+from edge_sdk.program.completion import add_completion
 
 if TYPE_CHECKING:
     from coordinator.simulate.demo.config import DemoConfig
@@ -24,8 +32,8 @@ if TYPE_CHECKING:
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
-    *("rule", "mask", "widths", "classes", "recipe", "up", "down", "memory", "memory_type"),
-    *("threads", "rounds", "fleet", "seed", "backend", "init"),
+    *("rule", "mask", "widths", "grow", "classes", "recipe", "up", "down", "memory"),
+    *("memory_type", "threads", "rounds", "fleet", "seed", "backend", "init"),
 )
 """Settings of the demo that are flags under the same name."""
 
@@ -40,14 +48,25 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera-coordinator",
         description="Federated learning that fits the device: the coordinator.",
+        epilog=(
+            "examples:\n"
+            "  tessera-coordinator demo                      watch eight unequal devices train\n"
+            "  tessera-coordinator init run.toml             writes settings to start from\n"
+            "  tessera-coordinator serve --config run.toml   runs the coordinator\n"
+            "  tessera-coordinator history run               shows the rounds of a run\n"
+            "  tessera-coordinator export run --format onnx --out model.onnx"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_demo(commands)
-    _add_export(commands)
+    add_result_commands(commands)
     _add_serve(commands)
     _add_run_commands(commands)
+    add_join_commands(commands)
     add_identity_commands(commands)
+    add_completion(commands, parser)
     return parser
 
 
@@ -110,42 +129,6 @@ def _add_demo(commands: Any) -> None:
     demo.set_defaults(run=_demo)
 
 
-def _add_export(commands: Any) -> None:
-    export = commands.add_parser(
-        "export",
-        help="convert a trained model to ONNX, safetensors or a torch state_dict",
-        description=(
-            "Writes a saved model, or the newest model of a run, to one file. onnx: the model for "
-            "inference with its weights inside, for plain onnxruntime; safetensors, torch: weights "
-            "and buffers under their names in the torch module. A level below 1 is a narrower "
-            "model with BatchNorm statistics of its own."
-        ),
-        epilog=(
-            "example: tessera-coordinator demo --save digits && "
-            "tessera-coordinator export digits --format onnx --out model.onnx"
-        ),
-    )
-    export.add_argument(
-        "model", type=Path, metavar="MODEL_DIR", help="a folder made by --save, or a run's folder"
-    )
-    export.add_argument("--format", choices=("onnx", "safetensors", "torch"), required=True)
-    export.add_argument("--out", type=Path, metavar="FILE", required=True, help="file to write")
-    export.add_argument(
-        "--level",
-        type=float,
-        help="level to export, as a share (default: the one to deploy, else the whole model)",
-    )
-    export.add_argument(
-        "--samples",
-        type=Path,
-        metavar="FILE",
-        help="unlabelled data (.npz with x, or x0, x1 …) for BatchNorm statistics (default: those "
-        "of the last evaluation, or those that devices computed)",
-    )
-    export.add_argument("--force", action="store_true", help="replace an existing file")
-    export.set_defaults(run=_export)
-
-
 def _add_serve(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
@@ -158,7 +141,8 @@ def _add_serve(commands: Any) -> None:
         epilog=(
             "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
-            "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
+            "130 stopped by Ctrl-C; 143 stopped by SIGTERM. "
+            "example: tessera-coordinator serve --config run.toml"
         ),
     )
     serve.add_argument("--config", type=Path, metavar="FILE", required=True, help="the TOML file")
@@ -168,6 +152,11 @@ def _add_serve(commands: Any) -> None:
         default="text",
         help="format of the logs on stderr (default %(default)s)",
     )
+    serve.add_argument(
+        "--qr",
+        action="store_true",
+        help="also draw the line for devices as a QR code (needs segno)",
+    )
     serve.set_defaults(run=_serve)
     init = commands.add_parser(
         "init",
@@ -176,6 +165,7 @@ def _add_serve(commands: Any) -> None:
             "Writes a configuration for serve. Unchanged, it trains the task of "
             "examples/coordinator/task.py over an embedded broker."
         ),
+        epilog="example: tessera-coordinator init run.toml --source task.py",
     )
     init.add_argument(
         "file", type=Path, nargs="?", default=Path("run.toml"), help="default: %(default)s"
@@ -191,6 +181,7 @@ def _add_serve(commands: Any) -> None:
             "Runs Mosquitto if it is installed, otherwise amqtt, on loopback until Ctrl-C or "
             "SIGTERM. Prints the [broker] table that programs on this machine need to connect."
         ),
+        epilog="example: tessera-coordinator broker --port 1883",
     )
     broker.add_argument("--port", type=int, help="default: any free port")
     broker.add_argument(
@@ -204,6 +195,7 @@ def _add_run_commands(commands: Any) -> None:
         "history",
         help="show the rounds of a run",
         description="Prints a line for every closed round; works while the run is going on.",
+        epilog="example: tessera-coordinator history run",
     )
     history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     history.add_argument("--json", action="store_true", help="all details, one JSON line per round")
@@ -216,9 +208,11 @@ def _add_run_commands(commands: Any) -> None:
             "Deletes later checkpoints and the rule's memory. Round numbers keep counting up. "
             "Stop serve before you run this."
         ),
+        epilog="example: tessera-coordinator rollback run --to-round 12",
     )
     rollback.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     rollback.add_argument("--to-round", type=int, required=True, metavar="N")
+    rollback.add_argument("--yes", action="store_true", help="do not ask")
     rollback.set_defaults(run=_rollback)
 
 
@@ -234,10 +228,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     stop, codes = _stop_on_signals()
     try:
         watchdog = Watchdog.from_environment()
-        complete = serve(config, stop, lambda line: print(line, flush=True), watchdog)
+        complete = serve(
+            config, stop, lambda line: print(line, flush=True), watchdog, qr=arguments.qr
+        )
     except RunError as error:
-        cause = f": {error.__cause__}" if error.__cause__ is not None else ""
-        print(f"tessera-coordinator: {error}{cause}", file=sys.stderr)
+        cause = error.__cause__
+        words = explain_os_error(cause) if isinstance(cause, OSError) else str(cause or "")
+        print(f"tessera-coordinator: {error}{words and f': {words}'}", file=sys.stderr)
         return 1
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
@@ -316,50 +313,16 @@ def _rollback(arguments: argparse.Namespace) -> int:
     from coordinator.run.folder import Run
 
     with Run(arguments.folder) as run:
+        newest = run.rounds()[-1:]
+        if arguments.to_round in run.rounds():
+            confirm(
+                f"{arguments.folder}: the models after round {arguments.to_round}, up to round "
+                f"{newest[0]}, and the rule's memory will be deleted for good.",
+                yes=arguments.yes,
+            )
         run.rollback(arguments.to_round)
         print(f"{arguments.folder}: the run will resume from round {arguments.to_round}")
     return 0
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from coordinator.run.folder import is_run, read_result
-    from coordinator.task.export import export_model
-    from coordinator.task.saved_model import read_model
-
-    model = (read_result if is_run(arguments.model) else read_model)(arguments.model)
-    part = export_model(
-        model,
-        arguments.format,
-        arguments.out,
-        level=arguments.level,
-        samples=None if arguments.samples is None else _samples(arguments.samples),
-        force=arguments.force,
-    )
-    size = arguments.out.stat().st_size
-    parameters = sum(array.size for array in part.weights.values())
-    print(
-        f"{arguments.out}: {arguments.format}, level {part.level:g}, {parameters:,} parameters, "
-        f"{size:,} B"
-    )
-    if part.statistics and part.statistics_devices is not None:
-        share = part.statistics_share
-        held = "" if share is None else f", which have {share:.0%} of the training data"
-        print(f"its BatchNorm statistics come from {part.statistics_devices} devices{held}")
-    return 0
-
-
-def _samples(path: Path) -> list[Any]:
-    """Read unlabelled inputs, in order."""
-    from edge_sdk.data.files import read_data
-
-    inputs, _ = read_data(path)
-    places = [f"x{number}" for number in range(len(inputs))]
-    if set(places) != set(inputs) or len({len(array) for array in inputs.values()}) != 1:
-        raise ConfigError(
-            f"{path} has {', '.join(inputs) or 'nothing'}: samples are x, or x0, x1 … in the order "
-            "of the model's inputs, equally many of each"
-        )
-    return [inputs[name] for name in places]
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -7,7 +7,12 @@ TesseraError
     ├── MemoryStoreError   a memory cannot be used (`aggregate.memory.errors`): busy, damaged
     ├── RunError           a run folder cannot be used (`run.folder`)
     ├── BrokerStartError   the embedded broker does not start (`operate.broker.embedded`)
-    └── IdentityError      a certificate that cannot be had (`operate.identity.errors`)
+    ├── PortError          a port that cannot be had (`operate.broker.ports`)
+    ├── IdentityError      a certificate that cannot be had (`operate.identity.errors`)
+    ├── CodeError          a join code that cannot be made or used (`operate.joining.codes`)
+    ├── RequestError       a request to join that cannot be read (`operate.joining.desk`)
+    └── ControlError       a command that the served run refuses (`operate.control`)
+        └── NotServedError   nobody serves the run
 """
 
 from __future__ import annotations

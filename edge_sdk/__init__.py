@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edge_sdk.protocol.plan.plan import ModelPlan
     from edge_sdk.protocol.streams import stream
     from edge_sdk.train.backend import Job
+    from edge_sdk.train.delivered import Model
     from edge_sdk.train.inference import ExportedModel
     from edge_sdk.train.onnx import OnnxBackend
     from edge_sdk.train.torch import TorchBackend
@@ -40,6 +41,7 @@ __all__ = [
     "ExportedModel",
     "Job",
     "LocalRule",
+    "Model",
     "ModelPlan",
     "OnnxBackend",
     "Policy",
@@ -68,6 +70,7 @@ _HOMES = {
     "ExportedModel": "edge_sdk.train.inference",
     "Job": "edge_sdk.train.backend",
     "LocalRule": "edge_sdk.protocol.messages.local_rule",
+    "Model": "edge_sdk.train.delivered",
     "ModelPlan": "edge_sdk.protocol.plan.plan",
     "OnnxBackend": "edge_sdk.train.onnx",
     "Policy": "edge_sdk.decide.decision",

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk import TesseraError, __version__
-from edge_sdk.program.command import EXIT_INTERRUPTED, run_command
-from edge_sdk.protocol.errors import TensorError
+from edge_sdk.device.infer import add_infer
+from edge_sdk.join.commands import add_commands as add_join_commands
+from edge_sdk.program.command import run_command
+from edge_sdk.program.completion import add_completion
 
 if TYPE_CHECKING:
     from edge_sdk.device.service.service import DeviceService
@@ -25,15 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("edge_sdk.cli")
 
 BACKENDS = {"onnx": "onnxruntime", "torch": "torch"}
-EXIT_CONFIG = 2
-EXIT_DATA = 3
-EXIT_BROKER = 4
-EXIT_TASK = 5
-EXIT_REPLACED = 6
-EXIT_DENIED = 7
 FLAGS = ("task", "name", "data", "state_dir", "level", "log_format", "log_level")
 """Keys that `run` takes as flags too."""
-OUTPUT_FORMATS = (".npy", ".json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,11 +41,22 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tessera-device",
         description="Federated learning that fits the device: the device.",
+        epilog=(
+            "examples:\n"
+            "  tessera-device join CODE --data samples     joins a task, and takes part\n"
+            "  tessera-device check --config device.toml   says what is missing, and what to do\n"
+            "  tessera-device run --config device.toml     takes part again\n"
+            "  tessera-device infer --config device.toml --data new.csv\n"
+            "  tessera-device run --help                   options, exit codes"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_run(commands)
+    add_join_commands(commands, lambda path: main(["run", "--config", str(path)]))
     _add_init(commands)
+    _add_check(commands)
     _add_explain(commands)
     info = commands.add_parser(
         "info",
@@ -59,44 +65,49 @@ def make_parser() -> argparse.ArgumentParser:
             "Prints the installed versions, the training backends they support, and the cores "
             "and memory of this machine. Loads neither torch nor onnxruntime."
         ),
+        epilog="example: tessera-device info --json",
     )
     info.add_argument("--json", action="store_true", help="as JSON, for scripts")
     info.set_defaults(run=_info)
-    infer = commands.add_parser(
-        "infer",
-        help="run an exported model on this device's data",
-        description=(
-            "Runs an ONNX file with its weights inside, such as one written by "
-            "tessera-coordinator export, on numpy data. Needs only onnxruntime: neither torch nor "
-            "the model's code."
-        ),
-        epilog="example: tessera-device infer --model model.onnx --data data.npz --out scores.npy",
-    )
-    infer.add_argument("--model", type=Path, metavar="FILE", required=True, help="the ONNX file")
-    infer.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        required=True,
-        help=".npy: the input; .npz: x, or x0, x1 …, and labels y to compute accuracy",
-    )
-    infer.add_argument(
-        "--out", type=Path, metavar="FILE", help="file for the outputs: .npy or .json"
-    )
-    infer.add_argument(
-        "--batch-size",
-        type=int,
-        default=256,
-        help="samples at a time, unless the model fixes it (default %(default)s)",
-    )
-    infer.add_argument(
-        "--provider",
-        metavar="NAME",
-        default="CPUExecutionProvider",
-        help="onnxruntime's execution provider (default %(default)s)",
-    )
-    infer.set_defaults(run=_infer)
+    add_infer(commands)
+    add_completion(commands, parser)
     return parser
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="find out what would keep this device from taking part, and what to do",
+        description=(
+            "Checks configuration, backend, disk, clock, certificate, broker, task, plan, data and "
+            "memory, and prints a line for each: ✓, or ! for what is odd, or ✗ for what has to be "
+            "mended, with what to do. Shows how many samples of each class there are, and draws "
+            "one where it is an image. Connects to the broker for a moment; a device that is "
+            "running with a certificate of its own connects again afterwards. The exit code is "
+            "that of run for the first ✗, or 0."
+        ),
+        epilog="example: tessera-device check --config device.toml",
+    )
+    check.add_argument("--config", type=Path, metavar="FILE", help="the device's settings")
+    check.set_defaults(run=_check)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from edge_sdk.device.advice.checking import CheckLine, check_device
+    from edge_sdk.device.config import load_config
+    from edge_sdk.device.service.ending import EXIT_CONFIG
+    from edge_sdk.protocol.errors import ConfigError
+
+    try:
+        config = load_config(arguments.config)
+    except ConfigError as error:
+        print("\n".join(CheckLine("configuration", "bad", str(error)).lines()))
+        return EXIT_CONFIG
+    code = 0
+    for line in check_device(config):
+        print("\n".join(line.lines()), flush=True)
+        code = code or line.code
+    return code
 
 
 def _add_explain(commands: Any) -> None:
@@ -153,7 +164,11 @@ def _add_init(commands: Any) -> None:
     init = commands.add_parser(
         "init",
         help="write a commented configuration as a starting point",
-        description="Writes a commented configuration. Never replaces an existing file.",
+        description=(
+            "Writes a commented configuration, and 60 handwritten digits (digits.csv) as data for "
+            "a first try. Never replaces an existing file."
+        ),
+        epilog="example: tessera-device init device.toml",
     )
     init.add_argument(
         "file",
@@ -167,60 +182,59 @@ def _add_init(commands: Any) -> None:
 
 
 def _init(arguments: argparse.Namespace) -> int:
-    from edge_sdk.device.config import write_default
+    from edge_sdk.device.config import DIGITS, write_default
 
     write_default(arguments.file)
-    print(f"{arguments.file} is written: set task, data and broker, then run")
-    print(f"tessera-device run --config {arguments.file}")
+    print(f"{arguments.file} is written, and {DIGITS} beside it: data for a first try.")
+    print("Set task, data and broker, then see what is missing, and run:")
+    print(f"  tessera-device check --config {arguments.file}")
+    print(f"  tessera-device run --config {arguments.file}")
     return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from edge_sdk.data.folder import DataError
+    from edge_sdk.device.advice.checking import check_known_data, raise_bad
     from edge_sdk.device.config import load_config
-    from edge_sdk.device.service.service import BrokerError, DeviceService, ReplacedError
+    from edge_sdk.device.service.ending import ending_of
+    from edge_sdk.device.service.service import DeviceService
+    from edge_sdk.device.stores.movements import device_path
+    from edge_sdk.program.files import held_folder
     from edge_sdk.program.logs import configure_logging, fact
     from edge_sdk.program.watchdog import Watchdog
-    from edge_sdk.transport.settings import DeniedError, LinkError
 
     config = load_config(arguments.config, flags={name: getattr(arguments, name) for name in FLAGS})
     if find_spec("onnxruntime") is None:
         raise ModuleNotFoundError("No module named 'onnxruntime'", name="onnxruntime")
     configure_logging(config.log_format, config.log_level)
     try:
+        for line in raise_bad(config):
+            log.warning("%s: %s; %s", line.name, line.text, line.advice, extra=fact("check"))
         service = DeviceService(config, watchdog=Watchdog.from_environment())
+        if wrong := check_known_data(config, service.source):
+            log.warning("%s", wrong, extra=fact("data_warning"))
         before = signal.signal(signal.SIGTERM, lambda *_: service.stop())
         try:
             _report(service)
-            service.run()
+            with held_folder(device_path(config.state_dir, config.task, config.name)):
+                service.run()
         finally:
             signal.signal(signal.SIGTERM, before)
-    except KeyboardInterrupt:
-        log.info("interrupted")
-        return EXIT_INTERRUPTED
-    except TesseraError as error:
-        for kind, said, event, code in (
-            (DataError, "", "data", EXIT_DATA),
-            (BrokerError, "", "broker", EXIT_BROKER),
-            (DeniedError, "", "denied", EXIT_DENIED),
-            (ReplacedError, "", "replaced", EXIT_REPLACED),
-            (LinkError, "[broker] ", "link", EXIT_CONFIG),
-            (TesseraError, "this device cannot train the task: ", "task", EXIT_TASK),
-        ):
-            if isinstance(error, kind):
-                log.error("%s%s", said, error, extra=fact(event))
-                return code
+    except (KeyboardInterrupt, TesseraError) as error:
+        ending = ending_of(error)
+        level = logging.INFO if isinstance(error, KeyboardInterrupt) else logging.ERROR
+        log.log(level, "%s", ending.said, extra=fact(ending.event))
+        return ending.code
     return 0
 
 
 def _report(service: DeviceService) -> None:
     """Report what is about to run: a table for people, one log line for machines."""
-    config, data = service.config, service.data
+    config = service.config
     facts: dict[str, str | int | float | list[str] | None] = {
         "name": config.name,
         "task": config.task,
         "broker": config.broker.address + (" (TLS)" if config.broker.tls else ""),
-        "data": f"{len(data)} samples, " + ", ".join(_array_words(each) for each in data.inputs),
+        "data": service.source.describe(),
         "level": config.policy.level,
         "participation": config.policy.participation,
         "backend": f"onnxruntime {_version('onnxruntime')}",
@@ -235,63 +249,9 @@ def _report(service: DeviceService) -> None:
         sys.stdout.flush()
 
 
-def _array_words(array: Any) -> str:
-    return f"{array.dtype.name} {'×'.join(map(str, array.shape[1:])) or 'numbers'}"
-
-
-def _infer(arguments: argparse.Namespace) -> int:
-    import numpy as np
-
-    from edge_sdk.data.files import read_data
-    from edge_sdk.train.inference import ExportedModel, accuracy
-
-    _check_out(arguments.out, arguments.data)
-    data, labels = read_data(arguments.data)
-    model = ExportedModel(arguments.model, providers=[arguments.provider])
-    result = model.predict(data, batch_size=arguments.batch_size)
-    share = None if labels is None else accuracy(result.outputs, labels)
-    facts: dict[str, str | int | float | list[str] | None] = {
-        "rows": len(result.outputs),
-        "batches": len(result.batch_seconds),
-        "seconds_per_batch": round(result.seconds_per_batch, 6),
-        "providers": list(model.providers),
-        "accuracy": share,
-    }
-    if arguments.out is not None and arguments.out.suffix == ".npy":
-        np.save(arguments.out, result.outputs, allow_pickle=False)
-    elif arguments.out is not None:
-        if not np.isfinite(result.outputs).all():
-            raise TensorError("some outputs are not finite, which JSON cannot express: use .npy")
-        text = json.dumps({**facts, "outputs": result.outputs.tolist()})
-        arguments.out.write_text(text + "\n")
-    if labels is None:
-        del facts["accuracy"]
-    elif share is None:
-        facts["accuracy"] = (
-            f"none: labels are {labels.dtype.name} of shape {labels.shape}, "
-            f"outputs {result.outputs.dtype.name} of shape {result.outputs.shape}"
-        )
-    else:
-        facts["accuracy"] = f"{share:.2%} of {labels.size}"
-    _print_facts(facts, width=18)
-    return 0
-
-
-def _check_out(path: Path | None, data: Path) -> None:
-    """Check the output path before the work, not after it."""
-    if path is None:
-        return
-    if path.suffix not in OUTPUT_FORMATS:
-        raise TensorError(f"--out must end in one of {', '.join(OUTPUT_FORMATS)}, not {path.name}")
-    if path.resolve() == data.resolve():
-        raise TensorError(f"--out {path} would replace the data")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise TensorError(f"cannot write {path}: name a file in an existing folder")
-
-
 def _explain(arguments: argparse.Namespace) -> int:
+    from edge_sdk.device.advice.explanation import explain
     from edge_sdk.device.config import load_config
-    from edge_sdk.device.explanation import explain
 
     flags = {} if arguments.config is not None else {"task": "none"}
     explanation = explain(load_config(arguments.config, flags=flags))

@@ -36,7 +36,7 @@ from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan import LEVELS
-from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan, Regions
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job
 from edge_sdk.train.onnx import OnnxBackend
@@ -68,6 +68,7 @@ class StepConfig:
     threads: int = 1
     reps: int = 15
     burst_s: float = 0.25
+    regions: Regions = "width"
 
     def __post_init__(self) -> None:
         for name in ("batch", "threads", "reps"):
@@ -131,7 +132,7 @@ def keep_freed_memory() -> bool:
 
 def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
     """Make everything that is timed for one family, the full model first."""
-    task = make_task(family.model(), family.inputs(2), groups=GROUPS)
+    task = make_task(family.model(), family.inputs(2), groups=GROUPS, regions=config.regions)
     plan = task.plan
 
     def job(groups: Groups, rule: LocalRule) -> Job:

@@ -30,9 +30,10 @@ def add_parser(commands: Any) -> None:
         help="one training step at each level, and the cost of importing the SDK",
         description=(
             "CPU time of one training step of the torch backend at 100, 75, 50 and 25 % of every "
-            "width, against the full model, against the share of multiply-accumulates (MACs), and "
-            "beside zero-masking: the full model with weights and gradients multiplied by 0 or 1; "
-            "and the onnx backend's, with the same jobs. "
+            "width (or of the blocks in a chain: --regions), against the full model, against the "
+            "share of multiply-accumulates (MACs), and beside zero-masking: the full model with "
+            "weights and gradients multiplied by 0 or 1; and the onnx backend's, with the same "
+            "jobs. "
             "Variants take turns within the run. Then memory and CPU time of `import edge_sdk` in "
             "fresh interpreters. Takes a few minutes; --quick under one."
         ),
@@ -45,6 +46,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--threads", type=int, default=1, help="a backend's threads (default %(default)s)"
+    )
+    parser.add_argument(
+        "--regions",
+        choices=["width", "depth", "both"],
+        default="width",
+        help="parts that levels leave out: of widths, whole residual blocks of a family that has "
+        "them in chains (vit-small, vit-subdismo, resnet18-gn), or both (default %(default)s)",
     )
     parser.add_argument(
         "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 3)"
@@ -63,6 +71,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         threads=arguments.threads,
         reps=arguments.reps if arguments.reps is not None else 3 if arguments.quick else 15,
         burst_s=0.06 if arguments.quick else 0.2,
+        regions=arguments.regions,
     )
     import_reps = min(config.reps, 6) if arguments.quick else 2 * config.reps
 

@@ -29,8 +29,8 @@ def add_parser(commands: Any) -> None:
             "that took to compute, and why not. A step is right if onnxruntime in float32 is at "
             "most twice as far from torch in float64 as torch in float32 is, and 1e-6. Every model "
             "has a process of its own. Outcomes are added to --record, and a run goes on from "
-            "there; those of older code are done again. Needs `pip install 'tessera-fl[zoo]'`; "
-            "--quick does not."
+            "there; --again tries again what older code found. Needs `pip install "
+            "'tessera-fl[zoo]'`; --quick does not."
         ),
         example="zoo --models torchvision,bert --limit-s 120",
         quick="six small models of our own, in the manner of stock ones; under a minute",
@@ -58,7 +58,9 @@ def add_parser(commands: Any) -> None:
         help=f"file of outcomes, to go on from and to add to (default {RECORD}; quick: none)",
     )
     parser.add_argument(
-        "--again", action="store_true", help="try models again that did not pass, too"
+        "--again",
+        action="store_true",
+        help="also try again models that did not pass, or that older code tried",
     )
     parser.add_argument(
         "--update", type=Path, metavar="FILE", help="a page, such as docs/models.md, to update"
@@ -85,8 +87,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         key
         for key in wanted
         if key not in found
-        or found[key].code != code
-        or (arguments.again and not found[key].passed)
+        or (arguments.again and not (found[key].passed and found[key].code == code))
     ]
     began = time.monotonic()
     with progress("zoo", len(todo)) as begin:
@@ -95,7 +96,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
             if arguments.limit_min is not None and minutes > arguments.limit_min:
                 break
             tick = begin(key)
-            found[key] = try_model(key, arguments.limit_s)
+            found[key] = try_model(key, arguments.limit_s, found.get(key))
             if record:
                 write_outcomes(record, found.values())
             tick()

@@ -17,11 +17,15 @@ class ZooOutcome:
 
     key: str
     code: str
-    """Hash of the code that traces and compiles; outcomes of other code are out of date."""
+    """Hash of the code that traces and compiles."""
     parameters: int | None = None
     traced: bool = False
     share: float | None = None
     """Parameters left at level ½, of all."""
+    layer_norm: str = "whole"
+    """Way the model was traced; `submodel` only where nothing can be narrowed otherwise."""
+    submodel_share: float | None = None
+    """Parameters left with `layer_norm="submodel"`, if that makes a difference."""
     pruned_share: float | None = None
     """The same by torch-pruning at ratio ½."""
     pruning_failed: str = ""

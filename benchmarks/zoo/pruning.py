@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -58,6 +59,7 @@ def pruned_share(model: nn.Module, example: ExampleInput) -> tuple[float | None,
         with torch.no_grad():
             pruned(**given) if isinstance(given, dict) else pruned(given)
     except Exception as error:  # of another package: said, not mended
+        _limit(0)
         return None, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}"
     finally:
         _limit(0)
@@ -71,9 +73,15 @@ def _limit(seconds: float) -> None:
     def stop(*_: object) -> None:
         raise TimeoutError(f"it takes longer than {seconds:g} s")
 
-    signal.signal(signal.SIGVTALRM, stop if seconds else signal.SIG_DFL)
+    while not seconds:  # a last signal may come in between
+        with suppress(TimeoutError):
+            # The timer first: a signal without a handler ends the process.
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, signal.SIG_IGN)
+            return
+    signal.signal(signal.SIGVTALRM, stop)
     # Again every second: what is raised may be caught on the way.
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0 if seconds else 0.0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 1.0)
 
 
 def _state_heads(pruned: nn.Module, heads: Mapping[nn.Module, int]) -> None:

@@ -9,19 +9,23 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.zoo.build import missing_package
 from benchmarks.zoo.names import CURE, ZOO
-from benchmarks.zoo.outcome import ZooOutcome, read_outcomes
+from benchmarks.zoo.outcome import ZooOutcome, read_outcomes, write_outcomes
 from coordinator.task.graphs.cache import translator_version
 from edge_sdk.program.processes import run_child
 
 
-def try_model(key: str, limit_s: float) -> ZooOutcome:
-    """Try a model; whatever its process does, there is an outcome."""
+def try_model(key: str, limit_s: float, before: ZooOutcome | None = None) -> ZooOutcome:
+    """Try a model; whatever its process does, there is an outcome. `before` is an earlier one."""
     nothing = ZooOutcome(key, translator_version())
     if package := missing_package(ZOO[key]):
         return nothing.failed(f"not tried: {package} is not installed; {CURE}")
     with TemporaryDirectory(prefix="tessera-zoo-") as folder:
         file = Path(folder) / "outcome.jsonl"
         command = [sys.executable, "-m", "benchmarks.zoo.process", key, str(file), str(limit_s)]
+        if before is not None:
+            earlier = Path(folder) / "before.jsonl"
+            write_outcomes(earlier, [before])
+            command.append(str(earlier))
         done = run_child(command)
         found = read_outcomes(file).get(key, nothing)
         if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):

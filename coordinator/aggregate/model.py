@@ -50,6 +50,13 @@ class GlobalModel:
         self._served: EncodedModel | None = None
         self._reserved: dict[tuple[str, int], tuple[bytes, dict[str, Array]]] = {}
 
+    def at(self, theta: Float32, buffers: Mapping[str, Array], version: int) -> GlobalModel:
+        """Return another version, which travels in the same encoding."""
+        weights = self.plan.unflatten(theta)
+        other = GlobalModel(self.plan, weights, buffers, encoding=self._encoding, seed=self._seed)
+        other.version = version
+        return other
+
     @property
     def weights(self) -> dict[str, Float32]:
         """Weights by tensor name (copies)."""

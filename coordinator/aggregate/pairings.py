@@ -13,6 +13,9 @@ from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
+GROWTH = 0.5
+"""Share of the rounds in which a model grows: as good at equal rounds, with less energy."""
+
 
 def check_pairing(
     rule: Rule | FedRaa,
@@ -34,6 +37,27 @@ def check_pairing(
         problem = _sparse(rule)
     if problem is not None:
         raise ConfigError(problem)
+
+
+def check_growth(rule: Rule, masks: MaskPolicy, plan: ModelPlan) -> None:
+    """Raise `ConfigError`, with the reason, if the model cannot grow from level to level."""
+    if problem := _ungrown(rule, masks, plan):
+        raise ConfigError(f"grow {problem}: set grow = 0")
+
+
+def fitting_growth(rule: Rule, masks: MaskPolicy, widths: Widths, plan: ModelPlan) -> float:
+    """Return the share of the rounds in which the model had best grow (docs/levels.md)."""
+    return 0.0 if widths == "own" or _ungrown(rule, masks, plan) else GROWTH
+
+
+def _ungrown(rule: Rule, masks: MaskPolicy, plan: ModelPlan) -> str | None:
+    if rule.whole_models:
+        return f"begins with narrow submodels, and {rule_name(rule)} takes whole models only"
+    if rule.warmup_rounds:
+        return "begins with narrow submodels, and a warm-up with the whole model"
+    if not isinstance(masks, OrderedMasks) or not masks.nests(plan):
+        return "needs levels that lie within one another, as with nested masks"
+    return None
 
 
 def check_local_rule(local_rule: LocalRule, manifest: Manifest) -> None:

@@ -34,7 +34,7 @@ class Recipe:
     @property
     def settings(self) -> dict[str, Any]:
         """Return the settings that make the system, by their keys in a run's file."""
-        plain = {"widths": "own", "distillation": 0.0, "classes": "all"}
+        plain = {"widths": "own", "distillation": 0.0, "classes": "all", "grow": 0.0}
         return {
             "rule.name": self.rule,
             **{f"rule.options.{name}": value for name, value in self.rule_options.items()},

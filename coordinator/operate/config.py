@@ -6,6 +6,7 @@ meaning from the classes of such a run (`same_as`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,7 +14,12 @@ from typing import Annotated, Any, TypeVar
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.optimizer import ServerOptimizer
-from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
+from coordinator.aggregate.pairings import (
+    fitting_growth,
+    fitting_masks,
+    fitting_rescale,
+    fitting_widths,
+)
 from coordinator.aggregate.published import find_recipe, recipe_preset
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
@@ -23,6 +29,7 @@ from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
+from edge_sdk.data.format import DataFormat
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.program.settings import (
     NOT_A_KEY,
@@ -40,13 +47,16 @@ from edge_sdk.program.settings.choices import EncodingText
 from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.errors import GraphError, MessageError
 from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
 from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.transport.settings import BrokerSettings
+from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.protocol.task.description import InputDescription, check_names
+from edge_sdk.transport.settings import BrokerSettings, PortNumber
 
+IDENTITY = "identity"
 ROUNDS = 50
 UPDATES = 500
 """Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
@@ -67,15 +77,56 @@ class TaskTable:
     """The model, as code that only the coordinator has: `file.py:function` or
     `package.module:function`."""
     evaluation: Annotated[str | None, Example("task.py:evaluation")] = None
-    """Test data for the accuracy after every round: a function, or an .npz file with x and y.
-    Without it, the accuracy is not measured; of a model with BatchNorm, devices measure it now and
-    then (survey_every)."""
+    """Test data for the accuracy after every round: a function, or a file or folder that is read
+    as devices read theirs (docs/data.md; `[format]` below is for it). Without it, the accuracy is
+    not measured; of a model with BatchNorm, devices measure it now and
+    then (survey_every), if their owners allow that (evaluate_every)."""
+    classes: Annotated[tuple[str, ...], Example(["cat", "dog"])] = ()
+    """Names of class 0, 1 …, so that devices can sort samples by name. They replace those that the
+    task's code gives."""
 
     def __post_init__(self) -> None:
         try:
             check_name(self.name, "task")
         except MessageError as error:
             raise ConfigError(f"name: {error}") from error
+        try:
+            check_names("classes", self.classes)
+        except GraphError as error:
+            raise ConfigError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputsTable:
+    """The model's first input: how devices make it from their files (docs/data.md). If a key is
+    set, the table replaces what the task's code says of this input."""
+
+    features: Annotated[tuple[str, ...], Example(["temperature", "humidity"])] = same_as(
+        InputDescription, "features"
+    )
+    range: Annotated[tuple[float, ...], Example([0.0, 1.0])] = ()
+    """Lowest and highest value the model was made for. Pixels and sound are scaled to it."""
+    mean: Annotated[tuple[float, ...], Example([0.5])] = same_as(InputDescription, "mean")
+    deviation: Annotated[tuple[float, ...], Example([0.25])] = same_as(
+        InputDescription, "deviation"
+    )
+    window: Annotated[Count | None, Example(128)] = same_as(InputDescription, "window")
+    sample_rate: Annotated[Count | None, Example(16000)] = same_as(InputDescription, "sample_rate")
+    mels: Annotated[Count | None, Example(40)] = same_as(InputDescription, "mels")
+    frame: Annotated[Count | None, Example(400)] = same_as(InputDescription, "frame")
+    hop: Annotated[Count | None, Example(160)] = same_as(InputDescription, "hop")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        try:
+            self.description()
+        except GraphError as error:
+            raise ConfigError(str(error)) from error
+
+    def description(self) -> InputDescription:
+        """Return what the table says. Raises `GraphError` for a contradiction."""
+        given: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        return InputDescription(**{**given, "range": self.range or None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +173,11 @@ class RunTable:
     """Classes whose scores count in local training: `all`, or a device's `own`, which leaves out
     those that it has no sample of (with cross-entropy)."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
+    grow: Annotated[float | None, Within(least=0, below=1), Example(0.0)] = None
+    """Share of the rounds in which the model grows: they train at most a level that rises step by
+    step from the smallest of `levels` to the whole model, which saves energy and traffic. Without
+    it, 0.5 where devices train several widths, else 0: what devices can afford, from the first
+    round on (docs/levels.md)."""
     seed: Natural = 0
     """Seed of everything random; runs with the same seeds repeat."""
     up: EncodingText = same_as(RunConfig, "up")
@@ -176,7 +232,8 @@ class RoundTable:
     """Rounds: when they open and close, and when the run stops."""
 
     min_devices: Count = 1
-    """Devices that must have joined before the first round."""
+    """Devices that must be present for a round to open; below that, the run waits. An asynchronous
+    run needs them only at its start."""
     bid_s: Seconds = same_as(RunConfig, "bid_s")
     train_deadline_s: Seconds = same_as(RunConfig, "train_deadline_s")
     away_s: Seconds = same_as(RoundsConfig, "away_s")
@@ -212,10 +269,13 @@ class RoundTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerTable(BrokerSettings):
-    """The broker, and how to reach it; or one of its own on this machine, for trials."""
+    """The broker, and how to reach it; or an embedded one, which needs no settings."""
 
     embedded: bool = False
-    """Start a broker on this machine."""
+    """Start a broker with the run. Also where the file has no [broker] table at all."""
+    tls_port: PortNumber = 0
+    """Port of the embedded broker for devices that have joined; 0 means the first free one of 8883,
+    8885 …, which a run then keeps. (`port` is then for programs on this machine.)"""
     probe: bool = True
     """Test the broker at the start."""
 
@@ -227,16 +287,48 @@ class BrokerTable(BrokerSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTable:
+    """How devices join: with codes, over HTTPS (docs/deploy.md)."""
+
+    enabled: bool | None = None
+    """Let devices join with `tessera-device join`; without it, if the broker is embedded. A broker
+    that is not embedded needs TLS."""
+    host: Annotated[str | None, Example("coordinator.example.org")] = None
+    """Name or address under which devices reach this machine; without it, its address in the local
+    network. `localhost` keeps broker and joining on this machine."""
+    port: PortNumber = 0
+    """Port at which devices join; 0 means the first free one of 8884, 8886 …, which a run then
+    keeps."""
+    authority: Annotated[Path | None, Example("identity")] = None
+    """Folder of the authority that signs devices' certificates; without it, `identity` beside this
+    file, or in the run's folder if this file's folder is read-only. A broker that is not embedded
+    must trust it."""
+    devices: Annotated[Count | None, Example(10)] = None
+    """Devices that the printed code lets in; without it, `min_devices`."""
+    hours: Annotated[float, Within(above=0, most=8_784)] = 24.0
+    """Hours that the printed code is valid."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        host = self.host
+        if host is not None and (not host or "/" in host or any(c.isspace() for c in host)):
+            raise ConfigError(f"host = {host!r}: give a name or an address, without a port")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Settings of a coordinator, checked. Made by `read_config`."""
 
     task: TaskTable
     run: RunTable
+    inputs: InputsTable = field(default_factory=InputsTable)
     rule: RuleTable = field(default_factory=RuleTable)
     server_optimizer: ServerOptimizerTable = field(default_factory=ServerOptimizerTable)
     mask: MaskTable = field(default_factory=MaskTable)
     round: RoundTable = field(default_factory=RoundTable)
-    broker: BrokerTable = field(default_factory=BrokerTable)
+    format: DataFormat = field(default_factory=DataFormat)
+    broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
+    join: JoinTable = field(default_factory=JoinTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder to which sources are relative."""
 
@@ -257,11 +349,62 @@ class ServeConfig:
             raise ConfigError(
                 "round.target_accuracy and round.patience are for synchronous rules: remove them"
             )
+        if asynchronous and run.grow:
+            raise ConfigError("run.grow is for rounds, and this rule has none: remove it")
         if asynchronous and self.server_optimizer.name != "none":
             raise ConfigError(
                 f"{self.rule.name} moves the model at every arrival; server_optimizer is for "
                 "synchronous rules: remove it"
             )
+        self._check_join()
+
+    def _check_join(self) -> None:
+        broker, join = self.broker, self.join
+        if broker.embedded or not join.enabled:
+            return
+        if broker.tls and join.authority is None:
+            raise ConfigError(
+                "join.enabled needs join.authority, the folder of the authority that signs the "
+                "certificates of this broker's devices: name it"
+            )
+
+    @property
+    def can_join(self) -> bool:
+        """True if devices can join with codes.
+
+        At a broker of one's own they need TLS: otherwise all would get the coordinator's password.
+        """
+        enabled, broker = self.join.enabled, self.broker
+        return broker.embedded if enabled is None else enabled and (broker.embedded or broker.tls)
+
+    @property
+    def authority(self) -> Path:
+        """Folder of the authority that signs devices' certificates.
+
+        Without `join.authority`: `identity` beside the file, or in the run's folder if nobody can
+        write beside the file.
+        """
+        if self.join.authority is not None:
+            return self.base / self.join.authority
+        beside, inside = self.base / IDENTITY, self.run.folder / IDENTITY
+        if inside.is_dir():  # once chosen, it stays
+            return inside
+        written = beside if beside.exists() else self.base
+        return beside if os.access(written, os.W_OK | os.X_OK) else inside
+
+    def described(self, data: DataSpec) -> DataSpec:
+        """Return the task's data with the names and meanings that these settings give.
+
+        Raises `ConfigError` if they do not fit the model.
+        """
+        first, rest = self.inputs.description(), data.descriptions[1:]
+        try:
+            return data.described(
+                classes=self.task.classes or None,
+                inputs=None if first == InputDescription() else (first, *rest),
+            )
+        except GraphError as error:
+            raise ConfigError(f"[inputs] and task.classes do not fit the model: {error}") from error
 
     def make_rule(self) -> Rule | FedRaa:
         """Make the server's rule. Raises `ConfigError`."""
@@ -285,6 +428,9 @@ class ServeConfig:
             return _pick(FragmentsConfig, self.run, self.round, **common, updates=updates)
         common["rounds"] = self.run.rounds or ROUNDS
         common["server_optimizer"] = self.server_optimizer
+        common["grow"] = self.run.grow
+        if self.run.grow is None:
+            common["grow"] = fitting_growth(rule, common["masks"], local_rule.widths, plan)
         return _pick(RoundsConfig, self.run, self.round, **common)
 
     def _local_rule(self, rule: Rule | FedRaa, plan: ModelPlan) -> LocalRule:

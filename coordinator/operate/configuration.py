@@ -24,7 +24,7 @@ Every key, its type, its default and its meaning. This page is generated from th
 read the files: `python -m coordinator.operate.configuration`.
 
 A setting is taken from the file, then from the variable, then from the flag; later ones win.
-Paths in a file are relative to its folder, those in variables and flags to the present one.
+Paths in a file are relative to its folder, those in variables and flags to the current one.
 Variables spell lists with commas (`TESSERA_LEVELS=1,0.5`) and tables as JSON. A key or a
 `TESSERA_…` variable that is not known is an error that suggests the nearest known one.
 
@@ -68,7 +68,7 @@ def pages() -> dict[Path, str]:
     own = {
         "task": "digits",
         "name": "kitchen-pi",
-        "data": "own_data.py:load",
+        "data": device.DIGITS,
         "state_dir": "state",
         "level": 0.5,
         "participation": 0.75,
@@ -78,6 +78,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs/configuration.md": page,
         ROOT / "examples/coordinator/run.toml": coordinator.render_default(),
         ROOT / "examples/device/device.toml": device.render_default(own),
+        ROOT / "examples/device" / device.DIGITS: device.digits_table(),
     }
 
 

@@ -6,56 +6,77 @@ import json
 import logging
 import os
 import secrets
+import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
+from typing import TYPE_CHECKING, TextIO
 
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
 from coordinator.aggregate.published import find_recipe
+from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
-from coordinator.operate.broker.embedded import embedded_broker
 from coordinator.operate.config import ServeConfig
+from coordinator.operate.control import ControlCommand, ControlSocket
+from coordinator.operate.progress import ServeProgress
 from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
 from coordinator.service.service import Service, ServiceConfig, can_survey
+from coordinator.task.saved_model import check_folder_free
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan import LEVELS
+from edge_sdk.protocol.plan.specs import MAX_GROUPS
 from edge_sdk.transport.mqtt.certificates import certificate_advice
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.probe import BrokerFacts, probe_broker
 from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
 
+if TYPE_CHECKING:
+    from coordinator.operate.joining.opening import Entrance, Joining
+
 log = logging.getLogger(__name__)
 
 BROKER, BROKER_FILE = "broker", "broker.toml"
+EVALUATION = "evaluation"
+"""Folder, in the run's, for test data that memory does not hold."""
 RETRY_S = 5.0
+NO_TLS = (
+    "join       join.enabled is ignored: without TLS every device would get this coordinator's own "
+    "password. Use a broker with TLS, or the embedded one (docs/deploy.md)"
+)
 
 Say = Callable[[str], None]
 
 
-def open_run(config: ServeConfig) -> Run:
+def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
     """Open the run in the configured folder, or make a new one, which compiles the task.
 
-    Raises `ConfigError` when the folder holds a run of another task, and as `create_run` and `Run`.
+    `say` gets the progress of that, line by line. Raises `ConfigError` when the folder holds a run
+    of another task, and as `create_run` and `Run`.
     """
     folder, task = config.run.folder, config.task
     if not is_run(folder):
-        model = compile_task(
-            task.source,
-            config.base,
-            batch_size=config.run.batch_size,
-            levels=sorted({*LEVELS, *config.run.levels}, reverse=True),
-            distillation=config.run.distillation > 0,
-            class_masks=config.run.classes != "all",
-        )
+        check_folder_free(folder)  # before the work, not after it
+        levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}
+        with ServeProgress("compiles", say) as progress:
+            model = compile_task(
+                task.source,
+                config.base,
+                batch_size=config.run.batch_size,
+                levels=sorted(levels, reverse=True),
+                distillation=config.run.distillation > 0,
+                class_masks=config.run.classes != "all",
+                hear=progress.now,
+            )
         about = About(
             task=task.name,
             run=secrets.token_hex(8),
@@ -63,6 +84,8 @@ def open_run(config: ServeConfig) -> Run:
             batch_size=config.run.batch_size,
         )
         # Report what does not fit before writing anything.
+        data = config.described(model.manifest.data)
+        model = replace(model, manifest=replace(model.manifest, data=data))
         check_local_rule(config.machine(model.plan).local_rule, model.manifest)
         create_run(folder, about, model)
     run = Run(folder)
@@ -74,26 +97,48 @@ def open_run(config: ServeConfig) -> Run:
                 f"{folder} holds a run with {name} {has!r}, but the configuration says {value!r}: "
                 "restore the old value, or name another folder"
             )
+    try:
+        if config.described(run.task.manifest.data) != run.task.manifest.data:
+            raise ConfigError(
+                f"{folder} holds a run whose task has other classes or inputs: restore [inputs] "
+                "and task.classes, or name another folder"
+            )
+    except ConfigError:
+        run.close()
+        raise
     return run
 
 
+def _fragment_levels(config: ServeConfig) -> list[float]:
+    """Return a level that stands for one group of every axis, which is what fragments are."""
+    rule = config.make_rule()
+    return [1 / MAX_GROUPS] if isinstance(rule, FedRaa) and rule.fragments else []
+
+
 @contextmanager
-def reach_broker(config: ServeConfig) -> Iterator[BrokerSettings]:
-    """Give the broker for the duration of the context, starting an embedded one if configured."""
-    if not config.broker.embedded:
-        yield config.broker
-        return
+def reach_broker(config: ServeConfig) -> Iterator[tuple[BrokerSettings, Entrance | None]]:
+    """Give the broker and the devices' entrance for the duration of the context.
+
+    Starts an embedded broker if configured. None: devices cannot join with codes.
+    """
+    # Needs cryptography, which a run without codes does not.
+    from coordinator.operate.joining.opening import open_embedded, open_entrance
+
     broker, folder = config.broker, config.run.folder
-    with embedded_broker(
-        folder / BROKER, port=broker.port or None, password=broker.password
-    ) as settings:
-        settings = replace(settings, chunk_bytes=broker.chunk_bytes)
-        path = folder / BROKER_FILE
-        write_whole(path, broker_table(settings).encode(), mode=0o600)
-        try:
-            yield settings
-        finally:
-            remove(path)
+    if broker.embedded:
+        with open_embedded(config, folder / BROKER) as (settings, entrance):
+            settings = replace(settings, chunk_bytes=broker.chunk_bytes)
+            path = folder / BROKER_FILE
+            write_whole(path, broker_table(settings).encode(), mode=0o600)
+            try:
+                yield settings, entrance
+            finally:
+                remove(path)
+    elif config.can_join:
+        with open_entrance(config, folder / BROKER) as entrance:
+            yield broker, entrance
+    else:
+        yield broker, None
 
 
 def broker_table(settings: BrokerSettings) -> str:
@@ -130,17 +175,27 @@ def try_broker(settings: BrokerSettings, stop: threading.Event) -> BrokerFacts |
 
 
 def serve(
-    config: ServeConfig, stop: threading.Event, say: Say, watchdog: Watchdog | None = None
+    config: ServeConfig,
+    stop: threading.Event,
+    say: Say,
+    watchdog: Watchdog | None = None,
+    *,
+    qr: bool = False,
 ) -> bool:
     """Run the coordinator until the run is complete (True) or a stop is requested (False).
 
-    `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`.
+    `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`. `qr`: draw the line
+    for devices, too.
     """
     evaluation = config.task.evaluation
-    with open_run(config) as run, reach_broker(config) as settings:
+    with ExitStack() as stack:
+        run = stack.enter_context(open_run(config, say))
+        settings, entrance = stack.enter_context(reach_broker(config))
         evaluate = None
         if evaluation is not None:
-            evaluate = make_evaluator(run.task, load_evaluation(evaluation, config.base))
+            spec, cache = run.task.manifest.data, run.folder / EVALUATION
+            data = load_evaluation(evaluation, config.base, spec, config.format, cache)
+            evaluate = make_evaluator(run.task, data)
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False
@@ -157,6 +212,12 @@ def serve(
         )
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
+        joining = stack.enter_context(_join(config, run, entrance))
+        if config.join.enabled and not config.can_join:
+            say(NO_TLS)
+        for line in join_report(run, entrance, joining, qr=qr):
+            say(line)
+        say(f"waits for  {machine.min_devices} devices")
         service = Service(
             run,
             service_config,
@@ -169,6 +230,23 @@ def serve(
             return service.finished
         finally:
             service.close()
+
+
+@contextmanager
+def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[Joining | None]:
+    """Let devices join, if they can, and answer commands about the run."""
+    with ExitStack() as stack:
+        joining, commands = None, dict[str, ControlCommand]()
+        if entrance is not None:
+            from coordinator.operate.joining.opening import open_joining
+
+            joining = stack.enter_context(open_joining(config, run.folder, entrance))
+            commands |= joining.commands()
+            commands["broker.reload"] = entrance.reload
+        control = ControlSocket(run.folder, commands)
+        stack.callback(control.close)
+        control.start()
+        yield joining
 
 
 def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:
@@ -207,6 +285,7 @@ def start_report(
     yield f"task       {run.about.task} ({run.about.source})"
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
+    yield f"data       {run.task.manifest.data.describe()}"
     yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
     if config.run.recipe is not None:
         recipe = find_recipe(config.run.recipe)
@@ -217,6 +296,9 @@ def start_report(
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         chosen = "" if config.run.widths else " (chosen: run.widths is not set; docs/levels.md)"
         yield f"widths     {machine.local_rule.widths}{chosen}, levels {levels}"
+    if isinstance(machine, RoundsConfig) and machine.growth:
+        chosen = " (chosen: run.grow is not set)" if config.run.grow is None else ""
+        yield f"grows      {machine.growth}{chosen}"
     for number, sentence in enumerate(
         level_advice(
             machine.rule,
@@ -230,7 +312,7 @@ def start_report(
         yield f"{'' if number else 'levels':10} {sentence}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
-    own = f" (embedded; devices find it in {run.folder / BROKER_FILE})"
+    own = f" (embedded; for programs on this machine: {run.folder / BROKER_FILE})"
     yield f"broker     {settings.address}{own if config.broker.embedded else ''}"
     certificates = (settings.certificate, settings.bulk_certificate)
     for advice in certificate_advice(certificates, None, datetime.now(timezone.utc)):
@@ -238,4 +320,45 @@ def start_report(
     for finding in () if facts is None else facts.findings():
         if finding.verdict != "good":
             yield f"           {finding.name}: {finding.text}"
-    yield f"waits for  {machine.min_devices} devices"
+
+
+def join_report(
+    run: Run, entrance: Entrance | None, joining: Joining | None, *, qr: bool = False
+) -> Iterator[str]:
+    """Say how devices join: the one line to paste on them, where it is safe to print it."""
+    if entrance is None or joining is None:
+        yield "join       with a bundle (tessera-coordinator enroll); codes are off"
+        return
+    broker = entrance.broker
+    how = "TLS" if broker.tls else "without TLS, on this machine only"
+    yield f"devices    {broker.address} ({how}); they join at {entrance.host}:{entrance.port}"
+    more = f"tessera-coordinator codes create {shlex.quote(str(run.folder))}"
+    entry = joining.current()
+    if entry is None:
+        yield f"join       enough devices have joined; for more: {more}"
+    elif is_journal(sys.stdout):
+        yield f"join       codes are not printed into the journal; to get one: {more}"
+    else:
+        left = entry.devices - len(entry.guests)
+        yield (
+            f"join       paste this on a device (for {left} device{'s' * (left > 1)}, until "
+            f"{entry.until:%Y-%m-%d %H:%M} UTC; for more: {more})"
+        )
+        yield ""
+        line = f"tessera-device join {entry.code.text}"
+        yield f"  {line}"
+        yield ""
+        if qr:
+            from coordinator.operate.joining.qr import draw_qr
+
+            yield draw_qr(line)
+
+
+def is_journal(stream: TextIO) -> bool:
+    """True if what is written there is kept in systemd's journal, where others may read it."""
+    try:
+        device, inode = map(int, os.environ["JOURNAL_STREAM"].split(":"))
+        status = os.fstat(stream.fileno())
+    except (KeyError, ValueError, OSError):
+        return False
+    return (status.st_dev, status.st_ino) == (device, inode)

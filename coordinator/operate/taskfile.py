@@ -1,8 +1,8 @@
 """A task's code, on the coordinator only: "path/to/file.py:function" or "package.module:function".
 
 The task's function takes no arguments and returns a `coordinator.Task`; a second function may
-return test data, (inputs, targets) as numpy arrays. Each runs in a separate process: the one that
-serves devices loads neither torch nor the task's code.
+return test data, (inputs, targets) as numpy arrays, unless files hold it. Each runs in a separate
+process: the one that serves devices loads neither torch nor the task's code.
 
     python -m coordinator.operate.taskfile SOURCE OUT.npz
 
@@ -11,8 +11,9 @@ calls a function and writes the test data it returns.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +26,18 @@ from coordinator.service.courses import Evaluator
 from coordinator.task.graphs.child import compile_in_child, load_function
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.data.errors import DataError
+from edge_sdk.data.files import read_data
+from edge_sdk.data.format import DataFormat
+from edge_sdk.data.function import split_reference
+from edge_sdk.data.source import open_data
 from edge_sdk.program.processes import run_child
-from edge_sdk.protocol.errors import ProtocolError, TensorError, TesseraError
+from edge_sdk.protocol.errors import TensorError, TesseraError
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.data_spec import DataSpec
+
+log = logging.getLogger(__name__)
 
 
 def compile_task(
@@ -39,32 +48,63 @@ def compile_task(
     levels: Sequence[float] = LEVELS,
     distillation: bool = False,
     class_masks: bool = False,
+    hear: Callable[[str], object] = lambda _: None,
 ) -> SavedModel:
-    """Trace and compile a task. Raises `GraphCompileError` with the error of its code."""
+    """Trace and compile a task. Raises `GraphCompileError` with the error of its code.
+
+    `hear` is told, from another thread, what is being done.
+    """
     return compile_in_child(
         _located(source, base),
         levels=levels,
         batch_sizes=(batch_size,),
         distillation=distillation,
         class_masks=class_masks,
+        hear=hear,
     )
 
 
-def load_evaluation(source: str, base: Path) -> ArrayData:
-    """Load test data from a function, or from an .npz file with x (or x0, x1 …) and y.
+def load_evaluation(
+    source: str,
+    base: Path,
+    spec: DataSpec,
+    format: DataFormat | None = None,
+    cache: Path | None = None,
+    *,
+    what: str = "[task] evaluation",
+) -> ArrayData:
+    """Load test data in the task's form, from a function, or from files as devices read them.
 
-    Raises `ConfigError` when that fails.
+    `cache`: folder for data that memory does not hold; None: it must. `what` names the setting
+    in errors. Raises `ConfigError`.
     """
-    if source.endswith(".npz"):
-        return _read_npz(base / source)
+    try:
+        if split_reference(source) is None:
+            place = str(base / Path(source).expanduser())
+            read = open_data(place, format).read(spec, cache=cache)
+        else:
+            read = open_data(_call_elsewhere(source, base, what), format).read(spec)
+    except DataError as error:
+        raise ConfigError(f"{what} {source!r}: {error}") from error
+    for note in read.notes:
+        log.info("%s: %s", what, note)
+    for warning in read.warnings:
+        log.warning("%s: %s", what, warning)
+    return read.data
+
+
+def _call_elsewhere(source: str, base: Path, what: str) -> ArrayData:
     with TemporaryDirectory(prefix="tessera-evaluation-") as folder:
         path = Path(folder) / "data.npz"
         command = [sys.executable, "-m", "coordinator.operate.taskfile"]
         done = run_child([*command, _located(source, base), str(path)])
         if done.returncode != 0:
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
-            raise ConfigError(f"[task] evaluation {source!r}: {said}")
-        return _read_npz(path)
+            raise ConfigError(f"{what} {source!r}: {said}")
+        inputs, targets = read_data(path)
+        if targets is None:
+            raise ConfigError(f"{what} {source!r} returned no targets")
+        return ArrayData(tuple(inputs[f"x{number}"] for number in range(len(inputs))), targets)
 
 
 def make_evaluator(task: TaskFiles, data: ArrayData) -> Evaluator:
@@ -109,22 +149,6 @@ def _pair(source: str, found: Any) -> tuple[tuple[Array, ...], Array]:
 def _located(source: str, base: Path) -> str:
     place, colon, function = source.rpartition(":")
     return f"{base / place}{colon}{function}" if place.endswith(".py") else source
-
-
-def _read_npz(path: Path) -> ArrayData:
-    from edge_sdk.data.files import read_data
-
-    try:
-        inputs, targets = read_data(path)
-        if targets is None:
-            raise ConfigError(f"{path} has no y: test data needs targets")
-        return ArrayData(tuple(inputs[name] for name in _ordered(inputs)), targets)
-    except ProtocolError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _ordered(inputs: dict[str, Array]) -> list[str]:
-    return [f"x{number}" for number in range(len(inputs)) if f"x{number}" in inputs]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ class RunConfig:
     steps: Count
     batch_size: Count
     min_devices: Count
+    """Devices that must be present for a round to open; below that, the run waits. An asynchronous
+    run needs them only at its start."""
     seed: int
     levels: tuple[Share, ...] = LEVELS
     """Shares of the model that are to be models of their own, largest first, beginning with 1.
@@ -79,6 +81,7 @@ class RunConfig:
         warmup: bool = False,
         replay_within: int = 0,
         rounds_left: int | None = None,
+        largest: float = 1.0,
     ) -> RoundOpen:
         """Make the message that opens a round."""
         return RoundOpen(
@@ -95,6 +98,7 @@ class RunConfig:
             rounds_left=rounds_left,
             warmup=warmup,
             levels=() if self.local_rule.widths == "own" else self.levels,
+            largest=largest,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Literal
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.optimizer import ServerOptimizer
+from coordinator.aggregate.pairings import check_growth
 from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
@@ -87,15 +88,21 @@ class RoundsConfig(RunConfig):
     target_accuracy: Annotated[Share | None, Example(0.95)] = None
     """Accuracy at which the run stops early; without it, accuracy never stops the run."""
     patience: Annotated[Count | None, Example(10)] = None
-    """Rounds without a better model after which the run stops early, not counting void rounds;
-    without it, the run does not stop for this reason."""
+    """Rounds without a better model after which the run stops early, not counting void rounds and
+    those in which the model grows; without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     """Optimiser that takes the rule's movement as a gradient."""
+    grow: Annotated[float, Within(least=0, below=1)] = 0.0
+    """Share of the rounds in which the model grows: they train at most a level that rises step by
+    step from the smallest of `levels` to the whole model. 0 trains what devices can afford from the
+    first round on."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
+        if self.grow:
+            check_growth(self.rule, self.masks, self.plan)
         if self.over_selection > 1 and self.participants is None:
             raise ConfigError("over_selection needs participants, the number of movements wanted")
         if self.server_optimizer.name != "none" and self.rule.server_rate != 1:
@@ -129,13 +136,45 @@ class RoundsConfig(RunConfig):
         """True if only whole models are useful in this round."""
         return self.rule.whole_models or self.warms_up(round)
 
+    def largest(self, number: int) -> float:
+        """Return the largest level that the n-th round trains; rounds count from 1.
+
+        The last round always trains the whole model.
+        """
+        if number >= self.rounds:
+            return 1.0
+        ends = 0.0
+        for level, share in stages(self.levels, self.grow):
+            ends += share * self.rounds
+            if number - 1 < ends - ROUNDING:
+                return level
+        return 1.0
+
+    @property
+    def growth(self) -> str:
+        """The rounds in which the model grows, in words; empty if it does not."""
+        last = {self.largest(number): number for number in range(1, self.rounds + 1)}
+        return ", ".join(f"{level:.0%} until round {last[level]}" for level in last if level < 1)
+
     def is_over(self, committed: int, best: Best) -> bool:
         """True if there is nothing left to do after this many committed rounds."""
         accuracy, since = best
         reached = self.target_accuracy is not None and accuracy >= self.target_accuracy
         measured = math.isfinite(accuracy)
+        since = max(since, math.ceil(self.grow * self.rounds))  # a wider model may still be better
         stuck = self.patience is not None and measured and committed - since >= self.patience
         return committed >= self.rounds or reached or stuck
+
+
+def stages(levels: Sequence[float], grow: float) -> list[tuple[float, float]]:
+    """Return every level, smallest first, and the share of the rounds in which it is the largest.
+
+    A step at level `l` costs about `l²` of the whole model's. So below the whole model a level gets
+    rounds in proportion to `1/l²`, and each about the same energy.
+    """
+    below = [level for level in sorted(levels) if level < 1]
+    total = sum(level**-2 for level in below)
+    return [*((level, grow * level**-2 / total) for level in below), (1.0, 1 - grow)]
 
 
 def best_of(best: Best, accuracy: float | None, committed: int) -> Best:

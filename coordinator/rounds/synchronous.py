@@ -11,6 +11,7 @@
                                              CLOSING   Commit, if nothing is awaited
                                              BIDDING   Broadcast(RoundOpen) of the next round, if
                                                        at the deadline too few offered: it is void
+                                             WAITING   –, if then fewer than `min_devices` are there
                                              BIDDING   –, if too few offered and none is present:
                                                        the round stays open for newcomers; by
                                                        invitation, the next opens some time after
@@ -30,9 +31,8 @@
     CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
                                              FINISHED  Broadcast(RoundClosed), after the last round
                                                        or when a stop condition is met
-                                             WAITING   Broadcast(RoundClosed), if the next round is
-                                                       by invitation and this one was resumed, until
-                                                       enough devices are back
+                                             WAITING   Broadcast(RoundClosed), if fewer than
+                                                       `min_devices` are present
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -73,7 +73,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.masks import Situation
+from coordinator.masks import Situation, level_choices
 from coordinator.rounds.arrivals import (
     on_kept,
     on_movement,
@@ -215,8 +215,6 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
                 return state, []
             if state.phase is RoundPhase.BIDDING:
                 return _assign(config, state, now)
-            if state.phase is RoundPhase.WAITING:
-                return _open(config, state, now) if state.present else _waiting(state)
             return _close(config, state)
         case Committed(round) if state.phase is RoundPhase.CLOSING and round == state.round:
             return _on_committed(config, state, event, now)
@@ -237,12 +235,10 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     )
     if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
         return _open(config, state, now)
-    # Where nobody was there, others return too: a draw waits for them, but not for ever.
-    deadline = now + config.bid_s if state.deadline is None else state.deadline
-    if state.phase is RoundPhase.WAITING and state.resumed:
-        return replace(state, deadline=deadline), []
     if state.phase is not RoundPhase.BIDDING or known:
         return state, []
+    # Where nobody was there, others return too: a draw waits for them, but not for ever.
+    deadline = now + config.bid_s if state.deadline is None else state.deadline
     if config.invites(state.round) and device not in state.selected:
         return replace(state, deadline=deadline), []
     state = replace(state, selected=state.selected.adding(device), deadline=deadline)
@@ -303,7 +299,14 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _open_anew(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """Open the next round; the current one had too few offers."""
-    return _open(config, replace(state, void=state.void + 1), now)
+    return _open_if_enough(config, replace(state, void=state.void + 1), now)
+
+
+def _open_if_enough(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    """Open the next round, or wait until enough devices are present for it."""
+    if len(state.present) < config.min_devices:
+        return replace(state, phase=RoundPhase.WAITING, deadline=None), []
+    return _open(config, state, now)
 
 
 def _waiting(state: RoundsState) -> Step:
@@ -327,13 +330,15 @@ def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) ->
     gone = sum(name not in state.bids and name in state.selected for name in state.away)
     if len(state.bids) + gone < len(state.selected):
         return state, []
-    usable = [_usable(config, state.round, bid).level for bid in state.bids.values()]
+    largest = _largest(config, state)
+    usable = [_usable(config, state.round, bid, largest).level for bid in state.bids.values()]
     enough = sum(level is not None for level in usable) >= config.min_participants
     return _assign(config, state, now) if enough else (state, [])
 
 
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
-    bids = {name: _usable(config, state.round, bid) for name, bid in state.bids.items()}
+    largest = _largest(config, state)
+    bids = {name: _usable(config, state.round, bid, largest) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
     if len(offers) < config.min_participants and not state.present:
         return _waiting(state)  # a new round would find no devices either
@@ -393,12 +398,33 @@ def assignments_of(
     ]
 
 
-def _usable(config: RoundsConfig, round: int, bid: Bid) -> Bid:
-    """Return the bid, turned into a skip if the rule cannot use its offer."""
+def _largest(config: RoundsConfig, state: RoundsState) -> float:
+    """Return the largest level that the round trains.
+
+    A model never shrinks: a level that was trained before, in all its blocks, stays, even if the
+    run has become longer or did not grow at first.
+    """
+    planned = config.largest(state.round - state.void)
+    if planned == 1:
+        return planned
+    plan, covered = config.plan, state.fleet.times_covered > 0
+    choices = level_choices(config.masks, plan, config.levels).items()
+    held = {level: plan.covers(plan.choose(groups)) for level, groups in choices}
+    trained = [level for level, blocks in held.items() if covered[blocks].all()]
+    return max([planned, *trained])
+
+
+def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:
+    """Return the bid, turned into a skip if the rule cannot use its offer.
+
+    An offer is for no more than the largest level that the round trains.
+    """
     if bid.replays and not config.rule.replay_within:
         bid = replace(bid, replays=False)
-    if bid.level is None or bid.level == 1 or not config.wants_whole(round):
+    if bid.level is None:
         return bid
+    if bid.level == 1 or not config.wants_whole(round):
+        return replace(bid, level=min(bid.level, largest))
     reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
     return replace(bid, level=None, reason=reason)
 
@@ -485,11 +511,7 @@ def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, no
     closed = Broadcast(RoundClosed(round=event.round))
     if config.is_over(committed, best):
         return replace(state, phase=RoundPhase.FINISHED), [closed]
-    few = state.resumed and len(state.present) < config.min_devices
-    if few and config.invites(state.round + 1):
-        state = replace(state, phase=RoundPhase.WAITING, deadline=now + config.bid_s)
-        return state, [closed]
-    state, effects = _open(config, state, now)
+    state, effects = _open_if_enough(config, state, now)
     return state, [closed, *effects]
 
 
@@ -506,4 +528,5 @@ def invitation_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
         warmup=config.warms_up(state.round),
         replay_within=replay_within(config),
         rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
+        largest=_largest(config, state),
     )

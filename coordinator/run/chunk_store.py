@@ -59,7 +59,7 @@ class ChunkStore:
         self, name: str, chunks: Iterable[tuple[bytes, bytes]], here: Iterable[bytes] = ()
     ) -> list[bytes]:
         """Add a set of chunks by hash, including chunks that are `here` already. Writes each chunk
-        as it comes. Returns the hashes of the new ones.
+        as it comes. Returns the hashes of the new ones. A set of this name is extended.
         """
         number, self._next = self._next, self._next + 1
         file, offset = PlacedFile(self._folder / f"{number:08}.bin"), 0
@@ -76,13 +76,18 @@ class ChunkStore:
         self._held[number] = len(new)
         if not new:
             self._remove(number)
-        self._users.update(members)
-        self._sets[name] = frozenset(members)
+        before = self._sets.get(name, frozenset())
+        self._users.update(members - before)
+        self._sets[name] = before | members
         return new
 
     def names(self) -> Iterable[str]:
         """Names of the stored sets."""
         return tuple(self._sets)
+
+    def relabel(self, name: str, to: str) -> None:
+        """Give a set another name, which no set has."""
+        self._sets[to] = self._sets.pop(name)
 
     def drop(self, name: str) -> list[bytes]:
         """Drop a set. Deletes the chunks that no other set needs and returns their hashes."""

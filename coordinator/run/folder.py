@@ -4,7 +4,8 @@
     run.json                      task, run id, and the source of the run
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
     counters.json                 the newest round ever opened; number of coordinator starts
-    checkpoints/<n>.safetensors   the model after round n, and the record of the fleet
+    checkpoints/<n>.safetensors   the model after round n, and the record of the fleet: of the last
+                                  few rounds, every n-th and the one with the best accuracy
     checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
     memory/                       the rule's memory (`memory/disk/`)
     round.json                    assignments of the open round (`journal.py`)
@@ -12,6 +13,7 @@
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     teachers.jsonl                blocks that each device ever trained, a line per round with news
     history.jsonl                 one line per closed round, and one per rollback
+    evaluation/                   test data that memory does not hold, converted and mapped
 
 Rules:
 - A round's number is used once: it is on disk before any device hears of it. An interrupted run
@@ -32,7 +34,7 @@ import os
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +48,7 @@ from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from coordinator.task.saved_model import (
+    Origin,
     SavedModel,
     check_folder_free,
     read_model,
@@ -73,6 +76,9 @@ LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
 ROUND, TEACHERS = "round.json", "teachers.jsonl"
+
+READ_TRIES = 5
+"""Attempts to read a checkpoint of a run that goes on and may remove it."""
 
 _BUFFER = "buffer/"
 _STATE = "state"
@@ -158,6 +164,8 @@ class Run:
         if not is_run(folder):
             raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
         self.folder = folder
+        self._accuracies: dict[int, float | None] = {}
+        """Accuracy of the level to deploy, by round, of checkpoints that were looked at."""
         self._lock: int | None = None
         lock = _lock(folder)
         try:
@@ -218,6 +226,7 @@ class Run:
             line = {"round": checkpoint.round, "blocks": {n: b.hex() for n, b in news.items()}}
             append_line(self.folder / TEACHERS, _json(line))
         write_whole(_checkpoint_path(self.folder, checkpoint.round), _encode(checkpoint))
+        self._accuracies[checkpoint.round] = checkpoint.levels.best
 
     def drop_latest(self) -> None:
         """Remove the newest checkpoint, unless it is the only one."""
@@ -225,11 +234,28 @@ class Run:
             self._remove_checkpoint(rounds[-1])
 
     def prune(self, *, keep_last: int, keep_every: int) -> None:
-        """Keep the last few checkpoints and every n-th one; remove the others."""
-        numbers = self.rounds()
+        """Keep the last few checkpoints, every n-th one and the best; remove the others."""
+        numbers, best = self.rounds(), self.best_round()
         for number in numbers[:-keep_last]:
-            if number % keep_every:
+            if number % keep_every and number != best:
                 self._remove_checkpoint(number)
+
+    def best_round(self) -> int | None:
+        """Return the round with the best accuracy of those kept, the earliest of several.
+
+        None: no accuracy is known.
+        """
+        numbers = self.rounds()
+        known = {each: self._accuracies[each] for each in numbers if each in self._accuracies}
+        for number in numbers:
+            if number not in known:
+                known[number] = _accuracy_of(_checkpoint_path(self.folder, number))
+        self._accuracies = known
+        return _best(known)
+
+    def read(self, round: int) -> Checkpoint:
+        """Read the checkpoint of a round. Raises `RunError` if it is damaged or missing."""
+        return _decode(_checkpoint_path(self.folder, round), self.plan)
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
@@ -299,22 +325,72 @@ def read_history(folder: Path) -> Iterator[dict[str, Any]]:
     return _read_lines(folder / HISTORY)
 
 
-def read_result(folder: Path) -> SavedModel:
-    """Read a run's newest model, even if the run is open elsewhere.
+WhichRound = int | Literal["best", "last"]
+"""A round's number, the newest round, or the one with the best accuracy."""
+
+
+def read_result(folder: Path, round: WhichRound = "last") -> SavedModel:
+    """Read the model that a round of a run made, even if the run is open elsewhere.
 
     Its buffers are the statistics that were computed for the whole model, where there are any.
     Raises `ConfigError` and `RunError`.
     """
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
-    model = read_model(folder / MODEL)
+    about, model = _read_about(folder), read_model(folder / MODEL)
+    for _ in range(READ_TRIES):
+        path = _checkpoint_path(folder, _pick_round(folder, round))
+        if path.is_file():
+            break  # else a running coordinator removed it just now
+    found = _decode(path, model.plan)
+    weights = model.plan.unflatten(found.theta)
+    origin = Origin(about.task, about.run, found.round, found.fleet.last_covered > 0)
+    return replace(
+        model, weights=weights, buffers=found.buffers, levels=found.levels, origin=origin
+    ).with_statistics()
+
+
+def _pick_round(folder: Path, round: WhichRound) -> int:
+    """Return the number of a round that has a checkpoint. Raises `ConfigError`, `RunError`."""
     rounds = _rounds(folder)
     if not rounds:
         raise RunError(f"{folder / CHECKPOINTS} contains no checkpoint")
-    newest = _decode(_checkpoint_path(folder, rounds[-1]), model.plan)
-    weights = model.plan.unflatten(newest.theta)
-    model = replace(model, weights=weights, buffers=newest.buffers, levels=newest.levels)
-    return model.with_statistics()
+    if round == "last":
+        return rounds[-1]
+    if round == "best":
+        paths = {each: _checkpoint_path(folder, each) for each in rounds}
+        best = _best({each: _accuracy_of(path) for each, path in paths.items() if path.is_file()})
+        if best is None:
+            raise ConfigError(
+                f"{folder} has no best round, because no accuracy was measured: give the run test "
+                "data (task.evaluation), or take the newest model (--round last)"
+            )
+        return best
+    if round not in rounds:
+        known = ", ".join(map(str, rounds))
+        raise ConfigError(
+            f"round {round} has no checkpoint; there are {known}. A run keeps the last few, every "
+            "n-th and the best (run.keep_last, run.keep_every)"
+        )
+    return round
+
+
+def _best(accuracies: Mapping[int, float | None]) -> int | None:
+    found = {round: each for round, each in accuracies.items() if each is not None}
+    return min(found, key=lambda each: (-found[each], each), default=None)
+
+
+def _accuracy_of(path: Path) -> float | None:
+    """Read the accuracy of a checkpoint's level to deploy, and nothing else of it; None: unknown,
+    or it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            state = json.loads(file.get_tensor(_STATE).tobytes())
+        return unpack_levels(state["levels"], {}).best if "levels" in state else None
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError):
+        return None
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,19 +10,21 @@ the model itself and a virtual clock (`coordinator/simulate/federation.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds import events
 from coordinator.rounds.config import RunConfig
+from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.store import RunStore, Tally
-from coordinator.task.levels import LevelScores, evaluate_levels
+from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.delivery import CHOICES, Choice
 from edge_sdk.protocol.messages.round import Outcome, Receipt
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -35,6 +37,60 @@ Said = events.Broadcast | events.Send | events.Accept
 """Output for devices; an accepted offer gets a credit."""
 Evaluate = Callable[[GlobalModel, LevelScores], LevelScores]
 """Returns the levels of a model with the accuracy and the statistics of each."""
+
+
+LISTED = 5
+"""Most names of devices in a line."""
+WAIT_S, MAX_WAIT_S = 60.0, 960.0
+"""Seconds after which a wait within a round is logged, then twice as many each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A reason to wait: its kind in one word, and words to put behind *waiting for*."""
+
+    kind: str
+    words: str
+
+
+def missing_devices(present: int, wanted: int) -> Wait:
+    """Return the wait of a run that has too few devices for a round."""
+    return Wait("devices", f"devices: {present} of {wanted} are here (round.min_devices)")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first names in order, and how many more there are."""
+    ordered = sorted(names)
+    more = len(ordered) - LISTED
+    return ", ".join(ordered[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+class WaitLog:
+    """Logs what a run waits for: missing devices at once, anything else when it takes long."""
+
+    def __init__(self) -> None:
+        self._last: Wait | None = None
+        self._since = self._due_s = 0.0
+
+    def note(self, wait: Wait | None, now: float) -> str | None:
+        """Note what the run waits for at `now` (seconds); returns the words that were logged."""
+        last, self._last = self._last, wait
+        if wait is None:
+            return None
+        if last is None or last.kind != wait.kind:
+            self._since, self._due_s = now, now + WAIT_S
+        if wait.kind == "devices":
+            return self._log(wait.words) if wait != last else None
+        if now < self._due_s:
+            return None
+        waited = now - self._since
+        self._due_s = now + min(2 * waited, MAX_WAIT_S)
+        return self._log(f"{wait.words}, for {waited:.0f} s now")
+
+    def _log(self, words: str) -> str:
+        text = f"waiting for {words}"
+        log.info("%s", text, extra={"facts": {"event": "waiting"}})
+        return text
 
 
 class Evaluator:
@@ -66,6 +122,8 @@ class Parts:
     are asked to."""
     threads: int = 1
     """Threads that a rule may use when a round closes."""
+    fragments: bool = False
+    """True in an asynchronous run."""
     tally: Tally = field(default_factory=Tally)
 
     def score(self, config: RunConfig) -> LevelScores:
@@ -77,6 +135,43 @@ class Parts:
     def asks_devices(self) -> bool:
         """True if the levels of some models are surveyed by devices."""
         return self.surveys and self.evaluate is None
+
+    def deliver_kept(self, checkpoint: Checkpoint, *, current: bool = True) -> None:
+        """Offer the models that the store keeps for inference, after a start.
+
+        `current` is False if the checkpoint's scores may be of an earlier model than its own: then
+        its model is offered without them.
+        """
+        outlet, best = self.outlet, self.store.best()
+        for choice in CHOICES:
+            outlet.deliver_none(choice)
+        is_best = best is not None and best.round == checkpoint.round
+        choices: set[Choice] = {"latest", "best"} if is_best else {"latest"}
+        levels = self.trained(checkpoint.levels, checkpoint.fleet)
+        # The best checkpoint's scores are its own: it is the earliest with this accuracy.
+        if not current and not is_best:
+            unscored = tuple(LevelScore(each.level, each.groups) for each in levels.levels)
+            levels = replace(levels, levels=unscored)
+        offered = outlet.deliver(choices, checkpoint.round, levels)
+        if best is not None and not is_best:
+            self.deliver_best(best, {"latest", "best"} if current and not offered else {"best"})
+
+    def deliver_best(self, best: Checkpoint, choices: Collection[Choice]) -> None:
+        """Offer the model of the best checkpoint for inference."""
+        if best.round > 0:
+            earlier = self.model.at(best.theta, best.buffers, best.version)
+            levels = self.trained(best.levels, best.fleet)
+            self.outlet.deliver_earlier(choices, earlier, best.round, levels)
+
+    def trained(self, scores: LevelScores, fleet: FleetRecord) -> LevelScores:
+        """Return the levels of which every block was trained.
+
+        Fragments may leave blocks out for ever: then all levels, if none is complete.
+        """
+        plan, known = self.model.plan, fleet.last_covered > 0
+        held = {each.level: plan.covers(plan.choose(each.groups)) for each in scores.levels}
+        whole = tuple(each for each in scores.levels if known[held[each.level]].all())
+        return scores if self.fragments and not whole else replace(scores, levels=whole)
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
         """Remember a device's evaluation of the model for the next report."""

@@ -11,10 +11,18 @@ from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.run.folder import Checkpoint, RunError
-from coordinator.service.courses import Parts, Said, log_receipt, upload_of
+from coordinator.service.courses import (
+    Parts,
+    Said,
+    Wait,
+    log_receipt,
+    missing_devices,
+    upload_of,
+)
 from coordinator.service.reports import report_updates
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
+from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -75,6 +83,10 @@ class FragmentsCourse:
         """The levels as they were last evaluated, perhaps some updates ago."""
         parts.store.clear_kept()
         parts.outlet.publish()
+        parts.deliver_kept(checkpoint, current=self._state.finished)
+        best = parts.store.best()
+        self._best = None if best is None else best.levels.best
+        """Accuracy of the best model that was offered for inference; None: none was."""
         self._unsaved: set[tuple[str, int]] = set()
         """(device, round) of movements that no checkpoint contains yet."""
         self._owed: dict[tuple[str, int], tuple[events.Send, Upload | None]] = {}
@@ -116,6 +128,16 @@ class FragmentsCourse:
         """Latest time to send `Tick`; None if there is no deadline."""
         known = (self._state.deadline, self._save_by, self._surveying.deadline)
         return min((each for each in known if each is not None), default=None)
+
+    @property
+    def waits_for(self) -> Wait | None:
+        """Return the reason why the run waits now; None: it does not."""
+        state = self._state
+        if self._surveying.under_way:
+            return Wait("survey", "the answers of devices to a survey")
+        if not state.running and not state.finished:
+            return missing_devices(len(state.devices), self._config.min_devices)
+        return None if state.finished else Wait("movements", "movements of devices")
 
     def handle(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
@@ -324,6 +346,25 @@ class FragmentsCourse:
         self._scores = scores
         self._save()
         parts.record(report)
+        is_best = scores.best is not None and (self._best is None or scores.best > self._best)
+        choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
+        state = self._state
+        levels = parts.trained(scores, state.fleet)
+        delivered = parts.outlet.deliver(choices, state.version, levels, final=state.finished)
+        if is_best and delivered:
+            self._best = scores.best
+        if state.finished:
+            self._deliver_best()
+
+    def _deliver_best(self) -> None:
+        """Offer the best model if it was not published when it was made."""
+        best = self._parts.store.best()
+        accuracy = None if best is None else best.levels.best
+        if best is None or accuracy is None:
+            return
+        if self._best is None or accuracy > self._best:
+            self._best = accuracy
+            self._parts.deliver_best(best, {"best"})
 
     def _save(self) -> None:
         state, model = self._state, self._parts.model

@@ -20,10 +20,18 @@ from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, 
 from coordinator.run.folder import Checkpoint, Run, RunError
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
-from coordinator.service.courses import Parts, Said, upload_of
+from coordinator.service.courses import (
+    Parts,
+    Said,
+    Wait,
+    listed,
+    missing_devices,
+    upload_of,
+)
 from coordinator.service.reports import report_round
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
+from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Bid, Movement, Receipt, Replay, RoundOpen
 from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
@@ -89,6 +97,7 @@ class RoundsCourse:
         """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
         parts.outlet.publish()
+        parts.deliver_kept(checkpoint)
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
         self._was_closed = interrupted is not None and interrupted.closed
@@ -168,6 +177,26 @@ class RoundsCourse:
     def surveying(self) -> Surveying:
         """The survey of the levels, if one is under way."""
         return self._surveying
+
+    @property
+    def waits_for(self) -> Wait | None:
+        """Return the reason why the run waits now; None: it does not."""
+        state = self._state
+        if self._surveying.under_way:
+            return Wait("survey", f"round {state.round}: the answers of devices to a survey")
+        match state.phase:
+            case RoundPhase.WAITING:
+                return missing_devices(len(state.present), self._config.min_devices)
+            case RoundPhase.BIDDING:
+                owing = [name for name in state.selected if name not in state.bids]
+                return Wait("bids", f"round {state.round}: bids of {listed(owing)}")
+            case RoundPhase.TRAINING:
+                done = (state.counted, state.keeping)
+                owing = [name for name in state.assigned if not any(name in each for each in done)]
+                owing += state.replaying
+                return Wait("movements", f"round {state.round}: movements of {listed(owing)}")
+            case _:
+                return None
 
     def handle(self, event: rounds.Event | SurveyFinding, now: float) -> list[Said]:
         """Perform the effects of an event and return the messages to send."""
@@ -394,6 +423,9 @@ class RoundsCourse:
         parts.store.forget_round()
         if not closed.published:
             parts.outlet.publish()
+        is_best = scores.best is not None and scores.best > state.best[0]
+        choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
+        parts.outlet.deliver(choices, commit.round, parts.trained(scores, state.fleet))
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
 
     def _taught(self, commit: rounds.Commit) -> FleetRecord:

@@ -40,7 +40,7 @@ from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.close import open_memory
-from coordinator.service.courses import Evaluate, Parts, Said, make_model
+from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
@@ -146,6 +146,7 @@ class Service:
         self._lost_s = 0.0
         self._away_since: float | None = clock()
         self._idle_due_s = clock() + IDLE_S
+        self._waits, self._wait_due_s = WaitLog(), clock()
         gone = encode_message(Presence(name=NAME, session=self._session, online=False))
         self._link = open_link(
             name=f"{NAME}-{run.about.task}",
@@ -196,11 +197,17 @@ class Service:
             store=RunOnDisk(run, journal, self._receiving, keeping),
             model=model,
             outlet=BrokerOutlet(
-                model, self._publisher, self._store, run=run.about.run, clock=self._clock
+                model,
+                self._publisher,
+                self._store,
+                run=run.about.run,
+                clock=self._clock,
+                needs_statistics=any(e.kind == "statistics" for e in run.task.manifest.graphs),
             ),
             evaluate=evaluate,
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
+            fragments=isinstance(machine, FragmentsConfig),
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
@@ -281,10 +288,19 @@ class Service:
             self._proceed()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
+        self._note_wait()
         if self._clock() >= self._idle_due_s:
             self._idle_due_s = self._clock() + IDLE_S
             for offer in self._receiving.drop_idle(self._clock()):
                 log.info("dropped a stalled upload from %s", offer.device)
+
+    def _note_wait(self) -> None:
+        """Log what the run waits for, once it does."""
+        now = self._clock()
+        if now >= self._wait_due_s and self._away_since is None:
+            self._wait_due_s = now + MAX_WAIT_S
+            if said := self._waits.note(self._course.waits_for, now):
+                self._watchdog.status(said)
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
@@ -389,8 +405,23 @@ class Service:
                 self._say(self._course.say_again(device))
         elif known or first:
             self._present.discard(device)
-            log.info("%s left", device, extra={"facts": {"event": "left", "device": device}})
+            self._say_farewell(device, presence)
             self._say(self._course.handle(events.Left(device), self._now()))
+
+    def _say_farewell(self, device: str, presence: Presence) -> None:
+        """Log why a device left, as far as it says."""
+        code, reason = presence.exit_code, _printable(presence.reason)
+        told = f": {reason}" if reason else ""
+        if code:
+            told += f" (exit code {code})"
+        facts = {"event": "left", "device": device, "reason": reason, "exit_code": code}
+        log.log(
+            logging.WARNING if code else logging.INFO,
+            "%s left%s",
+            device,
+            told,
+            extra={"facts": facts},
+        )
 
     def _joined(self, device: str) -> None:
         if device in self._present:
@@ -490,6 +521,11 @@ def _news(message: RoundOpen | RoundClosed | Survey) -> str:
     if isinstance(message, Survey):
         return f"is surveyed by devices: {message.wants} of {len(message.levels)} levels"
     return "opened" if isinstance(message, RoundOpen) else "ended"
+
+
+def _printable(text: str) -> str:
+    """Return a device's words without characters that could forge lines of a log."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def can_survey(task: TaskFiles, levels: Iterable[float]) -> bool:

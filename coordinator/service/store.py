@@ -121,6 +121,10 @@ class RunStore:
     def prune(self) -> None:
         """Drop old checkpoints, now that the newest one is complete."""
 
+    def best(self) -> Checkpoint | None:
+        """Return the kept checkpoint with the best accuracy; None if no accuracy is known."""
+        return None
+
     def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Store a report of the round that made this model."""
 
@@ -211,9 +215,14 @@ class RunOnDisk(RunStore):
         self._run.save(checkpoint)
 
     def prune(self) -> None:
-        """Keep the last few checkpoints and every n-th one."""
+        """Keep the last few checkpoints, every n-th one and the best."""
         keeping = self._keeping
         self._run.prune(keep_last=keeping.keep_last, keep_every=keeping.keep_every)
+
+    def best(self) -> Checkpoint | None:
+        """Read the best checkpoint."""
+        round = self._run.best_round()
+        return None if round is None else self._run.read(round)
 
     def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Append a line to the history and log it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds.report import RoundReport
@@ -11,6 +13,7 @@ from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -69,6 +72,20 @@ class DirectOutlet:
     def publish_statistics(self, levels: LevelStatistics) -> None:
         """Hold the statistics for the devices of the next survey."""
         self._statistics = levels
+
+    def deliver(
+        self, choices: Collection[Choice], round: int, scores: LevelScores, *, final: bool = False
+    ) -> bool:
+        """Do nothing, and the like below: devices in this process only train."""
+        return False
+
+    def deliver_earlier(
+        self, choices: Collection[Choice], model: GlobalModel, round: int, scores: LevelScores
+    ) -> None:
+        """See `deliver`."""
+
+    def deliver_none(self, choice: Choice) -> None:
+        """See `deliver`."""
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """Keep these groups of the current version."""

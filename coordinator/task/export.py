@@ -2,8 +2,12 @@
 
 The ONNX file is the evaluation graph of a level with its weights inside: inputs x0, x1 …, output
 `outputs`. It accepts any number of samples if the graph does, otherwise only the number it was
-compiled for. Weights and buffers keep the names they have in the torch module. A level below 1 is a
-narrower model, with BatchNorm statistics of its own.
+compiled for. Weights and buffers keep the names they have in the torch module; tied weights appear
+under each of their names. A level below 1 is a narrower model, with BatchNorm statistics of its
+own; where it has fewer blocks of a chain, they have the names of the first ones, as in a module
+that was made with fewer.
+
+Every format but torch's own says of itself, in metadata, what it is (`export_facts`).
 """
 
 from __future__ import annotations
@@ -24,8 +28,10 @@ from edge_sdk import __version__
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.protocol.task.codec import fitted
 from edge_sdk.protocol.task.graphs import GraphEntry, Port
+from edge_sdk.train.delivered import arrays_digest
 from edge_sdk.train.local import axis_scales
 
 if TYPE_CHECKING:
@@ -48,22 +54,58 @@ def export_model(
     level: float | None = None,
     samples: Sequence[Array] | None = None,
     force: bool = False,
+    untrained: bool = False,
 ) -> LevelModel:
     """Write a level of the model to a file in one of `FORMATS`, completely or not at all.
 
-    `force` replaces an existing file; see `pick_level` for the others. Returns what was written.
-    Raises `ConfigError` for an unusable path, format or level, and `GraphError` when the model has
-    no graph to export.
+    `force` replaces an existing file, `untrained` permits weights that no device ever trained; see
+    `pick_level` for the others. Returns what was written. Raises `ConfigError` for an unusable
+    path, format or level, and `GraphError` when the model has no graph to export.
     """
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}; choose one of {', '.join(FORMATS)}")
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    # A device such as /dev/null would be replaced, too.
+    if (path.exists() and not path.is_file()) or not path.absolute().parent.is_dir():
         raise ConfigError(f"cannot write {path}: name a file in an existing folder")
     if path.exists() and not force:
         raise ConfigError(f"{path} already exists: name another file, or replace it with --force")
     part = pick_level(model, level, samples)
+    if not untrained:
+        _check_trained(model, part)
     write_whole(path, FORMATS[format](model, part))
     return part
+
+
+def _check_trained(model: SavedModel, part: LevelModel) -> None:
+    """Raise `ConfigError` if a level has weights that are known to be as they were at the start."""
+    origin = model.origin
+    if origin is None:
+        return
+    if not origin.trained.any():
+        raise ConfigError(
+            f"no device has trained this model: run {origin.run} has committed no round that "
+            "counts. Wait for the first one (tessera-coordinator history shows it), or export the "
+            "initial weights with --untrained"
+        )
+    missing = _untrained_share(model, part.groups)
+    if missing:
+        whole = [
+            each.level for each in model.levels.levels if not _untrained_share(model, each.groups)
+        ]
+        smaller = f"a level without such weights (--level {max(whole):g})" if whole else None
+        raise ConfigError(
+            f"no device ever trained {missing:.2g} % of the weights of level {part.level:g}: "
+            f"export {smaller or 'a later round'}, or all of them with --untrained"
+        )
+
+
+def _untrained_share(model: SavedModel, groups: Groups) -> float:
+    """Percent of a submodel's weights that no device ever trained."""
+    if model.origin is None:
+        return 0.0
+    held = model.plan.covers(model.plan.choose(groups))
+    sizes = model.plan.block_sizes
+    return 100 * float(sizes[held & ~model.origin.trained].sum() / sizes[held].sum())
 
 
 def pick_level(
@@ -118,13 +160,24 @@ def pick_level(
     )
 
 
-def _facts(model: SavedModel, part: LevelModel) -> dict[str, str]:
-    """Return what an exported file says of itself."""
+def export_facts(model: SavedModel, part: LevelModel) -> dict[str, str]:
+    """Return what an exported file says of itself: where it comes from, what goes in and out."""
     facts = {
         "tessera.plan": model.plan.hash,
         "tessera.loss": model.manifest.loss,
         "tessera.level": f"{part.level:g}",
+        "tessera.hash": arrays_digest({**part.weights, **part.buffers}),
+        "tessera.data": json.dumps(model.manifest.data.to_dict()),
     }
+    if model.origin is not None:
+        facts |= {
+            "tessera.task": model.origin.task,
+            "tessera.run": model.origin.run,
+            "tessera.round": str(model.origin.round),
+        }
+    score = model.levels.by_level.get(part.level)
+    if score is not None and score.accuracy is not None:
+        facts["tessera.accuracy"] = f"{score.accuracy:g}"
     if part.statistics and part.statistics_devices is not None:
         facts["tessera.statistics_devices"] = str(part.statistics_devices)
         if part.statistics_share is not None:
@@ -133,7 +186,10 @@ def _facts(model: SavedModel, part: LevelModel) -> dict[str, str]:
 
 
 def _arrays(model: SavedModel, part: LevelModel) -> dict[str, Array]:
-    """Return weights and buffers together. Raises `ConfigError` if they are not the whole model."""
+    """Return weights and buffers together, by their names in a torch `state_dict`.
+
+    Raises `ConfigError` if they are not the whole model.
+    """
     scales = axis_scales(model.plan, part.groups, part.rescale)
     if any(scale != 1 for scale in scales.values()):
         raise ConfigError(
@@ -141,14 +197,17 @@ def _arrays(model: SavedModel, part: LevelModel) -> dict[str, Array]:
             "which weights alone cannot express: export it with --format onnx, or the whole model "
             "with --level 1"
         )
-    return {**part.weights, **part.buffers}
+    arrays = model.plan.unstacked({**part.weights, **part.buffers})
+    if not model.names:
+        return arrays
+    return {name: arrays[known] for name, known in model.names.items() if known in arrays}
 
 
 def _safetensors_bytes(model: SavedModel, part: LevelModel) -> bytes:
     from safetensors.numpy import save
 
     # One entry: several would be written in any order.
-    facts = {"tessera": json.dumps(_facts(model, part))}
+    facts = {"tessera": json.dumps(export_facts(model, part))}
     encoded: bytes = save(contiguous(_arrays(model, part)), metadata=facts)
     return encoded
 
@@ -210,7 +269,7 @@ def inference_graph(model: SavedModel, part: LevelModel) -> onnx.ModelProto:
     del graph.input[:]
     graph.input.extend(copies)
     proto.producer_name, proto.producer_version = "tessera-fl", __version__
-    helper.set_model_props(proto, _facts(model, part))
+    helper.set_model_props(proto, export_facts(model, part))
     onnx.checker.check_model(proto)
     return proto
 

@@ -1,8 +1,10 @@
 """The global model on disk: a folder that needs neither torch nor the model's code to read.
 
     plan.bin              the plan                        (`edge_sdk.protocol.plan.codec`)
-    weights.safetensors   weights and buffers, by the names they have in the torch module
+    weights.safetensors   weights and buffers, by the names they have in the torch module: the rows
+                          of a stack are arrays of their own
     levels.safetensors    levels that are models too: groups, accuracy, statistics; may be absent
+    names.json            names of a torch `state_dict`, where they are not those of the plan
     manifest.bin          inputs and outputs of the graphs (`edge_sdk.protocol.task.codec`)
     graphs/<sha256>.onnx  the graphs that the manifest names
 
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.errors import ConfigError
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
@@ -34,12 +37,25 @@ from edge_sdk.protocol.task.graphs import GraphEntry, Manifest
 PLAN = "plan.bin"
 WEIGHTS = "weights.safetensors"
 LEVELS = "levels.safetensors"
+NAMES = "names.json"
 MANIFEST = "manifest.bin"
 GRAPHS = "graphs"
 _FACTS = "levels"
 
 SAFETENSORS_SUFFIXES = (".safetensors",)
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """The run and the round that made a model."""
+
+    task: str
+    run: str
+    round: int
+    """The round; in an asynchronous run, the number of updates. 0: before the first."""
+    trained: NDArray[np.bool_]
+    """Per block of the plan, whether any device ever trained it."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +69,17 @@ class SavedModel:
     files: Mapping[str, bytes]
     levels: LevelScores = field(default_factory=LevelScores)
     """Its levels, largest first; none if they are not known."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names in the torch module's `state_dict`, and the name of each in the plan. Tied weights have
+    several; buffers that torch does not save have none. Empty: the names of the plan."""
+    origin: Origin | None = None
+    """None: not known."""
 
     def __post_init__(self) -> None:
         self.plan.check(self.weights)
         self.plan.check_buffers(self.buffers)
+        if unknown := [name for name in self.names.values() if name not in self.arrays]:
+            raise TensorError(f"{NAMES} names {unknown[0]!r}, which the plan does not have")
         self.manifest.check(self.plan)
         for entry in self.manifest.graphs:
             _check_file(entry, self.files)
@@ -73,7 +96,7 @@ class SavedModel:
     @property
     def arrays(self) -> dict[str, Array]:
         """Return weights and buffers together, as in a torch `state_dict`."""
-        return {**self.weights, **self.buffers}
+        return self.plan.unstacked({**self.weights, **self.buffers})
 
 
 def check_folder_free(path: Path) -> None:
@@ -96,6 +119,8 @@ def save_model(model: SavedModel, path: Path) -> None:
         write_whole(draft / PLAN, model.plan.encoded)
         write_whole(draft / WEIGHTS, save(contiguous(model.arrays)))
         write_whole(draft / MANIFEST, model.manifest.encoded)
+        if model.names:
+            write_whole(draft / NAMES, json.dumps(dict(model.names)).encode())
         if model.levels.levels:
             content, arrays = pack_levels(model.levels)
             described = {_FACTS: json.dumps(content)}
@@ -128,9 +153,9 @@ def read_model(path: Path) -> SavedModel:
         for entry in manifest.graphs
         if _graph_path(path, entry).is_file()
     }
-    levels = _read_levels(path / LEVELS)
+    levels, names = _read_levels(path / LEVELS), _read_names(path / NAMES)
     with _naming(path):
-        return SavedModel(plan, weights, buffers, manifest, files, levels)
+        return SavedModel(plan, weights, buffers, manifest, files, levels, names)
 
 
 def load_weights(
@@ -151,6 +176,8 @@ def load_weights(
     else:
         known = ", ".join((*SAFETENSORS_SUFFIXES, *TORCH_SUFFIXES))
         raise ConfigError(f"cannot read weights from {path}: its name must end in one of {known}")
+    with _naming(path):
+        arrays = plan.stacked(arrays)
     names = {buffer.name for buffer in plan.buffers}
     weights = {name: array for name, array in arrays.items() if name not in names}
     found = {name: array for name, array in arrays.items() if name in names}
@@ -177,6 +204,18 @@ def _read_levels(path: Path) -> LevelScores:
             return unpack_levels(json.loads(file.metadata()[_FACTS]), arrays)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise TensorError(f"{path} does not describe the levels of a model: {error}") from error
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        names = json.loads(path.read_bytes())
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ValueError("it is not a map of names")
+    except ValueError as error:
+        raise TensorError(f"{path} cannot be read: {error}") from error
+    return names
 
 
 def _read_safetensors(path: Path) -> dict[str, Array]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -11,11 +11,14 @@ from torch.nn import functional as F
 
 from coordinator.errors import ConfigError
 from coordinator.task.tracing.capture.calls import ExampleInput
+from coordinator.task.tracing.capture.capture import named_arrays
 from coordinator.task.tracing.program import TracedProgram
-from coordinator.task.tracing.trace import TracedModel, trace_model
+from coordinator.task.tracing.trace import LayerNorms, TracedModel, trace_model
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import ModelPlan, Regions
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.description import InputDescription
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs, targets) → one loss per sample."""
@@ -59,6 +62,12 @@ class Task:
     buffers: dict[str, Array]
     example_targets: torch.Tensor | None = None
     """A batch of targets; None: derived from the loss and the model's outputs."""
+    classes: tuple[str, ...] = ()
+    """Names of class 0, 1 …; empty: they have none."""
+    descriptions: tuple[InputDescription, ...] = ()
+    """What the inputs mean, in order; those that are not described take arrays in their form."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """See `SavedModel`."""
 
     @property
     def plan(self) -> ModelPlan:
@@ -79,10 +88,14 @@ class Task:
     def data(self) -> DataSpec:
         """Format of the data a device must provide.
 
-        Raises `ConfigError` when the targets of a custom loss are unknown, or when the loss does
-        not fit the shape of the model's outputs.
+        Raises `ConfigError` when the targets of a custom loss are unknown, or when the loss or the
+        description does not fit the model.
         """
-        return DataSpec(self.train_program.inputs, self._targets())
+        spec = DataSpec(self.train_program.inputs, self._targets())
+        try:
+            return spec.described(classes=self.classes, inputs=self.descriptions)
+        except GraphError as error:
+            raise ConfigError(f"the task's description does not fit its model: {error}") from error
 
     def _targets(self) -> ArraySpec:
         given, name, outputs = self.example_targets, self.loss_name, self.traced.train.output_shape
@@ -120,13 +133,20 @@ def make_task(
     ratios: Sequence[float] | None = None,
     example_targets: torch.Tensor | None = None,
     output: str | int | None = None,
+    layer_norm: LayerNorms = "whole",
+    regions: Regions = "width",
+    classes: Sequence[str] = (),
+    inputs: InputDescription | Sequence[InputDescription] = (),
 ) -> Task:
     """Trace a model and take its weights as the initial ones.
 
-    `example_input` and `output` are those of `trace_plan`.
+    `example_input`, `output`, `layer_norm` and `regions` are those of `trace_plan`.
     `loss` is a name from `LOSSES` or a function (outputs, targets) → one loss per sample.
     `example_targets` is a batch of targets. A custom loss requires it; the named losses need it
     only when labels are not int64 or numbers are not float32.
+    `classes` are the names of class 0, 1 …, and `inputs` says what the inputs mean, so that devices
+    can read photos, tables, time series and sound without code (docs/data.md). Raises
+    `ConfigError`.
     """
     if isinstance(loss, str):
         if loss not in LOSSES:
@@ -134,9 +154,31 @@ def make_task(
         loss = LOSSES[loss]
     if example_targets is not None and (example_targets.ndim == 0 or not len(example_targets)):
         raise ConfigError("example_targets must be a batch: at least one sample, in dimension 0")
-    traced = trace_model(model, example_input, groups=groups, ratios=ratios, output=output)
+    traced = trace_model(
+        model,
+        example_input,
+        groups=groups,
+        ratios=ratios,
+        output=output,
+        layer_norm=layer_norm,
+        regions=regions,
+    )
     weights, buffers = traced.weights_of(model), traced.buffers_of(model)
-    return Task(traced, loss, weights, buffers, example_targets)
+    described = (inputs,) if isinstance(inputs, InputDescription) else tuple(inputs)
+    names = _state_names(model, traced.plan.unstacked({**weights, **buffers}))
+    task = Task(traced, loss, weights, buffers, example_targets, tuple(classes), described, names)
+    if classes or described:
+        _ = task.data  # a description that does not fit is an error here, not when compiling
+    return task
+
+
+def _state_names(model: torch.nn.Module, known: Iterable[str]) -> dict[str, str]:
+    """Return the known name for each of a `state_dict`; empty if all have the same names."""
+    found = named_arrays(model)
+    by_array = {id(found[name]): name for name in known if name in found}
+    state = model.state_dict(keep_vars=True)
+    names = {name: by_array[id(each)] for name, each in state.items() if id(each) in by_array}
+    return {} if names == {name: name for name in known} else names
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -48,6 +48,7 @@ Code = Literal[
     "schedule",
     "gap",
     "whole",
+    "growing",
     "data",
     "plan",
     "failed",
@@ -138,6 +139,8 @@ class Sight:
     warmup: bool = False
     """Every device that can should train the whole model this round, regardless of `Policy.level`
     and the share of rounds."""
+    largest: float = 1.0
+    """The largest level that is trained this round."""
     now_s: float = 0.0
     """Seconds of the clock that counts days."""
     minute: int = 0
@@ -187,7 +190,7 @@ def decide(
     turn, after = _takes_part(policy, history, share, device=device, round=round, seed=seed)
     if turn:
         after = replace(after, skipped=0)
-        code, reason = _why_not_more(weighed, chosen)
+        code, reason = _why_not_more(weighed, chosen, sight)
         reason = f"{_name(chosen.level)}: {reason}"
         return _with_passes(
             Decision(chosen.level, reason, code, share, after), policy, sight, history
@@ -224,6 +227,8 @@ def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
         if policy.level < 1 and not sight.warmup:
             return [Verdict(1.0, 0.0, "owner", "is more than this device's owner allows")]
         levels = (1.0,)
+    # A device that offers nothing so small is given a part of what it offers.
+    levels = tuple(level for level in levels if level <= sight.largest) or levels[-1:]
     if not sight.costs:
         return [Verdict(level, 1.0, "owner", "is not weighed") for level in levels[:1]]
     known = {cost.level: cost for cost in sight.costs}
@@ -319,11 +324,13 @@ def _choose(policy: Policy, affordable: list[Verdict]) -> Verdict:
     return next((verdict for verdict in affordable if verdict.share == 1), affordable[-1])
 
 
-def _why_not_more(weighed: Iterable[Verdict], chosen: Verdict) -> tuple[Code, str]:
+def _why_not_more(weighed: Iterable[Verdict], chosen: Verdict, sight: Sight) -> tuple[Code, str]:
     """Explain why the level is not larger: the objection to the next larger one."""
     above = [verdict for verdict in weighed if verdict.level > chosen.level]
     if above:
         return above[-1].code, f"{_short(above[-1].level)} {above[-1].reason}"
+    if sight.largest < 1:
+        return "growing", f"the model grows, this round to {_short(sight.largest)}"
     if chosen.level == 1 and chosen.code != "owner":
         return "full", "all of it fits"
     return "owner", "the most this device's owner allows"

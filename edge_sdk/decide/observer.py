@@ -114,6 +114,7 @@ class Observer:
             rounds_left=opened.rounds_left,
             whole=opened.whole,
             warmup=opened.warmup,
+            largest=opened.largest,
             now_s=self._wall(),
             minute=local_minute(self._wall()),
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.data.errors import UNFIT
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.examining import Examiner, UnfetchedError
@@ -113,6 +114,7 @@ class DeviceApp(Generic[K]):
         observer: Observer | None = None,
         emulation: Emulation | None = None,
         examiner: Examiner | None = None,
+        unfit: str | None = None,
         overtaken: Callable[[int], bool] = lambda _: False,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -123,7 +125,8 @@ class DeviceApp(Generic[K]):
         `observer` tells what the device can afford; None: all that its owner allows. `emulation` is
         the device it pretends to be, whose time passes from round to round; None: this machine.
 
-        `examiner` runs levels for surveys; None: this device answers that it cannot. `overtaken`
+        `examiner` runs levels for surveys; None: this device answers that it cannot. `unfit` is why
+        the device can never train, if that is known; every round is then skipped. `overtaken`
         tells if something newer than this round waits, which ends a survey of it.
         """
         self.name = name
@@ -139,8 +142,9 @@ class DeviceApp(Generic[K]):
         self._residuals = Residuals(
             backend.plan, ArrayStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
         )
-        self.unfit = _unfit(backend, data)
-        """The reason why this device can never train; None: its data fits the task."""
+        self.unfit = unfit or self._misfit()
+        """The reason why this device can never train; None: its data fits the task. It may quote
+        the data and is not sent."""
         self._unsettled: dict[int, bool] = {}
         """Receipts that are not in the residuals yet, because the disk was full."""
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
@@ -150,6 +154,17 @@ class DeviceApp(Generic[K]):
         self._overtaken = overtaken
         self._should_stop = should_stop
         self._clock = clock
+
+    def _misfit(self) -> str | None:
+        """Return the reason why the data does not fit the task; None: it does."""
+        try:
+            if self._backend.data is not None:
+                self._backend.data.check(self._data)
+        except TensorError as error:
+            extra = fact("data")
+            log.warning("%s: the data does not fit the task: %s", self.name, error, extra=extra)
+            return str(error)
+        return None
 
     @property
     def phase(self) -> DevicePhase:
@@ -313,7 +328,7 @@ class DeviceApp(Generic[K]):
 
     def _decide(self, opened: RoundOpen) -> Decision:
         if self.unfit is not None:
-            return Decision(None, self.unfit, "data")
+            return Decision(None, f"skip: {UNFIT}", "data")
         decision = decide(
             self._policy,
             self._observer.look(opened),
@@ -429,7 +444,7 @@ class DeviceApp(Generic[K]):
     def _objection(self, survey: Survey, number: int) -> str | None:
         """Return why this device does not run a survey's level; None: it does."""
         if self.unfit is not None:
-            return self.unfit
+            return UNFIT
         if self._examiner is None:
             return "this device runs no levels"
         if (refusal := self._examiner.refusal(survey)) is not None:
@@ -463,13 +478,3 @@ class DeviceApp(Generic[K]):
             random = stream(self._seed, self.name, round, "encoding")
             return encode_blocks(plan, groups, movement, encoding, random)
         return payload
-
-
-def _unfit(backend: Backend, data: ArrayData) -> str | None:
-    """Return the reason why data does not fit the task; None: it does."""
-    try:
-        if backend.data is not None:
-            backend.data.check(data)
-    except TensorError as error:
-        return f"skip: {error}"[:MAX_REASON_CHARACTERS]
-    return None

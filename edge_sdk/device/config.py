@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from edge_sdk.data.format import DataFormat
 from edge_sdk.decide.decision import Policy
 from edge_sdk.machine.probe import ProbeName
 from edge_sdk.program.settings import (
@@ -35,8 +36,9 @@ from edge_sdk.transport.settings import BrokerSettings
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Deliver = Literal["latest", "best", "off"]
 
-COORDINATOR_TABLES = ("task", "run", "rule", "server_optimizer", "mask", "round")
+COORDINATOR_TABLES = ("task", "run", "inputs", "rule", "server_optimizer", "mask", "round", "join")
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
 
@@ -71,7 +73,7 @@ def _read_source(value: Any, base: Path) -> str:
 
 DataSource = Annotated[
     str,
-    Spelling(_read_source, "a folder, file.py:function or package.module:function"),
+    Spelling(_read_source, "a folder, a file, file.py:function or package.module:function"),
     Example("data"),
 ]
 BoardName = Annotated[
@@ -101,8 +103,12 @@ class DeviceConfig:
     """Name of this device, unique in its fleet: 1 to 59 of a-z 0-9 . _ - (without it, the host
     name)."""
     data: DataSource | None = None
-    """The device's own data, which never leaves it: a folder of .npz files with x (or x0, x1 …)
-    and y, or a function that returns arrays, as `file.py:function` or `package.module:function`."""
+    """The device's own data, which never leaves it: a file or folder of arrays, tables, images or
+    sound (docs/data.md), or a function that returns arrays, as `file.py:function` or
+    `package.module:function`."""
+    data_mb: Annotated[Count | None, Example(64)] = None
+    """Megabytes of data to hold in memory; more is converted once, to a file in `state_dir` that is
+    mapped. Without it, a quarter of the free memory."""
     state_dir: Path = Path("tessera-state")
     """Folder for what must survive a restart: movements without a receipt, chunks of the model."""
     cache_mb: Count = 256
@@ -123,6 +129,12 @@ class DeviceConfig:
     evaluate_every: Natural = 0
     """Rounds between evaluations of the whole model on the device's own data; 0 means never, and
     that surveys of the coordinator get no accuracies from this device."""
+    deliver: Deliver = "latest"
+    """Model of the task to keep ready for inference: the newest, the one with the best accuracy, or
+    none (docs/inference.md)."""
+    deliver_margin: Annotated[float, Within(least=0, most=1)] = 0.05
+    """Most that a new model may be worse than the old one, by this device's own evaluation: in
+    accuracy, or as a share of the loss where there is no accuracy. Else the old one is kept."""
     stay: bool = False
     """Wait for the next run when one is finished."""
     connect_s: Annotated[float, Within(least=0)] = 0.0
@@ -135,6 +147,7 @@ class DeviceConfig:
     log_level: LogLevel = "info"
     """Least important messages to log."""
     emulate: Emulated | None = None
+    format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
 
     def __post_init__(self) -> None:
@@ -167,9 +180,29 @@ def load_config(
     )
 
 
+DIGITS = "digits.csv"
+"""Sixty handwritten digits of 8 × 8 pixels from 0 to 1, with the digit last: data for a first try.
+
+From the "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine
+Learning Repository, CC BY 4.0).
+"""
+
+
+def digits_table() -> str:
+    """Return the example data's text."""
+    return Path(__file__).parents[1].joinpath("data", DIGITS).read_text(encoding="utf-8")
+
+
 def write_default(path: str | Path) -> None:
-    """Write a commented file to start from. Raises `ConfigError` if something is there already."""
-    write_example(path, render_default({"task": "digits", "name": default_name(), "data": "data"}))
+    """Write a commented file to start from, and example data beside it, unless that is there.
+
+    Raises `ConfigError` if a file of this name is there already.
+    """
+    given = {"task": "digits", "name": default_name(), "data": DIGITS}
+    write_example(path, render_default(given))
+    data = Path(path).absolute().parent / DIGITS
+    if not data.exists():
+        write_example(data, digits_table())
 
 
 def render_default(given: Mapping[str, Any]) -> str:

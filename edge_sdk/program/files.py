@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
 Data = bytes | bytearray | memoryview
 Writer = Callable[[BinaryIO], object]
@@ -56,9 +56,10 @@ def write_whole(
         finally:
             os.close(handle)
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
+        _name(error, path)
         raise
     if synced:
         sync_folder(path.parent)
@@ -69,14 +70,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Give a new folder to fill with `write_whole` and `make_folder`; on success it takes the name
     `path`, where there must be nothing or an empty folder.
 
-    Only one process at a time may make a folder: drafts of the same name are removed.
+    Drafts of the same name that killed processes left are removed. Of several processes that make
+    the folder at a time, the first to end gives it, and the others raise `OSError`.
     """
     path = path.absolute()
     for leftover in _drafts(path.parent, path.name):
-        remove_folder(leftover)
+        if not is_held(leftover):
+            remove_folder(leftover)
     draft = _draft_of(path)
+    held: int | None = None
     try:
         os.mkdir(draft)
+        held = _hold(draft)
         yield draft
         if path.is_dir():
             os.rmdir(path)  # renaming onto it is not allowed everywhere
@@ -85,7 +90,57 @@ def whole_folder(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             remove_folder(draft)
         raise
+    finally:
+        if held is not None:
+            os.close(held)
     sync_folder(path.parent)
+
+
+@contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Mark a folder, made if possible, as in use while the context lasts; several processes may."""
+    with suppress(OSError):
+        make_folder(folder)
+    handle = _hold(folder, shared=True)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """True if a process that lives is in `held_folder`, or fills this draft of `whole_folder`."""
+    try:
+        handle = _hold(folder)
+    except BlockingIOError:
+        return True
+    if handle is not None:
+        os.close(handle)
+    return False
+
+
+def _hold(folder: Path, *, shared: bool = False) -> int | None:
+    """Lock a folder until the descriptor is closed; None: the system cannot.
+
+    Raises `BlockingIOError` if it is locked.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise
+        return None
+    return handle
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -99,6 +154,9 @@ def append_line(path: Path, line: bytes) -> None:
             line = line if os.read(handle, 1) == b"\n" else b"\n" + line
         _write_all(handle, line)
         os.fsync(handle)
+    except OSError as error:
+        _name(error, path)
+        raise
     finally:
         os.close(handle)
     if is_new:
@@ -156,6 +214,12 @@ def remove_leftovers(folder: Path, *, older_than_s: float = 0.0) -> None:
                 remove_folder(draft)
 
 
+def sync_stream(stream: IO[bytes]) -> None:
+    """Return when everything written to a stream is on disk."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make new and removed file names durable; Windows neither needs nor allows this."""
     if os.name == "nt":
@@ -199,9 +263,13 @@ class PlacedFile:
     def write_at(self, data: Data, position: int) -> None:
         """Write all of the bytes."""
         rest = memoryview(data).cast("B")
-        while rest:
-            written = os.pwrite(self._handle, rest, position)
-            rest, position = rest[written:], position + written
+        try:
+            while rest:
+                written = os.pwrite(self._handle, rest, position)
+                rest, position = rest[written:], position + written
+        except OSError as error:
+            _name(error, self.path)
+            raise
 
     def read_at(self, size: int, position: int) -> bytes:
         """Read this many bytes, fewer at the end of the file."""
@@ -210,7 +278,11 @@ class PlacedFile:
     def reserve(self, size: int) -> None:
         """Reserve room on disk now, so that writing to a map of the file cannot fail."""
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self._handle, 0, size)
+            try:
+                os.posix_fallocate(self._handle, 0, size)
+            except OSError as error:
+                _name(error, self.path)
+                raise
             return
         for start in range(0, size, 2**20):
             self.write_at(bytes(min(2**20, size - start)), start)
@@ -251,6 +323,14 @@ def _write_all(handle: int, data: Data) -> None:
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(handle, rest) :]
+
+
+def _name(error: BaseException, path: Path) -> None:
+    """Note the path in an error that does not say it, or that says a draft's."""
+    if not isinstance(error, OSError) or error.errno is None:  # a name would hide its message
+        return
+    if error.filename is None or _DRAFT in str(error.filename):
+        error.filename = str(path)
 
 
 def _drafts(folder: Path, of: str | None = None) -> list[Path]:

@@ -17,11 +17,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from edge_sdk.program.orphans import without_orphans
 
@@ -135,17 +135,41 @@ def run_child(
     environment: Mapping[str, str] | None = None,
     *,
     timeout_s: float | None = None,
+    hear: Callable[[str], object] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its output and exit code; it shares our group.
 
-    `environment`: None is ours. Raises `subprocess.TimeoutExpired`, and then it is killed.
+    `environment`: None is ours. `hear` gets each line of its output at once, from another thread.
+    Raises `subprocess.TimeoutExpired`, and then it is killed.
     """
     with ExitStack() as stack:
         with uninterrupted():
             process = start_piped(command, environment, stdin=subprocess.DEVNULL)
             stack.callback(_end, process)
-        said, errors = process.communicate(timeout=timeout_s)
-        return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+        if hear is None:
+            said, errors = process.communicate(timeout=timeout_s)
+            return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
+        lines, words = list[str](), list[str]()
+        pumps = [
+            threading.Thread(target=_pump, args=(process.stdout, lines, hear), daemon=True),
+            threading.Thread(target=_pump, args=(process.stderr, words, None), daemon=True),
+        ]
+        for pump in pumps:
+            pump.start()
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+            for pump in pumps:
+                pump.join()
+        return subprocess.CompletedProcess(process.args, code, "".join(lines), "".join(words))
+
+
+def _pump(stream: IO[str], lines: list[str], hear: Callable[[str], object] | None) -> None:
+    for line in stream:
+        lines.append(line)
+        if hear is not None:
+            hear(line.rstrip("\n"))
 
 
 def start_piped(

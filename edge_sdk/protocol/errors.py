@@ -15,7 +15,7 @@
     │   └── TrainingStopped      `should_stop()` said so
     ├── ConfigError              a setting is unknown, missing or cannot be; names it and its place
     │   └── LinkError            a broker cannot be reached as configured (`edge_sdk.transport`)
-    ├── DataError, FetchError,   a device's data, fetching or broker (`edge_sdk.data.folder`,
+    ├── DataError, FetchError,   a device's data, fetching or broker (`edge_sdk.data.errors`,
     │   BrokerError              `device.transfer.fetching`, `device.service.service`)
     └── CoordinatorError         the coordinator's own (`coordinator.errors`)
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.protocol.errors import TrainingError, TrainingStopped
+from edge_sdk.protocol.errors import TensorError, TrainingError, TrainingStopped
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.train.inference import Predictor, accuracy
@@ -90,7 +90,9 @@ def level_accuracy(
 def _cross_entropy(outputs: NDArray[np.float64], targets: Array) -> NDArray[np.float64]:
     shifted = outputs - outputs.max(axis=1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    places = np.expand_dims(targets.astype(np.int64), 1)
+    places, classes = np.expand_dims(targets.astype(np.int64), 1), outputs.shape[1]
+    if np.any((places < 0) | (places >= classes)):
+        raise TensorError(f"some labels are not among the model's classes, 0 to {classes - 1}")
     return _per_sample(-np.take_along_axis(logs, places, axis=1))
 
 

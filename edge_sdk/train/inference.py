@@ -6,6 +6,7 @@ with its weights inside.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.onnx import (
     CPU,
@@ -224,6 +226,20 @@ class ExportedModel:
     def providers(self) -> tuple[str, ...]:
         """Execution providers in use, preferred first."""
         return tuple(self._session.get_providers())
+
+    @property
+    def data(self) -> DataSpec | None:
+        """The data it takes, if the file's metadata says so (`tessera-coordinator export`)."""
+        facts = self._session.get_modelmeta().custom_metadata_map.get("tessera.data", "{}")
+        try:
+            return DataSpec.from_dict(json.loads(facts))
+        except (ValueError, GraphError):
+            return None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of class 0, 1 …; empty: the file does not name them."""
+        return () if self.data is None else self.data.classes
 
     def predict(
         self,

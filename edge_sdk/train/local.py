@@ -21,8 +21,14 @@ Gradient = Callable[[Arrays], tuple[float, Arrays]]
 
 
 def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, float]:
-    """Return the factor for the inputs that consume each axis: `(1 / level)^rescale`."""
-    return {name: (1 / level) ** rescale for name, level in plan.levels(groups).items()}
+    """Return the factor for the inputs that consume each axis: `(1 / level)^rescale`.
+
+    It is 1 for an axis of depth: nothing sums over blocks.
+    """
+    levels = plan.levels(groups)
+    return {
+        axis.name: 1.0 if axis.depth else (1 / levels[axis.name]) ** rescale for axis in plan.axes
+    }
 
 
 class LocalSteps:

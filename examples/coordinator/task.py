@@ -1,7 +1,8 @@
 """A task: a small CNN that learns scikit-learn's handwritten digits.
 
-Only the coordinator has this file. Devices get the graphs that are compiled from it, and bring
-data: images (float32, N × 1 × 8 × 8, in [0, 1]) and labels (int64, 0 to 9).
+Only the coordinator has this file. Devices get the graphs that are compiled from it and the
+description of the data, and bring their own: images of 1 × 8 × 8 pixels, scaled to 0 to 1, and the
+class of each.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from coordinator import Task
+from coordinator import InputDescription, Task
 from coordinator import make_task as task_of
 
 
@@ -27,7 +28,14 @@ def make_task() -> Task:
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    return task_of(model, torch.zeros(2, 1, 8, 8), loss="cross-entropy", groups=4)
+    return task_of(
+        model,
+        torch.zeros(2, 1, 8, 8),
+        loss="cross-entropy",
+        groups=4,
+        classes=[str(digit) for digit in range(10)],
+        inputs=InputDescription(range=(0, 1)),
+    )
 
 
 def evaluation() -> tuple[np.ndarray, np.ndarray]:

@@ -25,11 +25,12 @@ from coordinator import cli as coordinator_cli
 from edge_sdk import __version__
 from edge_sdk import cli as device_cli
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service import ending
 from edge_sdk.program.settings.types import keys
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
-PAGE = (ROOT / "docs/deploy.md").read_text()
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("deploy.md", "boards.md"))
 PROGRAMS: dict[str, ArgumentParser] = {
     "tessera-device": device_cli.make_parser(),
     "tessera-coordinator": coordinator_cli.make_parser(),
@@ -52,11 +53,11 @@ KNOWN = {
 """Directives that systemd 249 has (JetPack 6), by section; it ignores others with a warning."""
 
 PERSONS = {
-    device_cli.EXIT_CONFIG,
-    device_cli.EXIT_DATA,
-    device_cli.EXIT_TASK,
-    device_cli.EXIT_REPLACED,
-    device_cli.EXIT_DENIED,
+    ending.EXIT_CONFIG,
+    ending.EXIT_DATA,
+    ending.EXIT_TASK,
+    ending.EXIT_REPLACED,
+    ending.EXIT_DENIED,
 }
 """Exit codes of a device after which only a person can help."""
 
@@ -156,7 +157,7 @@ def test_unit_sets_only_variables_that_are_read(path: Path) -> None:
 def test_device_unit_gives_up_where_only_a_person_can_help() -> None:
     stays_down = value(unit("tessera-device"), "RestartPreventExitStatus").split()
     assert {int(code) for code in stays_down} == PERSONS
-    assert device_cli.EXIT_BROKER not in PERSONS
+    assert ending.EXIT_BROKER not in PERSONS
     assert value(unit("tessera-device"), "Restart") == "on-failure"
 
 
@@ -181,11 +182,10 @@ def test_page_shows_only_commands_that_exist() -> None:
     for program, arguments in commands():
         read(program, arguments)
         seen.add((program, arguments[0]))
-    coordinator = ("broker-config", "init", "enroll", "history", "identities", "revoke")
+    coordinator = ("broker-config", "init", "enroll", "history", "identities", "revoke", "serve")
     assert seen == {
         *(("tessera-coordinator", command) for command in coordinator),
-        ("tessera-device", "info"),
-        ("tessera-device", "run"),
+        *(("tessera-device", command) for command in ("explain", "info", "join", "run")),
     }
 
 

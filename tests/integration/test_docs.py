@@ -5,7 +5,8 @@
     toml            read by the loader it is for
     text, conf, ini shown only
 
-A block that cannot be run has `<!-- not run: why -->` on the line before it.
+A block that cannot be run has `<!-- not run: why -->` on the line before it. A block that has
+`<!-- terminal: name -->` there is run by test_walkthrough.py, in a terminal of that name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from edge_sdk import load_board, load_fleet
+from edge_sdk import load_board, load_config, load_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -37,12 +38,13 @@ SHOWN = {"text", "conf", "ini"}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block; `why_not` is the reason for which it is not run."""
+    """A fenced block; `why_not` is why it is not run, `terminal` where it is, if not here."""
 
     place: str
     kind: str
     text: str
     why_not: str | None
+    terminal: str | None = None
 
 
 def blocks_of(text: str, document: str) -> list[Block]:
@@ -52,10 +54,12 @@ def blocks_of(text: str, document: str) -> list[Block]:
         if fence := re.fullmatch(r"( *)```(\S*)", lines[number]):
             before = lines[number - 1] if number else ""
             marker = re.fullmatch(r" *<!-- not run: (.+) -->", before)
+            terminal = re.fullmatch(r" *<!-- terminal: (.+) -->", before)
             end = lines.index(f"{fence[1]}```", number + 1)
             content = "".join(f"{line}\n" for line in lines[number + 1 : end])
             place = f"{document}:{number + 1}"
-            found.append(Block(place, fence[2], content, marker[1] if marker else None))
+            why_not, where = (each[1] if each else None for each in (marker, terminal))
+            found.append(Block(place, fence[2], content, why_not, where))
             number = end
         number += 1
     return found
@@ -64,7 +68,11 @@ def blocks_of(text: str, document: str) -> list[Block]:
 def blocks(document: str, *kinds: str) -> list[Block]:
     """Those that are run."""
     all_of_it = blocks_of((ROOT / document).read_text(), document)
-    return [block for block in all_of_it if block.kind in kinds and block.why_not is None]
+    return [
+        block
+        for block in all_of_it
+        if block.kind in kinds and block.why_not is None and block.terminal is None
+    ]
 
 
 def having(*kinds: str) -> list[str]:
@@ -98,10 +106,10 @@ def run_python(document: str) -> dict[str, object]:
 def test_python_runs(document: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_python(document)
     printed = capsys.readouterr().out.splitlines()
-    if document == "README.md":
-        assert inspect.iscoroutinefunction(names["take_part"])
-        assert [line.split(":")[0] for line in printed] == ["100%", "75%", "50%", "25%"]
+    if document == "docs/plans.md":
+        assert [line.split(":")[0] for line in printed[:4]] == ["100%", "75%", "50%", "25%"]
     elif document == "docs/python.md":
+        assert inspect.iscoroutinefunction(names["take_part"])
         assert "'0.weight': (16, 20)" in printed[0]
         assert [line.split()[0] for line in printed[1:5]] == ["1", "2", "3", "4"]
         levels = ["level 100%", "level 75%", "level 50%", "level 25%", "deploy"]
@@ -140,6 +148,7 @@ def test_commands_run(document: str, folder: Path) -> None:
 LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "soc = ": ("my_board.toml", load_board),
     "[[members]]": ("fleet.toml", load_fleet),
+    "deliver = ": ("device.toml", load_config),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""
 
@@ -168,9 +177,11 @@ def test_every_block_is_run_or_says_why_not() -> None:
 
 def test_block_and_its_marker_are_found() -> None:
     text = "<!-- not run: needs root -->\n```console\nsudo ls\n```\n\n```text\na\n```\n"
+    text += "<!-- terminal: left -->\n```console\nls\n```\n"
     assert blocks_of(text, "a.md") == [
         Block("a.md:2", "console", "sudo ls\n", "needs root"),
         Block("a.md:6", "text", "a\n", None),
+        Block("a.md:10", "console", "ls\n", None, "left"),
     ]
 
 

@@ -29,8 +29,8 @@ from coordinator.operate.identity.bundles import device_bundle
 from coordinator.operate.identity.files import write_bundle
 from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.serving import try_broker
-from edge_sdk.cli import EXIT_DENIED
 from edge_sdk.device.config import load_config
+from edge_sdk.device.service.ending import EXIT_DENIED
 from edge_sdk.program.processes import Children
 from edge_sdk.program.settings import PREFIX
 from edge_sdk.protocol.messages.topics import Topics
@@ -340,7 +340,7 @@ def test_refusals_are_explained_to_the_owner_of_the_device(site: Site, tmp_path:
     # It trusts our broker, but was not enrolled here; `alien` does not even trust it.
     shutil.copy(site.authority / "ca.pem", stranger.parent / "ca.pem")
     revoked = site.enroll("gone")
-    site.command("revoke", "gone")
+    site.command("revoke", "gone", "--yes")
     site.reload()
     wait_for_denial(site.settings("gone"), "gone")
     nameless = site.enroll("nameless")
@@ -409,7 +409,7 @@ def test_revocation_takes_hold_when_the_broker_reloads_its_list(site: Site) -> N
     site.enroll("brief")
     settings = site.settings("brief")
     with peers((settings, "brief"), (site.settings("other"), "other")) as (brief, other):
-        site.command("revoke", "brief")
+        site.command("revoke", "brief", "--yes")
         site.reload()
         assert "was revoked" in wait_for_denial(settings, "brief")
         mark(other, TOPICS.presence("other"))

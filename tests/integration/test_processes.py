@@ -62,6 +62,15 @@ from torch import nn
 from coordinator.task.task import make_task as task_of
 
 
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 32))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
 def make_task():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
@@ -73,10 +82,13 @@ def make_task():
             nn.Flatten(),
             nn.Linear(128, 32),
             nn.ReLU(),
+            Residual(),
+            Residual(),
             nn.Linear(32, 10),
         )
-    return task_of(model, torch.zeros(2, 1, 8, 8), groups=4)
+    return task_of(model, torch.zeros(2, 1, 8, 8), groups=4, regions="both")
 """
+"""Cut by width and by depth: of two residual blocks, levels below 1 have one."""
 
 
 class Fleet(Children):
@@ -256,6 +268,7 @@ def test_synchronous_programs_end_with_the_bits_of_one_process(fleet: Fleet) -> 
     fleet.start_coordinator("ram-fed", rounds=ROUNDS)
     fleet.start_devices()
     federation = in_process(fleet, "ram-fed", fleet.members)
+    assert federation.model.plan.regions == "both"
     reports = list(federation.run())
     history = fleet.finish()
     assert [entry["round"] for entry in history] == list(range(1, ROUNDS + 1))

@@ -37,6 +37,7 @@ from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.levels import LevelScore, LevelScores
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import Task, make_task
+from edge_sdk import Model
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.observer import Observer
@@ -416,6 +417,11 @@ def test_survey_over_mosquitto_outlives_a_coordinator_that_is_killed_in_it(
         for name, array in other.statistics.items():  # by torch there, by onnxruntime here
             np.testing.assert_allclose(score.statistics[name], array, rtol=1e-5, atol=1e-6)
     expect_exports(saved, service.model, result.levels, tmp_path)
+    for name, (level, _) in DEVICES.items():  # each has its level, with the statistics of it
+        kept = Model.open(tmp_path / name, ABOUT.task)
+        assert kept.level in (level, 0.5)
+        for buffer, array in result.levels.by_level[kept.level].statistics.items():
+            assert kept.delivered.buffers[buffer].tobytes() == array.tobytes()
     assert "1.running_mean" in result.buffers
     whole = result.levels.by_level[1.0].statistics["1.running_mean"]
     assert result.buffers["1.running_mean"].tobytes() == whole.tobytes()
@@ -434,6 +440,7 @@ def device(
         weigh=False,
         seed=3,
         evaluate_every=1,
+        deliver_margin=1.0,
         policy=Policy(level=level),
     )
     service = DeviceService(config, own)

@@ -339,6 +339,7 @@ class World:
                 "steps": setup.steps,
                 "batch_size": BATCH_SIZE,
                 "seed": SEED,
+                **({} if setup.asynchronous else {"grow": 0.0}),  # uploads of one size
             },
             "rule": {"name": "fed-raa" if setup.asynchronous else setup.rule},
             "round": {

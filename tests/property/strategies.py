@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 from hypothesis import settings
@@ -32,6 +34,7 @@ law = settings(max_examples=150)
 
 Signature = tuple[tuple[str, int], ...]
 Choice = dict[str, tuple[int, ...]]
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 MAX_ELEMENTS = 4500
 """Of one tensor: keeps the loops short, and lets an axis of 65 atoms occur twice."""
@@ -44,7 +47,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def plans(min_axes: int = 0) -> st.SearchStrategy[ModelPlan]:
-    """A plan of up to 4 axes, 1–4 tensors, 0–3 buffers and 0–3 cost terms.
+    """A plan of up to 4 axes, 1–4 tensors, 0–3 buffers and 0–3 cost terms; some by depth too.
 
     Only the numbers of axes and tensors shrink. All else follows from a seed: drawing each number
     on its own takes longer than the laws do.
@@ -77,14 +80,34 @@ def random_plan(seed: int, axis_count: int, tensor_count: int) -> ModelPlan:
         )
         for _ in range(rng.randint(0, 3))
     ]
-    return ModelPlan(
+    plan = ModelPlan(
         axes=tuple(axes),
         tensors=tuple(Tensor(f"w{n}", "float32", dims) for n, dims in enumerate(tensors)),
         buffers=tuple(
-            Buffer(f"b{n}", dtype, dims, statistic)
+            Buffer(f"b{n}", dtype, dims, statistic=statistic)
             for n, ((dtype, statistic), dims) in enumerate(buffers)
         ),
         macs=tuple(terms),
+    )
+    return with_chain(rng, plan) if axes and rng.random() < 1 / 3 else plan
+
+
+def with_chain(rng: random.Random, plan: ModelPlan) -> ModelPlan:
+    """The plan with one more axis, of depth: some of its arrays, the first in any case, stacked."""
+    number, count = len(plan.axes), rng.randint(1, 4)
+
+    def stacked(tensor: AnyTensor, *, always: bool) -> AnyTensor:
+        if not always and rng.random() < 0.5:
+            return tensor
+        members = tuple(f"{tensor.name}.{row}" for row in range(count))
+        return replace(tensor, dims=(Dim(count, number), *tensor.dims), members=members)
+
+    return replace(
+        plan,
+        axes=(*plan.axes, Axis("chain", (1,) * count, depth=True)),
+        tensors=tuple(stacked(each, always=not at) for at, each in enumerate(plan.tensors)),
+        buffers=tuple(stacked(each, always=False) for each in plan.buffers),
+        macs=(*plan.macs, MacTerm(rng.randint(1, 100), (number,))),
     )
 
 

@@ -1,4 +1,4 @@
-"""The base install stays small, and the extras are what the README says."""
+"""The base install stays small, and the extras are those of docs/install.md."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def test_base_install_is_what_a_device_needs() -> None:
     [
         ("onnx", {"onnxruntime"}),
         ("zstd", {"zstandard"}),
+        ("join", {"cryptography"}),
+        ("qr", {"segno"}),
         ("broker", {"amqtt"}),
         ("torch", {"torch"}),
         (
@@ -53,6 +55,11 @@ def test_base_install_is_what_a_device_needs() -> None:
 )
 def test_extra_adds_only_its_own(extra: str, needs: set[str]) -> None:
     assert requirements(extra) == needs
+
+
+def test_page_lists_every_extra() -> None:
+    listed = re.findall(r"^\| `tessera-fl\[(\w+)\]`", (ROOT / "docs/install.md").read_text(), re.M)
+    assert {*listed, "dev"} == set(metadata.metadata("tessera-fl").get_all("Provides-Extra") or ())
 
 
 def test_version_is_the_same_everywhere() -> None:

@@ -108,6 +108,7 @@ def write_device(
         "level": level,
         "stay": stay,
         "weigh": False,  # the level itself is measured
+        "deliver": "off",
     }
     path = own / "device.toml"
     path.write_text(_lines(values) + broker_table(broker))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from benchmarks.studies.levels.study import Wanted
 
 ONE_SIZE = ("all-full", "all-smallest", "all-median", "only-strong")
-QUICK = (*ONE_SIZE, *(f"{name}-momentum" for name in ONE_SIZE), "dropout-momentum")
-CORE = (*QUICK, "dropout", "sandwich", "coverage", "nested")
+QUICK = (*ONE_SIZE, *(f"{name}-momentum" for name in ONE_SIZE), "growing")
+CORE = (*QUICK, "dropout-momentum", "dropout", "sandwich", "coverage", "nested")
 
 
 def add_parser(commands: Any) -> None:

@@ -57,6 +57,10 @@ class TrainingWay:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     steps: float = 1.0
     """Local steps, times those of the setting."""
+    grow: float = 0.0
+    """Share of the rounds in which the model grows (`RoundsConfig.grow`)."""
+    saves: bool = False
+    """The way gets the rounds of one that does not grow, and so spends less energy."""
     decoupled: bool = False
     """The model has norms of its own for every level (`decouple_norms`)."""
 
@@ -125,6 +129,16 @@ WAYS |= {
     for name in ("dropout", "all-full", "all-smallest", "all-median", "only-strong")
 }
 WAYS |= {
+    "growing": replace(WAYS["dropout-momentum"], grow=0.9),
+    "growing-half": replace(WAYS["dropout-momentum"], grow=0.5),
+    "all-median-growing": replace(WAYS["all-median-momentum"], grow=0.9),
+    "growing-saves": replace(WAYS["dropout-momentum"], grow=0.9, saves=True),
+    "growing-half-saves": replace(WAYS["dropout-momentum"], grow=0.5, saves=True),
+    "growing-plain": replace(WAYS["dropout"], grow=0.9),
+    "growing-ram": replace(WAYS["dropout-momentum"], grow=0.9, rule="ram-fed"),
+    "growing-sandwich": replace(WAYS["sandwich-momentum"], grow=0.9),
+}
+WAYS |= {
     name: TrainingWay(
         rule=recipe.rule,
         rule_options=recipe.rule_options,
@@ -140,5 +154,3 @@ WAYS |= {
 
 ALTERNATIVES = ("all-smallest", "all-median", "only-strong")
 UPPER_BOUND = "all-full"
-NOT_HERE: dict[str, str] = {}
-"""Things the study should compare and cannot yet, with the reason."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 
 from benchmarks.report.drawing import PALETTE, panels
-from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, NOT_HERE, UPPER_BOUND, WAYS
+from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, UPPER_BOUND, WAYS
 from benchmarks.studies.levels.settings import SETTINGS
-from benchmarks.studies.levels.study import RECOMMENDED, Aims, WayStanding, aims_of, standings
+from benchmarks.studies.levels.study import (
+    RECOMMENDED,
+    Aims,
+    WayStanding,
+    aims_of,
+    mean_aims,
+    standings,
+)
 from benchmarks.studies.levels.trial import TrialOutcome
 
 BEGIN = "<!-- tessera-bench levels -->"
@@ -27,54 +33,48 @@ def render_tables(outcomes: Sequence[TrialOutcome]) -> str:
     parts = [_aims_table(outcomes)]
     for setting, fleet in pairs_of(outcomes):
         parts.append(f"### {setting}, {fleet}\n\n{_table(standings(outcomes, setting, fleet))}")
-    parts.append("### Not run\n\n" + "\n".join(f"- {line}" for line in not_run(outcomes)))
+    if any(SETTINGS[each.case.setting].folder for each in outcomes):
+        parts.append(f"### Run, and not run\n\n{not_run(outcomes)}")
     return "\n\n".join(parts)
 
 
-def not_run(outcomes: Sequence[TrialOutcome]) -> list[str]:
-    """List what the study leaves open."""
-    run = {(each.case.setting, each.case.fleet, each.case.way) for each in outcomes}
-    lines = [f"{name}: {why}" for name, why in NOT_HERE.items()]
-    for setting in SETTINGS:
-        if not SETTINGS[setting].folder:
-            continue
-        missing = [fleet for fleet in FLEETS if not any((setting, fleet, w) in run for w in WAYS)]
-        if missing:
-            lines.append(f"{setting}: no run with {', '.join(missing)}")
+def not_run(outcomes: Sequence[TrialOutcome]) -> str:
+    """Return a table of the ways and seeds that were run, so that it shows what was not."""
+    settings = [name for name, each in SETTINGS.items() if each.folder]
+    rows = [["ways run, most seeds", *FLEETS], ["---", *("--:" for _ in FLEETS)]]
+    for setting in settings:
+        cells = []
         for fleet in FLEETS:
-            ways = [way for way in WAYS if (setting, fleet, way) not in run]
-            if fleet not in missing and ways:
-                lines.append(f"{setting}, {fleet}: not {', '.join(ways)}")
-    seeds = {each.case.seed for each in outcomes}
-    lines.append(f"seeds: {', '.join(map(str, sorted(seeds)))}; three are needed to rank finalists")
-    return lines
+            of = [e.case for e in outcomes if (e.case.setting, e.case.fleet) == (setting, fleet)]
+            ways, seeds = {case.way for case in of}, {case.seed for case in of}
+            cells.append(f"{len(ways)} of {len(WAYS)}, {len(seeds)}" if of else "–")
+        rows.append([setting, *cells])
+    where = {way: {e.case.setting for e in outcomes if e.case.way == way} for way in WAYS}
+    lines = [_markdown(rows), ""]
+    for number in (0, 1):
+        few = [way for way, found in where.items() if len(found & set(settings)) == number]
+        if few:
+            told = "Run in one setting only" if number else "Never run"
+            lines.append(f"{told}: {', '.join(few)}.")
+    return "\n".join(lines)
 
 
 def _aims_table(outcomes: Sequence[TrialOutcome]) -> str:
-    rows = [
-        [
-            f"points, `{RECOMMENDED}`",
-            "over the best alternative, equal energy (aim ≥ 0)",
-            "under everybody at full level, equal rounds (aim ≤ 3)",
-            "25 % submodel over a model of that size (aim ≥ 0)",
-        ],
-        ["---", "--:", "--:", "--:"],
+    header = [
+        f"points, `{RECOMMENDED}`",
+        *(f"over `{name}`, equal energy (aim ≥ 0)" for name in ALTERNATIVES),
+        "under everybody at full level, equal rounds (aim ≤ 3)",
+        "25 % submodel over `all-smallest` (aim ≥ 0)",
     ]
+    rows = [header, ["---", *("--:" for _ in header[1:])]]
     found: list[Aims] = []
     for setting, fleet in pairs_of(outcomes):
         aims = aims_of(standings(outcomes, setting, fleet))
-        found.append(aims)
-        rows.append([f"{setting}, {fleet}", *map(_points, _values(aims))])
-    means = [
-        [value for value in column if value is not None]
-        for column in zip(*map(_values, found), strict=True)
-    ]
-    rows.append(["mean", *(_points(mean(each) if each else None) for each in means)])
+        if any(value is not None for value in aims.values):
+            found.append(aims)
+            rows.append([f"{setting}, {fleet}", *map(_points, aims.values)])
+    rows.append(["mean", *map(_points, mean_aims(found))])
     return _markdown(rows)
-
-
-def _values(aims: Aims) -> tuple[float | None, float | None, float | None]:
-    return aims.over_alternatives, aims.under_full, aims.smallest_over
 
 
 def _table(found: Sequence[WayStanding]) -> str:
@@ -113,7 +113,7 @@ def save_levels_plot(outcomes: Sequence[TrialOutcome], path: Path) -> None:
     """Draw a panel for each setting and fleet: accuracy by level, a line for each way."""
     found = pairs_of(outcomes)
     figure, axes = panels(len(found), wide=4.6, high=3.1)
-    shown = [UPPER_BOUND, *ALTERNATIVES, "coverage", "nested", RECOMMENDED, "sandwich"]
+    shown = [UPPER_BOUND, *ALTERNATIVES, "coverage", "nested", "dropout", RECOMMENDED]
     for axis, (setting, fleet) in zip(axes, found, strict=True):
         by = {each.way: each for each in standings(outcomes, setting, fleet)}
         for number, way in enumerate(name for name in shown if name in by):

@@ -16,7 +16,7 @@ from benchmarks.studies.levels.fleets import ALTERNATIVES, FLEETS, UPPER_BOUND, 
 from benchmarks.studies.levels.settings import SETTINGS
 from benchmarks.studies.levels.trial import Trial, TrialOutcome
 
-RECOMMENDED = "dropout-momentum"
+RECOMMENDED = "growing"
 """The way whose results the aims are about."""
 WITHIN = 3.0
 """Points that the recommended level may be below everybody at full level."""
@@ -143,12 +143,17 @@ def _standing(outcomes: Sequence[TrialOutcome]) -> WayStanding:
 class Aims:
     """The aims in one setting and fleet, in points; None: not all of it was run."""
 
-    over_alternatives: float | None
-    """Level to deploy minus the best of what a user would do instead, at equal energy."""
+    over: dict[str, float | None]
+    """Level to deploy minus each thing a user would do instead, at equal energy."""
     under_full: float | None
     """Everybody at full level, at equal rounds, minus the level to deploy."""
     smallest_over: float | None
     """The smallest submodel minus a model of that size trained by everybody, at equal energy."""
+
+    @property
+    def values(self) -> list[float | None]:
+        """All of them, as a row."""
+        return [*self.over.values(), self.under_full, self.smallest_over]
 
 
 def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
@@ -158,46 +163,45 @@ def aims_of(found: Sequence[WayStanding], way: str = RECOMMENDED) -> Aims:
     count with it or without, whichever is better.
     """
     by = {each.way: each for each in found}
-
-    def better(name: str) -> WayStanding | None:
-        twin = f"{name}-momentum"
-        if way.endswith("-momentum") and twin not in by:
-            return None
-        known = [by[each] for each in (name, twin) if each in by]
-        return max(known, key=lambda each: each.accuracy, default=None)
-
     ours = by.get(way)
-    others = [each.accuracy for each in map(better, ALTERNATIVES) if each is not None]
-    full, small = better(UPPER_BOUND), better("all-smallest")
-    complete = ours is not None and len(others) == len(ALTERNATIVES)
+
+    def ahead(name: str) -> float | None:
+        twin = f"{name}-momentum"
+        known = [by[each] for each in (name, twin) if each in by]
+        if ours is None or not known or (WAYS[way].optimizer and twin not in by):
+            return None
+        return ours.accuracy - max(each.accuracy for each in known)
+
+    full, small = ahead(UPPER_BOUND), ahead("all-smallest")
     return Aims(
-        ours.accuracy - max(others) if ours is not None and complete else None,
-        full.accuracy - ours.accuracy if ours is not None and full is not None else None,
-        ours.by_level[SMALLEST] - small.by_level[SMALLEST]
-        if ours is not None and small is not None and SMALLEST in ours.by_level
-        else None,
+        {name: ahead(name) for name in ALTERNATIVES},
+        None if full is None else -full,
+        # The smallest submodel's accuracy in place of that of the level to deploy.
+        None if small is None or ours is None else small + ours.by_level[SMALLEST] - ours.accuracy,
     )
+
+
+def mean_aims(all_aims: Sequence[Aims]) -> list[float | None]:
+    """Return the mean of every aim over the settings and fleets in which it is known."""
+    empty = Aims(dict.fromkeys(ALTERNATIVES), None, None)
+    columns = zip(*(each.values for each in [*all_aims, empty]), strict=True)
+    known = ([value for value in column if value is not None] for column in columns)
+    return [mean(values) if values else None for values in known]
 
 
 def study_figures(outcomes: Sequence[TrialOutcome]) -> list[Figure]:
     """Return the aims as means over all settings and fleets in which they are known."""
     pairs = {(each.case.setting, each.case.fleet) for each in outcomes}
-    all_aims = [aims_of(standings(outcomes, *pair)) for pair in sorted(pairs)]
-    figures = []
-    for name, values, target, better in (
-        ("over_alternatives", [each.over_alternatives for each in all_aims], 0.0, "higher"),
-        ("under_full", [each.under_full for each in all_aims], WITHIN, "lower"),
-        ("smallest_over", [each.smallest_over for each in all_aims], 0.0, "higher"),
-    ):
-        known = [value for value in values if value is not None]
-        if known:
-            figures.append(
-                Figure(
-                    name=f"levels.{name}",
-                    value=mean(known),
-                    unit="points",
-                    target=target,
-                    better="higher" if better == "higher" else "lower",
-                )
-            )
-    return figures
+    means = mean_aims([aims_of(standings(outcomes, *pair)) for pair in sorted(pairs)])
+    names = [*(f"over_{name}" for name in ALTERNATIVES), "under_full", "smallest_over"]
+    return [
+        Figure(
+            name=f"levels.{name}".replace("-", "_"),
+            value=value,
+            unit="points",
+            target=WITHIN if name == "under_full" else 0.0,
+            better="lower" if name == "under_full" else "higher",
+        )
+        for name, value in zip(names, means, strict=True)
+        if value is not None
+    ]

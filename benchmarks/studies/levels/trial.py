@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from coordinator.aggregate.rules import Rule, make_rule
 from coordinator.errors import CoordinatorError
 from coordinator.masks import make_masks
 from coordinator.masks.levels import level_groups, settle_masks
+from coordinator.rounds.state import stages
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.federation import Federation, Member
 from coordinator.task.levels import score_levels
@@ -103,6 +105,36 @@ def budget_j(plan: ModelPlan, setting: LevelSetting, levels: list[float]) -> flo
     return setting.rounds * setting.steps * setting.batch_size * macs * joules_per_mac()
 
 
+def growing_rounds(
+    limit: float, plan: ModelPlan, setting: LevelSetting, way: TrainingWay, own: list[float]
+) -> int:
+    """Return the rounds that this energy buys, while the model grows or, if it `saves`, without.
+
+    They are fixed beforehand, because stages are shares of them.
+    """
+    masks = make_masks("nested")
+    macs = {level: plan.submodel_macs(level_groups(masks, plan, level)) for level in LEVELS}
+
+    def step_macs(level: float) -> float:
+        narrower = [macs[each] for each in LEVELS if each < level]
+        match way.local.get("widths"):
+            case "ordered-dropout":
+                return mean([macs[level], *narrower])
+            case "sandwich" if narrower:
+                return macs[level] + mean(narrower)
+            case _:
+                return macs[level]
+
+    round_macs = sum(
+        share * step_macs(min(level, largest))
+        for largest, share in stages(LEVELS, 0.0 if way.saves else way.grow)
+        for level in way.level_of(own)
+        if level is not None
+    )
+    steps = max(1, round(setting.steps * way.steps))
+    return max(1, round(limit / (steps * setting.batch_size * round_macs * joules_per_mac())))
+
+
 def run_case(
     case: Trial, root: Path | None, tick: Callable[[], object] = lambda: None
 ) -> TrialOutcome:
@@ -117,6 +149,10 @@ def run_case(
     spent = _Spent()
     members = _members(case, way, fleet, own, shares)
     steps = max(1, round(setting.steps * way.steps))
+    limit = budget_j(task.plan, setting, own)
+    most = MOST_TIMES * setting.rounds
+    if way.grow:
+        most = min(most, growing_rounds(limit, task.plan, setting, way, own))
     model = GlobalModel(task.plan, task.weights, task.buffers, seed=case.seed)
     rule = make_rule(way.rule, **way.rule_options)
     if not isinstance(rule, Rule):
@@ -128,18 +164,18 @@ def run_case(
         rule=rule,
         masks=masks,
         local_rule=local,
-        rounds=MOST_TIMES * setting.rounds,
+        rounds=most,
         steps=steps,
         batch_size=setting.batch_size,
         min_devices=len(members),
         seed=case.seed,
         levels=LEVELS,
         server_optimizer=ServerOptimizer(**way.optimizer),
+        grow=way.grow,
     )
     federation = Federation(
         config, model, lambda: spent.counting(TorchBackend(task), task.plan), members
     )
-    limit = budget_j(task.plan, setting, own)
     rounds, failed = 0, ""
     try:
         for report in federation.run():

@@ -1,9 +1,10 @@
 """Axes that share one choice of groups, and what a level allows on them.
 
 Every policy chooses groups bundle by bundle. By default each axis is its own bundle. When tied, all
-axes form one bundle and get the same groups, so every axis needs the same number of groups. An axis
+widths form one bundle and get the same groups, so every width needs the same number of groups. One
 with too few atoms for that many groups (`K_axis = min(K, atoms)`) stays its own bundle, chosen by
-the same policy. An axis of alternatives is in no bundle: its group follows from the level.
+the same policy, and so does an axis of depth: its groups are blocks, which have no counterpart. An
+axis of alternatives is in no bundle: its group follows from the level.
 
 A choice never exceeds the offer, on any axis of the bundle:
 
@@ -105,13 +106,14 @@ def bundles_of(plan: ModelPlan, tied: bool) -> tuple[Bundle, ...]:
     """
     free = [number for number, axis in enumerate(plan.axes) if not axis.alternatives]
     alone = [_bundle(plan, (number,)) for number in free]
-    if not tied or not alone:
+    widths = [bundle for bundle in alone if not bundle.axes[0].depth]
+    if not tied or not widths:
         return tuple(alone)
-    count = max(bundle.count for bundle in alone)
-    together = tuple(bundle.numbers[0] for bundle in alone if bundle.count == count)
+    count = max(bundle.count for bundle in widths)
+    together = tuple(bundle.numbers[0] for bundle in widths if bundle.count == count)
     for number in free:
         axis = plan.axes[number]
-        if number not in together and axis.atoms > len(axis.groups):
+        if number not in together and axis.atoms > len(axis.groups) and not axis.depth:
             raise ConfigError(
                 f"tied masks need the same number of groups on every axis: axis {axis.name!r} has "
                 f"{len(axis.groups)}, axis {plan.axes[together[0]].name!r} has {count}; cut all "

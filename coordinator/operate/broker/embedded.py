@@ -14,15 +14,16 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from coordinator.errors import CoordinatorError
 from edge_sdk.program.files import make_folder, write_whole
-from edge_sdk.program.processes import Children
+from edge_sdk.program.processes import ChildProcess, Children
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -31,6 +32,7 @@ Kind = Literal["mosquitto", "amqtt"]
 
 HOST = "127.0.0.1"
 USER = "tessera"
+PASSWORD = "password"  # noqa: S105  the name of a file
 START_S = 30.0
 STOP_S = 5.0
 PORT_TRIES = 5
@@ -66,11 +68,14 @@ def embedded_broker(
     kind: Kind | None = None,
     port: int | None = None,
     password: str | None = None,
+    more: Sequence[str] = (),
+    hold: Callable[[ChildProcess], object] = lambda _: None,
 ) -> Iterator[BrokerSettings]:
     """Run a broker for the duration of the context; yields its settings once it is reachable.
 
     `folder` gets Mosquitto's configuration and log. None means the best kind available, a free
-    port, a random password. The user is `tessera`. On Linux it ends with this thread at the latest.
+    port, a random password. The user is `tessera`. `more`: lines of a further listener, for
+    Mosquitto only; `hold` gets its process. On Linux it ends with this thread at the latest.
     Raises BrokerStartError.
     """
     kinds = available()
@@ -86,13 +91,27 @@ def embedded_broker(
     make_folder(folder)
     password = password or secrets.token_urlsafe(24)
     with ExitStack() as stack:
-        yield _start(stack, folder, kind, port, password)
+        yield _start(stack, folder, kind, port, password, more, hold)
+
+
+def stable_password(folder: Path) -> str:
+    """Return the password kept in a folder, made if there is none: devices have written it down."""
+    path = folder / PASSWORD
+    if not path.exists():
+        write_whole(path, secrets.token_urlsafe(24).encode(), mode=0o600)
+    return path.read_text().strip()
 
 
 def _start(
-    stack: ExitStack, folder: Path, kind: Kind, port: int | None, password: str
+    stack: ExitStack,
+    folder: Path,
+    kind: Kind,
+    port: int | None,
+    password: str,
+    more: Sequence[str],
+    hold: Callable[[ChildProcess], object],
 ) -> BrokerSettings:
-    start = _mosquitto if kind == "mosquitto" else _amqtt
+    start = partial(_mosquitto, more=more, hold=hold) if kind == "mosquitto" else _amqtt
     for _ in range(1 if port else PORT_TRIES):
         settings = BrokerSettings(
             host=HOST, port=port or _free_port(), username=USER, password=password
@@ -108,14 +127,19 @@ def _start(
 
 
 @contextmanager
-def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
+def _mosquitto(
+    folder: Path,
+    settings: BrokerSettings,
+    more: Sequence[str],
+    hold: Callable[[ChildProcess], object],
+) -> Iterator[None]:
     program = find_mosquitto()
     if program is None:
         raise BrokerStartError("mosquitto is not installed")
     users, config, log = folder / "users", folder / "mosquitto.conf", folder / "mosquitto.log"
     password = f"{settings.username}:{_password_hash(settings.password or '')}\n"
     write_whole(users, password.encode(), mode=0o600)
-    config.write_text(mosquitto_config(settings, users))
+    config.write_text(mosquitto_config(settings, users, more))
     with Children() as children:
         broker = children.start("mosquitto", [program, "-c", str(config)], log)
         try:
@@ -124,15 +148,18 @@ def _mosquitto(folder: Path, settings: BrokerSettings) -> Iterator[None]:
             raise BrokerStartError(
                 f"mosquitto did not start: {_last_lines(log) or error}"
             ) from error
+        hold(broker)
         yield
 
 
-def mosquitto_config(settings: BrokerSettings, users: Path) -> str:
-    """Return Mosquitto's configuration for an embedded broker."""
+def mosquitto_config(settings: BrokerSettings, users: Path, more: Sequence[str] = ()) -> str:
+    """Return Mosquitto's configuration for an embedded broker; `more`: a further listener."""
     lines = [
+        "per_listener_settings true",
         f"listener {settings.port} {settings.host}",
         "allow_anonymous false",
         f"password_file {users}",
+        *more,
         "persistence false",
         "log_dest stderr",
         "log_type error",

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -50,6 +52,7 @@ MAX_NAME = 64 - len(BULK)
 
 Clock = Callable[[], datetime]
 PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
 
 
 def utc_now() -> datetime:
@@ -85,6 +88,19 @@ def coordinator_name(text: str) -> str:
     return name
 
 
+def read_request(pem: bytes) -> PublicKey:
+    """Return the key of a signing request; the names in it do not count. Raises IdentityError."""
+    try:
+        request = x509.load_pem_x509_csr(pem)
+        key = request.public_key()
+        valid = request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise IdentityError(f"the signing request cannot be read ({error})") from error
+    if not isinstance(key, PublicKey) or not isinstance(key.curve, ec.SECP256R1) or not valid:
+        raise IdentityError("the signing request must be signed by its own P-256 key")
+    return key
+
+
 def device_name(text: str) -> str:
     """Return a device's name, checked. Raises IdentityError for a name devices may not have."""
     if text == "ca":
@@ -99,11 +115,17 @@ class Authority:
     """An open authority folder; one process at a time may have it open."""
 
     def __init__(
-        self, folder: Path, *, create_days: int | None = None, clock: Clock = utc_now
+        self,
+        folder: Path,
+        *,
+        create_days: int | None = None,
+        clock: Clock = utc_now,
+        wait_s: float = 0.0,
     ) -> None:
         """Open the authority. `create_days`: make one, valid that long, if there is none.
 
-        Raises `IdentityError` if it does not exist, is busy or is damaged.
+        `wait_s`: seconds to wait for another process that has it open. Raises `IdentityError` if
+        it does not exist, is busy or is damaged.
         """
         self.folder = folder
         self._clock = clock
@@ -114,7 +136,7 @@ class Authority:
                 f"{folder} holds no authority: create one with tessera-coordinator enroll, or name "
                 "its folder with --dir"
             )
-        self._lock = _lock(folder)
+        self._lock = _lock(folder, wait_s)
         try:
             remove_leftovers(folder)
             self.is_new = not (folder / INDEX).exists()
@@ -163,25 +185,37 @@ class Authority:
         ones valid until they expire or are revoked together with the new ones.
         """
         now = self._clock()
-        valid = [each for each in self.index.of(name) if each.standing(now) == "valid"]
-        if valid and not renew:
+        if (valid := self.valid(name)) and not renew:
             raise IdentityError(
                 f"{name!r} is enrolled until {valid[-1].until:%Y-%m-%d}: --renew makes new "
                 "certificates beside the old ones; if its key is lost or stolen, revoke it first"
             )
-        until = self._until(now, days)
-        pair = [
-            self._issue(each, now, until, ExtendedKeyUsageOID.CLIENT_AUTH, ())
-            for each in (name, name + BULK)
-        ]
-        serials = (pair[0][1], pair[1][1])
-        self._save(self.index.with_enrolment(Enrolment(name, serials, now, until)))
-        return pair[0][0], pair[1][0]
+        control, bulk = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        first, second = self._enroll(name, control.public_key(), bulk.public_key(), now, days)
+        return (
+            Issued(name, first, _key_pem(control)),
+            Issued(name + BULK, second, _key_pem(bulk)),
+        )
+
+    def certify(self, name: str, key: PublicKey, *, days: int) -> tuple[bytes, bytes]:
+        """Issue certificates (PEM) to a participant that has made its own key, for control and
+        bulk.
+
+        `name` must be checked. Old ones stay valid; whether it may have new ones is for the caller
+        to say (`valid`).
+        """
+        now = self._clock()
+        days = min(days, (self.until - now).days)
+        return self._enroll(name, key, key, now, days)
+
+    def valid(self, name: str) -> list[Enrolment]:
+        """Return the valid enrolments of a participant, oldest first."""
+        now = self._clock()
+        return [each for each in self.index.of(name) if each.standing(now) == "valid"]
 
     def revoke(self, name: str) -> list[Enrolment]:
         """Revoke a participant's certificates and return them. Raises `IdentityError` if none."""
-        now = self._clock()
-        ended = [each for each in self.index.of(name) if each.standing(now) == "valid"]
+        now, ended = self._clock(), self.valid(name)
         if ended:
             self._save(self.index.with_revoked(name, now))
         # Even if nothing was revoked: an earlier crash may have updated only the index.
@@ -199,20 +233,27 @@ class Authority:
         now = self._clock()
         names = dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])
         days = min(BROKER_DAYS, (self.until - now).days)
-        issued, _ = self._issue(
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate, _ = self._issue(
             # Not a host name: a participant could have that name.
             "Tessera broker",
+            key.public_key(),
             now,
             self._until(now, days),
             ExtendedKeyUsageOID.SERVER_AUTH,
             [_general_name(host) for host in names],
         )
-        return replace(issued, name="broker")
+        return Issued("broker", certificate, _key_pem(key))
 
     def remember_broker(self, broker: BrokerPlace) -> None:
-        """Record the broker's address."""
+        """Record the address of the broker that `broker-config` or `enroll` named."""
         if broker != self.index.broker:
             self._save(replace(self.index, broker=broker))
+
+    def remember_run(self, broker: BrokerPlace) -> None:
+        """Record the embedded broker of a run, beside all others."""
+        if (index := self.index.with_run(broker)) != self.index:
+            self._save(index)
 
     # -- inside ------------------------------------------------------------------------------
 
@@ -241,7 +282,7 @@ class Authority:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Tessera authority {mark}")])
         usage = _usage(key_cert_sign=True, crl_sign=True)
         certificate = (
-            _builder(name, name, key, now, now + timedelta(days=days))
+            _builder(name, name, key.public_key(), now, now + timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .sign(key, hashes.SHA256())
@@ -253,15 +294,25 @@ class Authority:
         # Last: a folder with an index is a complete authority.
         write_index(self.folder / INDEX, self.index)
 
+    def _enroll(
+        self, name: str, control: PublicKey, bulk: PublicKey, now: datetime, days: int
+    ) -> tuple[bytes, bytes]:
+        """Issue and record a pair of certificates."""
+        until, purpose = self._until(now, days), ExtendedKeyUsageOID.CLIENT_AUTH
+        first, one = self._issue(name, control, now, until, purpose, ())
+        second, two = self._issue(name + BULK, bulk, now, until, purpose, ())
+        self._save(self.index.with_enrolment(Enrolment(name, (one, two), now, until)))
+        return first, second
+
     def _issue(
         self,
         name: str,
+        key: PublicKey,
         now: datetime,
         until: datetime,
         purpose: x509.ObjectIdentifier,
         hosts: Sequence[x509.GeneralName],
-    ) -> tuple[Issued, int]:
-        key = ec.generate_private_key(ec.SECP256R1())
+    ) -> tuple[bytes, int]:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer_key = self._key.public_key()
         builder = (
@@ -276,8 +327,7 @@ class Authority:
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        return Issued(name, pem, _key_pem(key)), certificate.serial_number
+        return certificate.public_bytes(serialization.Encoding.PEM), certificate.serial_number
 
     def _write_crl(self) -> None:
         now = self._clock()
@@ -306,9 +356,8 @@ class Authority:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: PrivateKey, now: datetime, until: datetime
+    subject: x509.Name, issuer: x509.Name, public: PublicKey, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    public = key.public_key()
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -374,8 +423,12 @@ def _read_authority(folder: Path) -> tuple[PrivateKey, x509.Certificate]:
     return key, certificate
 
 
-def _lock(folder: Path) -> int:
-    try:
-        return lock_file(folder / LOCK, mode=0o600)
-    except BlockingIOError as error:
-        raise IdentityError(f"{folder} is in use by another process: try again") from error
+def _lock(folder: Path, wait_s: float) -> int:
+    by = time.monotonic() + wait_s
+    while True:
+        try:
+            return lock_file(folder / LOCK, mode=0o600)
+        except BlockingIOError as error:  # noqa: PERF203  it waits
+            if time.monotonic() >= by:
+                raise IdentityError(f"{folder} is in use by another process: try again") from error
+            time.sleep(0.02)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from coordinator.operate.identity.authority import CA, Authority, Issued
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.files import File
 from coordinator.operate.identity.index import BrokerPlace
+from edge_sdk.join.files import DEVICE_FILE, certificate_files, render_broker, render_device
 from edge_sdk.transport.settings import BrokerSettings, LinkError
 
 PORT = 8_883
@@ -17,26 +17,6 @@ PORT = 8_883
 _PLACE = re.compile(
     r"(?:\[(?P<six>[0-9a-fA-F]*:[0-9a-fA-F:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?"
 )
-
-DEVICE = """\
-# {name}: ready to run once you have completed the lines marked FILL IN:
-#   tessera-device run --config device.toml
-# Paths are relative to this file. `tessera-device init` writes a file with every key explained.
-# The .key files are this device's identity. Keep them secret; there is no other copy.
-
-name = "{name}"
-
-# Name of the task to train, as the coordinator has it.
-{task}
-
-# FILL IN: this device's own data, which never leaves it: a folder of .npz files with x and y, or
-# a function that returns them, as "file.py:function".
-data = "data"
-
-# State that must survive a restart.
-state_dir = "state"
-
-"""
 
 
 def parse_place(text: str) -> BrokerPlace:
@@ -60,9 +40,8 @@ def device_bundle(
     authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, task: str | None
 ) -> dict[str, File]:
     """Return the files of a device's bundle, by name. `task` None: left to the owner."""
-    filled = f"task = {_toml(task)}" if task else '# FILL IN:\n# task = "…"'
-    text = DEVICE.format(name=pair[0].name, task=filled) + broker_table(pair, broker)
-    return {"device.toml": File(text.encode()), **_identity(authority, pair)}
+    text = render_device(pair[0].name, task, None, broker_table(pair, broker))
+    return {DEVICE_FILE: File(text.encode()), **_identity(authority, pair)}
 
 
 def coordinator_bundle(
@@ -79,28 +58,9 @@ def coordinator_bundle(
 def broker_table(pair: tuple[Issued, Issued], broker: BrokerPlace, prefix: str = "") -> str:
     """Return the `[broker]` table of a configuration; `prefix` precedes file names."""
     control, bulk = (each.name for each in pair)
-    files = {
-        "ca": CA,
-        "certificate": f"{control}.pem",
-        "key": f"{control}.key",
-        "bulk_certificate": f"{bulk}.pem",
-        "bulk_key": f"{bulk}.key",
-    }
-    lines = [
-        "[broker]",
-        f"host = {_toml(broker.host)}",
-        f"port = {broker.port}",
-        "tls = true",
-        *(f"{key} = {_toml(prefix + file)}" for key, file in files.items()),
-    ]
-    return "\n".join(lines) + "\n"
+    files = certificate_files(control, bulk, bulk, prefix)
+    return render_broker({"host": broker.host, "port": broker.port, "tls": True, **files})
 
 
 def _identity(authority: Authority, pair: tuple[Issued, Issued]) -> dict[str, File]:
     return {CA: File(authority.pem), **pair[0].files(), **pair[1].files()}
-
-
-def _toml(text: str) -> str:
-    # JSON strings are TOML strings, as long as nothing beyond the first 65,536 characters is
-    # escaped.
-    return json.dumps(text, ensure_ascii=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.operate.identity.errors import IdentityError
+from edge_sdk.program.command import confirm
 
 # Load only what argparse needs: `cryptography` is loaded by the commands that sign.
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ PARTICIPANT_DAYS = 365
 PORT = 8_883
 MOSQUITTO = "mosquitto"
 """Name of the broker's program, of its account, and of the folder for its files."""
+BUSY_S = 5.0
+"""Seconds to wait for a run that is letting a device join."""
+
+_RELOAD = "Make the broker read it: systemctl reload mosquitto, or kill -HUP."
 
 
 def add_commands(commands: Any) -> None:
@@ -46,6 +51,7 @@ def _add_authority(commands: Any) -> None:
             "and back it up: whoever has ca.key can connect as anybody, and without it nobody can "
             "be enrolled or revoked."
         ),
+        epilog="example: tessera-coordinator authority --days 3650",
     )
     _add_folder(authority)
     authority.add_argument(
@@ -123,14 +129,17 @@ def _add_revoke(commands: Any) -> None:
         help="revoke a device's certificates",
         description=(
             "Adds all valid certificates of a device (or a coordinator) to the revocation list, "
-            "and to its copy beside the broker's configuration if that is on this machine. It "
-            "takes effect for new connections once the broker reads the list again; to end "
+            "and to its copies beside the brokers of this authority that are on this machine: that "
+            "of broker-config, and those of all runs. Brokers of runs that are being served read "
+            "it at once; others when you reload them. The output says which were reached. To end "
             "existing connections, restart the broker. Enrolling the name again issues new "
             "certificates."
         ),
+        epilog="example: tessera-coordinator revoke robot",
     )
     revoke.add_argument("name", metavar="NAME", help="name, see tessera-coordinator identities")
     _add_folder(revoke)
+    revoke.add_argument("--yes", action="store_true", help="do not ask")
     revoke.set_defaults(run=_revoke)
 
 
@@ -139,6 +148,7 @@ def _add_identities(commands: Any) -> None:
         "identities",
         help="list enrolled and revoked names, with dates",
         description="Prints the authority and everybody it enrolled, oldest first.",
+        epilog="example: tessera-coordinator identities --dir identity",
     )
     _add_folder(identities)
     identities.add_argument("--json", action="store_true", help="as JSON, for scripts")
@@ -268,25 +278,65 @@ def _own_steps(name: str, out: Path) -> Iterator[str]:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.authority import CRL, Authority
+
+    name: str = arguments.name
+    with Authority(arguments.dir, wait_s=BUSY_S) as authority:
+        is_valid = bool(authority.valid(name))
+    if is_valid:  # asked while others can use the authority
+        confirm(
+            f"{name} will be shut out; to come back, it needs new certificates.", yes=arguments.yes
+        )
+    with Authority(arguments.dir, wait_s=BUSY_S) as authority:
+        ended = authority.revoke(name)
+        serials = ", ".join(f"{serial:x}" for each in ended for serial in each.serials)
+        print(f"{name} is revoked (serial numbers {serials})")
+        crl, broker = authority.folder / CRL, authority.index.broker
+        runs = {each.files for each in authority.index.runs}
+        folders = authority.index.folders
+        failures = {each: _copy_list(authority, each) for each in folders}
+    print(f"The list is in {crl}.")
+    reached = True
+    for folder, failure in failures.items():
+        if folder in runs and not folder.is_dir():
+            print(f"Not there any more: {folder}.")
+        elif failure is not None:
+            print(f"NOT REACHED: {folder} ({failure}): copy the list there, and reload the broker.")
+            reached = False
+        else:
+            reached &= _reload(folder, is_run=folder in runs)
+    if not folders or (broker is not None and broker.files is None):
+        print(f"Copy it to the broker's machine, to the path that crlfile names there. {_RELOAD}")
+    print("A connection that stands lasts until it breaks; restart the broker to end it now.")
+    return 0 if reached else 1
+
+
+def _copy_list(authority: Authority, folder: Path) -> str | None:
+    """Write the list of revoked certificates to a broker's folder; returns why it cannot."""
+    from coordinator.operate.identity.authority import CRL
     from coordinator.operate.identity.files import File, write_file
 
-    with Authority(arguments.dir) as authority:
-        ended = authority.revoke(arguments.name)
-        serials = ", ".join(f"{serial:x}" for each in ended for serial in each.serials)
-        print(f"{arguments.name} is revoked (serial numbers {serials})")
-        lists = [authority.folder / CRL]
-        broker = authority.index.broker
-        if broker is not None and broker.files is not None and broker.files.is_dir():
-            lists.append(broker.files / CRL)
-            write_file(lists[-1], File(authority.crl))
-    print(f"The list is in {' and '.join(map(str, lists))}.")
-    if len(lists) == 1:
-        print("Copy it to the broker's machine, to the path that crlfile names there.")
-    print(
-        "Make the broker read it: systemctl reload mosquitto, or kill -HUP. An existing "
-        "connection lasts until it breaks; restart the broker to end it now."
-    )
-    return 0
+    try:
+        write_file(folder / CRL, File(authority.crl))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _reload(folder: Path, *, is_run: bool) -> bool:
+    """Let the broker with these files read them again, and say so; False: it does not."""
+    from coordinator.operate.control import ControlError, NotServedError, ask_run
+
+    try:
+        ask_run(folder.parent, "broker.reload")
+    except NotServedError:
+        how = "The run is not being served; its broker reads it when it starts."
+        print(f"Reached: {folder}. {how if is_run else _RELOAD}")
+    except ControlError as error:
+        print(f"NOT REACHED: the list is in {folder}, but its broker has not read it: {error}")
+        return False
+    else:
+        print(f"Reached: {folder}. The run's broker has read it.")
+    return True
 
 
 def _identities(arguments: argparse.Namespace) -> int:
@@ -298,8 +348,8 @@ def _identities(arguments: argparse.Namespace) -> int:
             print(json.dumps([{**_facts(each), "standing": each.standing(now)} for each in rows]))
             return 0
         print(f"authority  {authority.fingerprint[:16]}… until {authority.until:%Y-%m-%d}")
-        if (broker := authority.index.broker) is not None:
-            print(f"broker     {broker.host}, port {broker.port}")
+        for label, place in _brokers(authority):
+            print(f"{label:10} {place.host}, port {place.port}")
         width = max((len(each.name) for each in rows), default=0)
         for each in rows:
             standing = each.standing(now)
@@ -307,6 +357,13 @@ def _identities(arguments: argparse.Namespace) -> int:
             word = {"valid": "until", "expired": "ended", "revoked": "revoked"}[standing]
             print(f"{each.name:{width}}  {word:7} {when:%Y-%m-%d}")
     return 0
+
+
+def _brokers(authority: Authority) -> Iterator[tuple[str, BrokerPlace]]:
+    if authority.index.broker is not None:
+        yield "broker", authority.index.broker
+    for each in authority.index.runs:
+        yield "run", each
 
 
 def _facts(enrolment: Enrolment) -> dict[str, Any]:
@@ -384,7 +441,7 @@ def _place(authority: Authority, text: str | None) -> BrokerPlace:
     """Return the broker's address: the given one, which is remembered, or the last one."""
     from coordinator.operate.identity.bundles import parse_place
 
-    known = authority.index.broker
+    known = authority.index.place
     if text is None:
         if known is None:
             raise IdentityError(
@@ -392,7 +449,8 @@ def _place(authority: Authority, text: str | None) -> BrokerPlace:
                 f"(default port {PORT}); it is remembered"
             )
         return known
-    place = replace(parse_place(text), files=known.files if known else None)
+    broker = authority.index.broker
+    place = replace(parse_place(text), files=broker.files if broker else None)
     authority.remember_broker(place)
     return place
 

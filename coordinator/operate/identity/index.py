@@ -54,10 +54,24 @@ class BrokerPlace:
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentIndex:
-    """All issued certificates, oldest first, and their broker (None: not known yet)."""
+    """All issued certificates, oldest first, and the brokers that accept them."""
 
     enrolments: tuple[Enrolment, ...] = ()
     broker: BrokerPlace | None = None
+    """The broker of `broker-config` and `enroll`; None: not known yet."""
+    runs: tuple[BrokerPlace, ...] = ()
+    """Embedded brokers of runs, the last started one last."""
+
+    @property
+    def place(self) -> BrokerPlace | None:
+        """The broker for new bundles."""
+        return self.broker or (self.runs[-1] if self.runs else None)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders on this machine that hold files of a broker."""
+        places = (self.broker, *self.runs)
+        return tuple(dict.fromkeys(each.files for each in places if each and each.files))
 
     def of(self, name: str) -> tuple[Enrolment, ...]:
         """Return the enrolments of a participant, oldest first."""
@@ -66,6 +80,17 @@ class EnrolmentIndex:
     def with_enrolment(self, enrolment: Enrolment) -> EnrolmentIndex:
         """Return the index with one more enrolment."""
         return replace(self, enrolments=(*self.enrolments, enrolment))
+
+    def with_run(self, place: BrokerPlace) -> EnrolmentIndex:
+        """Return the index with the embedded broker of a run, without runs that were deleted."""
+        others = [
+            each
+            for each in self.runs
+            if each.files is not None and each.files != place.files and each.files.is_dir()
+        ]
+        # Earlier versions noted a run as the broker.
+        known = None if self.broker and self.broker.files == place.files else self.broker
+        return replace(self, broker=known, runs=(*others, place))
 
     def with_revoked(self, name: str, now: datetime) -> EnrolmentIndex:
         """Return the index with every valid enrolment of a participant revoked."""
@@ -92,6 +117,7 @@ def read_index(path: Path) -> EnrolmentIndex:
         return EnrolmentIndex(
             tuple(_read_enrolment(each) for each in content["enrolments"]),
             None if broker is None else _read_broker(broker),
+            tuple(map(_read_broker, content.get("runs", ()))),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise IdentityError(
@@ -105,13 +131,8 @@ def write_index(path: Path, index: EnrolmentIndex) -> None:
     broker = index.broker
     content = {
         "version": VERSION,
-        "broker": None
-        if broker is None
-        else {
-            "host": broker.host,
-            "port": broker.port,
-            "files": None if broker.files is None else str(broker.files),
-        },
+        "broker": None if broker is None else _write_broker(broker),
+        "runs": [_write_broker(each) for each in index.runs],
         "enrolments": [
             {
                 "name": each.name,
@@ -136,6 +157,11 @@ def _read_enrolment(content: dict[str, Any]) -> Enrolment:
         until=datetime.fromisoformat(content["until"]),
         revoked=None if revoked is None else datetime.fromisoformat(revoked),
     )
+
+
+def _write_broker(broker: BrokerPlace) -> dict[str, Any]:
+    files = None if broker.files is None else str(broker.files)
+    return {"host": broker.host, "port": broker.port, "files": files}
 
 
 def _read_broker(content: dict[str, Any]) -> BrokerPlace:

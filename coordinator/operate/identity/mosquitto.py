@@ -25,13 +25,36 @@ def mosquitto_files(
 
     `user`: the account Mosquitto switches to when root starts it; None: its own choice.
     """
+    return {CONFIG: File(_config(hosts, port, at, user).encode()), **broker_files(authority, hosts)}
+
+
+def broker_files(authority: Authority, hosts: list[str]) -> dict[str, File]:
+    """Return the files that `tls_listener` names: certificates, access rules, revoked ones."""
     return {
-        CONFIG: File(_config(hosts, port, at, user).encode()),
         ACL: File(access_rules(_coordinators(authority)).encode()),
         CA: File(authority.pem),
         CRL: File(authority.crl),
         **authority.broker_certificate(hosts).files(),
     }
+
+
+def tls_listener(hosts: list[str], port: int, at: Path) -> list[str]:
+    """Return the lines of a listener that knows everybody by certificate; its files are in `at`."""
+    # A broker for this machine alone listens on loopback only.
+    bind = f" {hosts[0]}" if all(map(is_loopback, hosts)) else ""
+    return [
+        f"listener {port}{bind}",
+        f"cafile {at / CA}",
+        f"certfile {at / 'broker.pem'}",
+        f"keyfile {at / 'broker.key'}",
+        f"crlfile {at / CRL}",
+        "require_certificate true",
+        "# Name and client id come from the certificate: nobody can use another's.",
+        "use_identity_as_username true",
+        "use_username_as_clientid true",
+        "allow_anonymous false",
+        f"acl_file {at / ACL}",
+    ]
 
 
 def access_rules(coordinators: Iterable[str]) -> str:
@@ -57,22 +80,10 @@ def _coordinators(authority: Authority) -> list[str]:
 
 
 def _config(hosts: list[str], port: int, at: Path, user: str | None) -> str:
-    # A broker for this machine alone listens on loopback only.
-    bind = f" {hosts[0]}" if all(is_loopback(host) for host in hosts) else ""
     lines = [
         "# Written by tessera-coordinator broker-config; start it with mosquitto -c, or include it",
         "# in your own configuration.",
-        f"listener {port}{bind}",
-        f"cafile {at / CA}",
-        f"certfile {at / 'broker.pem'}",
-        f"keyfile {at / 'broker.key'}",
-        f"crlfile {at / CRL}",
-        "require_certificate true",
-        "# Name and client id come from the certificate: nobody can use another's.",
-        "use_identity_as_username true",
-        "use_username_as_clientid true",
-        "allow_anonymous false",
-        f"acl_file {at / ACL}",
+        *tls_listener(hosts, port, at),
         f"max_packet_size {MAX_PACKET_BYTES}",
         "max_inflight_messages 20",
         "max_queued_messages 10000",

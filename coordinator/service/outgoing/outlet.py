@@ -7,6 +7,7 @@ federation has its own outlet (`coordinator/simulate/ram.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -14,15 +15,21 @@ from typing import Protocol
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import PLAIN, GlobalModel
 from coordinator.service.outgoing.publishing import Published, Publisher
+from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.protocol.chunks import Blob, Chunks
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.delivery import Choice, ModelNotice
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey, encode_statistics
+from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.protocol.packs.index import unpack_model
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
+
+log = logging.getLogger(__name__)
 
 PUBLISHING_SHARE = 0.2
 """Largest share of time that an asynchronous run spends on publishing versions."""
@@ -50,6 +57,23 @@ class ModelOutlet(Protocol):
 
     def publish_statistics(self, levels: LevelStatistics) -> None:
         """Offer statistics of the levels of the offered version."""
+
+    def deliver(
+        self, choices: Collection[Choice], round: int, scores: LevelScores, *, final: bool = False
+    ) -> bool:
+        """Offer the current model, which this round made, to devices for inference.
+
+        `final`: no other model follows. Returns False if it is not offered: it is not published
+        yet, or no level of it is ready to use.
+        """
+
+    def deliver_earlier(
+        self, choices: Collection[Choice], model: GlobalModel, round: int, scores: LevelScores
+    ) -> None:
+        """Offer an earlier model, which this round made, to devices for inference."""
+
+    def deliver_none(self, choice: Choice) -> None:
+        """Offer no model for inference."""
 
     def reserve(self, device: str, round: int, groups: GroupsByAxis) -> None:
         """Keep these groups of the version a device was told of, for the device and the rule."""
@@ -80,7 +104,13 @@ class BrokerOutlet:
         *,
         run: str,
         clock: Callable[[], float],
+        needs_statistics: bool = False,
     ) -> None:
+        """`needs_statistics` is True if levels are of no use without statistics of their own."""
+        self._needs_statistics = needs_statistics
+        self._delivered: dict[Choice, int] = {}
+        """Versions that devices fetch for inference."""
+        self._warned = False
         self._model = model
         self._publisher = publisher
         self._chunks = chunks
@@ -115,7 +145,8 @@ class BrokerOutlet:
             model.plan, model.version, encoded, model.buffers, since=since, changed=changed
         )
         self._newest = (encoded, model.buffers)
-        self._publisher.keep_models({model.version, model.version - 1, *versions})
+        kept = {model.version, model.version - 1, *versions, *self._delivered.values()}
+        self._publisher.keep_models(kept)
         self._changed.clear()
         now = self._clock()
         self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
@@ -137,6 +168,80 @@ class BrokerOutlet:
         """See `ModelOutlet`."""
         blob = self._publisher.publish_statistics(encode_statistics(levels))
         self._statistics = self._published.version, blob
+
+    def deliver(
+        self, choices: Collection[Choice], round: int, scores: LevelScores, *, final: bool = False
+    ) -> bool:
+        """See `ModelOutlet`."""
+        if self._published.version != self._model.version:
+            if final:
+                self.publish()
+            else:
+                self._publish_if_due()
+        published = self._published
+        ready = self._ready(scores)
+        if published.version != self._model.version or not ready or round < 1:
+            return False
+        if self._needs_statistics and self._statistics_of(published) is None:
+            self.publish_statistics({each.level: each.statistics for each in ready})
+        announced = [self._announce(choice, published, round, scores) for choice in choices]
+        return all(announced)
+
+    def deliver_earlier(
+        self, choices: Collection[Choice], model: GlobalModel, round: int, scores: LevelScores
+    ) -> None:
+        """See `ModelOutlet`."""
+        if not self._ready(scores):
+            return
+        published = self._publisher.publish_model(
+            model.plan, model.version, model.serve(), model.buffers
+        )
+        for choice in choices:
+            self._announce(choice, published, round, scores)
+
+    def deliver_none(self, choice: Choice) -> None:
+        """See `ModelOutlet`."""
+        self._publisher.say_model(choice, None)
+
+    def _ready(self, scores: LevelScores) -> list[LevelScore]:
+        """Return the levels that can be used as they are."""
+        return [each for each in scores.levels if each.statistics or not self._needs_statistics]
+
+    def _announce(
+        self, choice: Choice, published: Published, round: int, scores: LevelScores
+    ) -> bool:
+        """Announce a model; returns False if not even its largest level fits into a message."""
+        ready = self._ready(scores)
+        statistics = None
+        if self._needs_statistics:
+            content = encode_statistics({each.level: each.statistics for each in ready})
+            statistics = self._publisher.publish_statistics(content, choice)
+        whole = ModelNotice(
+            round=round,
+            plan_hash=self._model.plan.hash,
+            levels=tuple(each.level for each in ready),
+            groups=tuple({axis: tuple(ids) for axis, ids in each.groups.items()} for each in ready),
+            accuracies=tuple(each.accuracy for each in ready),
+            rescale=scores.rescale,
+            run=self._run,
+            model=published.blob,
+            statistics=statistics,
+        )
+        notice = _shortened(whole)
+        if notice != whole and not self._warned:
+            self._warned = True
+            log.warning(
+                "a model for inference has %d levels, which do not fit into one message: only its "
+                "largest %d are delivered; set fewer `levels` in [run]",
+                *(len(ready), len(notice.levels) if notice is not None else 0),
+                extra={"facts": {"event": "delivery"}},
+            )
+        if notice is None:
+            self._delivered.pop(choice, None)
+        else:
+            self._delivered[choice] = published.version
+        self._publisher.say_model(choice, notice)
+        return notice is not None
 
     def _statistics_of(self, published: Published) -> Blob | None:
         """Return the statistics that belong to a version; None if there are none."""
@@ -194,3 +299,20 @@ class BrokerOutlet:
         # int8 rounds at random, so every pack differs between versions.
         since = None if self._model.serve().encoding.kind == "int8" else last
         self.publish(held, since=since, changed=self._changed)
+
+
+def _shortened(notice: ModelNotice) -> ModelNotice | None:
+    """Return a notice without the smallest levels that a message has no room for; None: no room."""
+    for count in range(len(notice.levels), 0, -1):
+        fewer = replace(
+            notice,
+            levels=notice.levels[:count],
+            groups=notice.groups[:count],
+            accuracies=notice.accuracies[:count],
+        )
+        try:
+            encode_message(fewer)
+        except MessageError:
+            continue
+        return fewer
+    return None

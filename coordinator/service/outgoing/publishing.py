@@ -1,4 +1,4 @@
-"""Public topics: the task, the current round, and the model as retained chunks.
+"""Public topics: the task, the current round, models for inference, and the model as chunks.
 
 Every version of the model is published once, and only the chunks that earlier versions did not
 have. Chunks that no version in use needs are cleared. Everything is published again when a broker
@@ -21,6 +21,7 @@ from coordinator.service.outgoing.sending import ChunkSending
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.messages.delivery import CHOICES, Choice, ModelNotice
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.topics import Topics
@@ -30,7 +31,7 @@ from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
-TASK, STATISTICS = "task", "statistics"
+TASK, STATISTICS, _DRAFT = "task", "statistics", "draft"
 MAX_WAITING = 4096
 """Most chunks waiting for the link; beyond that, devices have to ask again."""
 MAX_ASKED = 64
@@ -76,6 +77,8 @@ class Publisher:
         self._notice: TaskNotice | None = None
         self._round: RoundOpen | RoundClosed | Survey | None = None
         self._presence: Presence | None = None
+        self._models: dict[Choice, ModelNotice | None] = {}
+        """Models for inference that were announced."""
         self._left_over = _read_hashes(noted)
         """Chunks from an earlier process that a broker may still hold."""
 
@@ -141,17 +144,19 @@ class Publisher:
         self._publish(self._store.add(_name(version), chunks(), here))
         return made[0]
 
-    def publish_statistics(self, data: bytes) -> Blob:
-        """Publish statistics of a version's levels, in place of the last ones."""
+    def publish_statistics(self, data: bytes, name: str = STATISTICS) -> Blob:
+        """Publish statistics of a version's levels, in place of the last ones of this name."""
         blob, chunks = split_blob(data, self._chunk_bytes)
-        gone = self._store.drop(STATISTICS) if STATISTICS in self._store.names() else []
-        self._publish(self._store.add(STATISTICS, chunks.items()))
+        new = self._store.add(_DRAFT, chunks.items())
+        gone = self._store.drop(name) if name in self._store.names() else []
+        self._store.relabel(_DRAFT, name)
+        self._publish(new)
         self._clear([hash for hash in gone if hash not in self._store])
         return blob
 
     def keep_models(self, versions: Iterable[int]) -> None:
         """Clear the chunks that none of these versions needs."""
-        wanted = {TASK, STATISTICS, *map(_name, versions)}
+        wanted = {TASK, STATISTICS, *CHOICES, *map(_name, versions)}
         gone: list[bytes] = []
         for name in self._store.names():
             if name not in wanted:
@@ -175,6 +180,11 @@ class Publisher:
         self._round = message
         self._sending.say(self._topics.round, message, retain=True)
 
+    def say_model(self, choice: Choice, notice: ModelNotice | None) -> None:
+        """Announce a model for inference; None means there is none."""
+        self._models[choice] = notice
+        self._sending.say(self._topics.model(choice), notice, retain=True)
+
     def say_presence(self, presence: Presence) -> None:
         """Announce the coordinator's presence."""
         self._presence = presence
@@ -187,6 +197,8 @@ class Publisher:
         if self._notice is not None:
             self._sending.say(self._topics.task, self._notice, retain=True)
         self._sending.say(self._topics.round, self._round, retain=True)
+        for choice, model in self._models.items():
+            self._sending.say(self._topics.model(choice), model, retain=True)
         if self._retained:
             for hash in self._store:
                 self._sending.chunk(self._topics.chunk(hash), hash, retain=True)

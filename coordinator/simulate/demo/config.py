@@ -28,11 +28,15 @@ class DemoConfig:
     widths: Widths | None = None
     """Submodels that a step trains: the assigned one, one drawn from it and the narrower ones
     within it, or it and a drawn narrower one; without it, the best for rule and masks."""
+    grow: Annotated[float, Within(least=0, below=1)] = 0.0
+    """Share of the rounds in which the model grows from its smallest level to the whole; 0: devices
+    train what they can afford from the first round on."""
     classes: Classes = "all"
     """Classes whose scores count in local training: all, or those that the device has samples of
     (`own`)."""
     recipe: str | None = None
-    """Published system, which sets --rule, --mask, --widths and --classes; `list` lists all."""
+    """Published system, which sets --rule, --mask, --widths, --grow and --classes; `list` lists
+    all."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule that the recipe sets."""
     up: EncodingText = field(default_factory=Encoding)
@@ -68,5 +72,5 @@ def demo_key(key: str) -> str:
     """Return the demo's name for a key of a run's file that a recipe sets."""
     if key.startswith("run."):
         own = key.removeprefix("run.")
-        return own if own in ("widths", "classes") else f"local.{own}"
+        return own if own in ("widths", "classes", "grow") else f"local.{own}"
     return key.replace(".options", "_options").removesuffix(".name")

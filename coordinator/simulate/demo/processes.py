@@ -209,6 +209,7 @@ class ProcessDemo:
             "state_dir": STATE,
             "seed": config.seed,
             "weigh": config.weigh,
+            "deliver": "off",  # energy and bytes are those of training
         }
         emulate = {"fleet": str(config.fleet.absolute()), "member": member.name}
         return _lines(own) + _table("emulate", emulate)
@@ -224,6 +225,7 @@ class ProcessDemo:
             "steps": STEPS,
             "batch_size": BATCH_SIZE,
             **asdict(local_rule(config)),
+            "grow": config.grow,
             "seed": config.seed,
             "up": str(config.up),
             "down": str(config.down),

@@ -175,7 +175,7 @@ class Ledger:
 
 
 def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
-    """Return the rule, and the configuration with a suitable mask policy. Raises `ConfigError`."""
+    """Return the rule, and the settings with suitable masks and widths. Raises `ConfigError`."""
     if config.recipe is not None and find_recipe(config.recipe).decoupled:
         raise ConfigError(
             f"recipe {config.recipe} decouples the norms of a model, and the demo's has none: use "
@@ -239,12 +239,14 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
         "up": config.up,
         "train_deadline_s": fleet.deadline_s,
     }
-    run = (
-        FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
-        if isinstance(rule, FedRaa)
+    run: RoundsConfig | FragmentsConfig
+    if isinstance(rule, FedRaa):
+        run = FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
+    else:
         # A round in which all skip counts.
-        else RoundsConfig(rule=rule, rounds=config.rounds, min_participants=0, **common)
-    )
+        run = RoundsConfig(
+            rule=rule, rounds=config.rounds, min_participants=0, grow=config.grow, **common
+        )
     model = GlobalModel(
         plan, initial.weights, initial.buffers, encoding=config.down, seed=config.seed
     )
@@ -286,7 +288,7 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     """
     if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
         return None
-    alone = replace(config, weigh=False, memory=None, widths="own", local={})
+    alone = replace(config, weigh=False, memory=None, widths="own", grow=0.0, local={})
     demo = make_demo(alone, initial)
     for _ in demo.run():
         pass

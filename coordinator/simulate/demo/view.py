@@ -347,6 +347,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "mask": config.mask,
         "mask_options": dict(config.mask_options),
         "local": {**widths, **config.local},
+        "grow": config.grow,
         "encoding_up": str(config.up),
         "encoding_down": str(config.down),
         "backend": config.backend,

@@ -2,7 +2,7 @@
 
 The key covers everything the graphs depend on: the traced model, the loss, the requested levels,
 batch sizes and kinds, and the software that compiles. Weights are graph inputs, so the key omits
-them.
+them, and the names of classes and inputs, which no graph depends on.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -50,7 +51,8 @@ def compiled_graphs(
     """
     key = cache_key(task, levels, batch_sizes, distillation, class_masks)
     try:
-        return read_graphs(cache_dir, f"{key}.bin", task.plan)
+        graphs = read_graphs(cache_dir, f"{key}.bin", task.plan)
+        return replace(graphs, manifest=replace(graphs.manifest, data=task.data))
     except FileNotFoundError:
         logger.info("graphs %s… are not in the cache: compiling", key[:12])
     except (ProtocolError, OSError) as error:
@@ -78,7 +80,7 @@ def cache_key(
     train, evaluate = task.train_program.at(whole, 2, True), task.traced.evaluate.at(whole, 2)
     parts = (
         task.plan.hash,
-        task.data,
+        (task.data.inputs, task.data.targets),
         *(_structure(form.module) for form in (train, evaluate)),
         *(_contents(form.constants) for form in (train, evaluate)),
         train.masks,

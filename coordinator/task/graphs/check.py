@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -60,16 +60,25 @@ class CheckCase:
 
 
 def make_case(
-    task: Task, *, level: float, batch: int, seed: int, class_masks: bool = False
+    task: Task,
+    *,
+    level: float,
+    batch: int,
+    seed: int,
+    class_masks: bool = False,
+    made: Sequence[int] | None = None,
 ) -> CheckCase:
     """Make a case: a random submodel with weights near the task's, random data and scales.
 
-    `class_masks`: about half of the classes are left out.
+    `class_masks`: about half of the classes are left out. `made`: the atoms per axis that the graph
+    was made for; only the numbers of blocks are read from it.
     """
     plan, rng = task.plan, np.random.default_rng(seed)
     groups = {}
-    for axis in plan.axes:
+    for number, axis in enumerate(plan.axes):
         count = axis.wanted(level)
+        if axis.depth and made is not None and made[number]:
+            count = made[number] * len(axis.groups) // axis.atoms
         groups[axis.name] = rng.choice(len(axis.groups), count, replace=False).tolist()
     kept = plan.kept_atoms(plan.choose(groups))
     weights = plan.cut(task.weights, groups)
@@ -249,7 +258,9 @@ def _error(
     masks = "classes" in entry.input_names
     oracle, best, shown = ORACLES[entry.kind], float("inf"), True
     for seed in range(TRIES):
-        case = make_case(task, level=level, batch=batch, seed=seed, class_masks=masks)
+        case = make_case(
+            task, level=level, batch=batch, seed=seed, class_masks=masks, made=entry.kept
+        )
         wanted = oracle(task, case)
         if batch == 1 and not _finite(wanted):
             return 0.0  # one value has no variance: BatchNorm returns NaN in torch too
@@ -295,10 +306,11 @@ def _finite(arrays: Mapping[str, Array]) -> bool:
 
 def _levels(task: Task, entry: GraphEntry) -> tuple[float, ...]:
     """Levels to check at: those of a fixed graph, else the narrowest and one in between."""
-    if entry.kept is None:
+    axes = task.plan.axes
+    if entry.kept is None or (0 in entry.kept):
         return (0.5, 0.01)
-    shares = [kept / axis.atoms for kept, axis in zip(entry.kept, task.plan.axes, strict=True)]
-    return (max(shares),)
+    widths = [(atoms, a) for atoms, a in zip(entry.kept, axes, strict=True) if not a.depth]
+    return (max((atoms / axis.atoms for atoms, axis in widths), default=1.0),)
 
 
 def _random(rng: np.random.Generator, batch: int, spec: ArraySpec) -> Array:

@@ -11,6 +11,7 @@ torch, and every part is checked.
 from __future__ import annotations
 
 import argparse
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.plan import LEVELS
 
+MARK = "\x1e"
+"""First character of a line that tells the parent what the child is doing."""
+
 
 def compile_in_child(
     task_source: str,
@@ -38,12 +42,14 @@ def compile_in_child(
     class_masks: bool = False,
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
+    hear: Callable[[str], object] = lambda _: None,
 ) -> SavedModel:
     """Trace and compile a task in a separate process: plan, initial weights and buffers, graphs.
 
     `task_source` is a reference as above, relative to the working directory. `cache_dir` None means
     no cache; cached graphs are not compiled again, but the task is still traced. `timeout_s` None
-    means no limit. Raises `GraphCompileError` with the child's stderr.
+    means no limit. `hear` is told, from another thread, what the child is doing. Raises
+    `GraphCompileError` with the child's stderr.
     """
     _parse(task_source)
     check_wanted(levels, batch_sizes)
@@ -56,7 +62,11 @@ def compile_in_child(
         command += ["--class-masks"] if class_masks else []
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
-            done = run_child([*command, "--", task_source, str(made)], timeout_s=timeout_s)
+            done = run_child(
+                [*command, "--", task_source, str(made)],
+                timeout_s=timeout_s,
+                hear=lambda line: line[:1] == MARK and hear(line[1:]),
+            )
         except subprocess.TimeoutExpired as error:
             raise GraphCompileError(
                 f"compiling task {task_source!r} took longer than {timeout_s} s"
@@ -65,6 +75,17 @@ def compile_in_child(
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
             raise GraphCompileError(f"task {task_source!r} did not compile: {said}")
         return read_model(made)
+
+
+class _Progress(logging.Handler):
+    """Tells the parent what the compiler logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _tell(record.getMessage())
+
+
+def _tell(words: str) -> None:
+    print(f"{MARK}{words}".replace("\n", " "), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--class-masks", action="store_true")
     parser.add_argument("--cache-dir", type=Path)
     options = parser.parse_args(arguments)
+    logger = logging.getLogger("coordinator.task")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Progress())
     try:
         _compile(options)
     except TesseraError as error:
@@ -88,11 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compile(options: argparse.Namespace) -> None:
     check_folder_free(options.out_dir)
+    _tell("loading torch and the task's code")
     function = load_function(options.task)
     from coordinator.task.graphs.cache import compiled_graphs
     from coordinator.task.graphs.compilation import compile_graphs
     from coordinator.task.task import Task
 
+    _tell("making the task: the model is built and traced")
     task = function()
     if not isinstance(task, Task):
         raise GraphCompileError(f"{options.task} returned {type(task).__name__}, not a Task")
@@ -102,11 +128,14 @@ def _compile(options: argparse.Namespace) -> None:
         "distillation": options.distillation,
         "class_masks": options.class_masks,
     }
+    _tell("compiling the model's graphs")
     if options.cache_dir is None:
         graphs = compile_graphs(task, **wanted)
     else:
         graphs = compiled_graphs(task, cache_dir=options.cache_dir, **wanted)
-    model = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
+    model = SavedModel(
+        task.plan, task.weights, task.buffers, graphs.manifest, graphs.files, names=task.names
+    )
     save_model(model, options.out_dir)
 
 

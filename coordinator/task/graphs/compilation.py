@@ -1,7 +1,8 @@
 """`compile_graphs`: gradient, evaluation and statistics graphs of a task, checked against torch.
 
 Sizes stay open where the operators allow it. In order of preference: one graph for every submodel
-and batch; one graph per level, for every batch; one graph for each level and batch size.
+and batch; one graph per level, for every batch; one graph for each level and batch size. A model
+with regions by depth has these for each number of blocks that a level keeps, and for one block.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def compile_graphs(
     """Compile and check a task's graphs.
 
     `levels` and `batch_sizes` matter only where sizes cannot stay open: then there is one graph for
-    each, and all groups of an axis must have the same size. If the loss is cross-entropy,
+    each, and all groups of an axis must have the same size. The number of blocks kept of a chain is
+    such a size; one block always has a graph. If the loss is cross-entropy,
     `distillation` adds the graphs by which a wide submodel teaches a narrow one, and with
     `class_masks` gradients can leave out the scores of some classes.
 
@@ -101,6 +103,8 @@ def compile_graphs(
         for source in _sources(task, distillation, class_masks)
         for built in _build(task, source, levels, batch_sizes)
     ]
+    # What comes before a chain is the same for all numbers of its blocks.
+    wanted = list({built.entry.sha256: built for built in wanted}.values())
     wanted.sort(key=lambda built: KINDS.index(built.entry.kind))
     manifest = Manifest(
         plan_hash=task.plan.hash,
@@ -134,25 +138,61 @@ def _sources(task: Task, distillation: bool, class_masks: bool) -> list[_Source]
 def _build(
     task: Task, source: _Source, levels: Sequence[float], batch_sizes: Sequence[int]
 ) -> list[_Built]:
-    """Trace once where that gives the right graph, else compare several traces."""
+    return [
+        built
+        for made in _blocks_at(task.plan, levels)
+        for built in _build_blocks(task, source, made, levels, batch_sizes)
+    ]
+
+
+def _build_blocks(
+    task: Task,
+    source: _Source,
+    made: KeptSizes,
+    levels: Sequence[float],
+    batch_sizes: Sequence[int],
+) -> list[_Built]:
+    """Build for the numbers of blocks in `made`; 0 stands for a width, which stays open.
+
+    Trace once where that gives the right graph, else compare several traces.
+    """
     axes = task.plan.axes
-    point = large_point(len(axes), _fixed_sizes(task))
+    sums = _sums(task.plan)
+    point = large_point(made, _fixed_sizes(task), sums)
+    fixed = [number for number, atoms in enumerate(made) if atoms]
+    kept = made if fixed else None
     try:
-        graph = decoded(source.trace(point.kept, point.batch), point, _sums(task.plan))
-        return _checked(task, source, graph, None, None)
+        graph = decoded(source.trace(point.kept, point.batch), point, sums, fixed)
+        return _checked(task, source, graph, kept, None)
     except (NotSymbolicError, WrongGraphError) as error:
         logger.info("comparing several traces, because %s", error)
-    whole = TracePoint(tuple(axis.atoms for axis in axes), batch_sizes[0])
+    sizes = tuple(atoms or axis.atoms for atoms, axis in zip(made, axes, strict=True))
     try:
-        graph = symbolic(source.trace, prime_points([True] * len(axes), batch=True, base=whole))
-        return _checked(task, source, graph, None, None)
+        points = prime_points(
+            [not atoms for atoms in made], batch=True, base=TracePoint(sizes, batch_sizes[0])
+        )
+        return _checked(task, source, symbolic(source.trace, points), kept, None)
     except NotSymbolicError as error:
         logger.info("compiling one graph per level, because %s", error)
     return [
         built
         for kept in _kept_at(task, levels)
+        if all(atoms in (0, own) for atoms, own in zip(made, kept, strict=True))
         for built in _build_level(task, source, kept, batch_sizes)
     ]
+
+
+def _blocks_at(plan: ModelPlan, levels: Sequence[float]) -> list[KeptSizes]:
+    """Return the numbers of blocks that levels keep, with 0 for widths; one without depth.
+
+    One block of each chain is always among them: a device rounds its level down to one that has a
+    graph (`Manifest.level_within`), and so even the smallest has one.
+    """
+    found = [
+        tuple(axis.atoms_at(level) if axis.depth else 0 for axis in plan.axes)
+        for level in (*levels, 0.0)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _build_level(
@@ -213,9 +253,28 @@ def _checked(
         translated = translate(part, task.plan, samples)
         data, slots = translated.encoded()
         used = {value.name for value in translated.model.graph.input}
-        entry = _entry(kind, part, used, data, slots, kept, batch)
+        made = _needed(task.plan, {*used, *outputs}, kept)
+        entry = _entry(kind, part, used, data, slots, made, batch)
+        logger.info("checking the graph %r against torch (%d bytes)", kind, len(data))
         found.append(_Built(entry, data, check_graph(task, entry, data)))
     return found
+
+
+def _needed(plan: ModelPlan, used: set[str], kept: KeptSizes | None) -> KeptSizes | None:
+    """Return the sizes that a graph was made for, without chains of which it has no block.
+
+    `used` are the names of its inputs and outputs.
+    """
+    names = {name.partition(":")[2] for name in used}
+    stacks = [each for each in (*plan.tensors, *plan.buffers) if each.members]
+    present = {each.dims[0].axis for each in stacks if each.name in names}
+    if kept is None:
+        return None
+    found = tuple(
+        0 if axis.depth and number not in present else atoms
+        for number, (axis, atoms) in enumerate(zip(plan.axes, kept, strict=True))
+    )
+    return found if any(found) else None
 
 
 def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:

@@ -31,8 +31,9 @@ from coordinator.task.graphs.decompositions import (
 from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.recurrence import recurrent_layer
 from coordinator.task.task import Task
-from coordinator.task.tracing.program import SubmodelForward
-from coordinator.task.tracing.recurrent import LAYERS
+from coordinator.task.tracing.capture.recurrent import LAYERS
+from coordinator.task.tracing.moments import SeenMoments, in_buffers
+from coordinator.task.tracing.program import SubmodelForward, in_rows, in_stacks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim
 from edge_sdk.protocol.task.data_spec import ArraySpec
@@ -75,9 +76,10 @@ def trace_gradient(
 
     def gradient(arguments: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
         def objective(weights: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            buffers = [buffer.clone() for buffer in arguments["buffers"]]
+            rows = [row.clone() for row in in_rows(arguments["buffers"], forward.buffer_rows)]
             run = _TrainingRun(forward.module)
-            outputs = run.outputs({**arguments, "weights": weights, "buffers": buffers})
+            own = in_rows(weights, forward.weight_rows)
+            outputs = run.outputs({**arguments, "weights": own, "buffers": rows})
             if class_masks:
                 outputs = masked(outputs, *arguments["classes"])
             losses = task.loss(outputs, arguments["batch"][0])
@@ -85,8 +87,9 @@ def trace_gradient(
                 losses = distilled(losses, outputs, *arguments["teacher"])
             mean = weighted_mean(losses, arguments["batch"][1])
             _name_backward(mean, run.origins)
+            buffers = in_stacks(rows, forward.buffer_rows)
             new = [buffers[index] for index in statistics]
-            moments = run.moments(buffers)
+            moments = in_buffers(run.moments(), rows, forward.buffer_rows)
             names[:] = [f"n:{plan.buffers[index].name}" for index, _ in moments]
             new += [outputs] if distils else []
             return mean, [*new, *(value for _, value in moments)]
@@ -123,7 +126,14 @@ def trace_evaluation(task: Task, kept: KeptSizes, batch: int) -> Traced:
     forward = task.traced.evaluate.at(kept, batch, True)
     with FakeTensorMode(allow_non_fake_inputs=True):
         arguments = _arguments(task, forward, kept, batch)
-    graph = _trace(lambda given: [_Run(forward.module).outputs(given)], arguments)
+
+    def outputs(given: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+        weights = in_rows(given["weights"], forward.weight_rows)
+        buffers = in_rows(given["buffers"], forward.buffer_rows)
+        run = _Run(forward.module)
+        return [run.outputs({**given, "weights": weights, "buffers": buffers})]
+
+    graph = _trace(outputs, arguments)
     return Traced(graph, _names(task.plan, arguments), ("outputs",), (), _constants(forward))
 
 
@@ -253,6 +263,11 @@ class _Run(fx.Interpreter):
         return result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if "out" in kwargs:  # spectral_norm keeps its vectors so
+            raise GraphCompileError(
+                f"{target} writes its result into a given tensor (`out=`), which has no "
+                "translation; in place of spectral_norm use weight_norm, or train with torch"
+            )
         if target is aten.batch_norm.default:
             return batch_norm(*args, **kwargs)
         if target is aten.instance_norm.default:
@@ -303,22 +318,20 @@ class _TrainingRun(_Run):
             )
         return super().call_function(target, args, kwargs)
 
-    def moments(self, buffers: Sequence[torch.Tensor]) -> list[tuple[int, torch.Tensor]]:
-        """Return (number of the buffer, value) in pairs of mean and variance.
+    def moments(self) -> SeenMoments:
+        """Return mean and variance, by the arrays they are kept in.
 
         A layer that runs several times in a pass sees all of its inputs as one batch.
         """
-        numbers = {id(buffer): number for number, buffer in enumerate(buffers)}
-        found = []
-        for (first, second), seen in self._seen.items():
+        found = {}
+        for places, seen in self._seen.items():
             if len(seen) == 1:
-                found += [(numbers[first], seen[0][1]), (numbers[second], seen[0][2])]
+                found[places] = seen[0][1:]
                 continue
             positions = sum(count for count, _, _ in seen)
             mean = torch.stack([own * (count / positions) for count, own, _ in seen]).sum(0)
             squares = [(var + (own - mean) ** 2) * (n / positions) for n, own, var in seen]
-            var = torch.stack(squares).sum(0)
-            found += [(numbers[first], mean), (numbers[second], var)]
+            found[places] = (mean, torch.stack(squares).sum(0))
         return found
 
 

@@ -13,7 +13,7 @@ points, or a number is no such product, `NotSymbolicError` is raised.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
@@ -115,20 +115,50 @@ LARGE = 1009
 """Primes from here on are large: no size of a usual model is a multiple of one."""
 
 
-def large_point(axes: int, fixed: Iterable[int]) -> TracePoint:
-    """Return a point of large primes, none of which divides a number in `fixed`."""
-    known = set(fixed)
+def large_point(
+    made: KeptSizes, others: Iterable[int], sums: Sequence[SizeTerm] = ()
+) -> TracePoint:
+    """Return a point of large primes for the batch and the axes that are 0 in `made`.
+
+    None of them divides a number in `others`. Of several such points, it is the one at which the
+    fewest `sums` look like products.
+    """
+    known, count = set(others), made.count(0) + 1
     usable = (prime for prime in _primes(LARGE) if all(number % prime for number in known))
-    *kept, batch = islice(usable, axes + 1)
-    return TracePoint(tuple(kept), batch)
+    primes = list(islice(usable, count + (TRIES if sums else 0)))
+    points = []
+    for start in range(0, len(primes) - count + 1, 4):
+        batch, *left = primes[start : start + count]
+        rest = iter(left)
+        points.append(TracePoint(tuple(atoms or next(rest) for atoms in made), batch))
+    return min(points, key=lambda point: sum(_like_a_product(each, point) for each in sums))
 
 
-def decoded(traced: Traced, point: TracePoint, sums: Iterable[SizeTerm] = ()) -> Symbolic:
+TRIES = 200
+"""Further primes to choose from where sizes are sums."""
+
+
+def _like_a_product(size: SizeTerm, point: TracePoint) -> bool:
+    """Tell whether a sum's value at a point is a usual number times widths of the point."""
+    value = size.value(point.kept, point.batch)
+    for prime in (*point.kept, point.batch):
+        while prime >= LARGE and value % prime == 0:
+            value //= prime
+    return value < LARGE
+
+
+def decoded(
+    traced: Traced,
+    point: TracePoint,
+    sums: Iterable[SizeTerm] = (),
+    fixed: Collection[int] = (),
+) -> Symbolic:
     """Return the graph for every size, from one trace at a `large_point`; it is to be checked.
 
-    `sums` are the sums of sizes that may occur: no factorisation shows them.
+    `sums` are the sums of sizes that may occur: no factorisation shows them. `fixed` are axes whose
+    size is no prime but the graph's own.
     """
-    return _Decoding(point, traced, sums).run()
+    return _Decoding(point, traced, sums, fixed).run()
 
 
 def prime_points(axes: Sequence[bool], *, batch: bool, base: TracePoint) -> tuple[TracePoint, ...]:
@@ -357,8 +387,15 @@ class _Decoding(_Comparison):
                 )
         return value
 
-    def __init__(self, point: TracePoint, traced: Traced, sums: Iterable[SizeTerm]) -> None:
+    def __init__(
+        self,
+        point: TracePoint,
+        traced: Traced,
+        sums: Iterable[SizeTerm],
+        fixed: Collection[int],
+    ) -> None:
         super().__init__([point], [traced])
+        self._fixed = frozenset(fixed)
         self._term, self._size_of = cache(self._divided), cache(self._decoded)
         self._sums = {term.value(point.kept, point.batch): term for term in sums}
 
@@ -372,7 +409,7 @@ class _Decoding(_Comparison):
         """Divide out the primes of the axes and the batch; zero is a constant."""
         found = []
         for index, prime in enumerate(self._sizes[0]):
-            while number and number % prime == 0:
+            while index not in self._fixed and number and number % prime == 0:
                 found.append(index)
                 number //= prime
         batch = len(self._sizes[0]) - 1

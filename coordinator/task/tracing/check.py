@@ -94,9 +94,8 @@ class _Trial:
             drops = bool(program.at(_kept(plan, plan.all_groups()), BATCH).masks)
             if not drops:  # otherwise the module would draw its own masks
                 try:
-                    wanted = _run(
-                        self._model, self._copies(state), self._call, train=mode == "training"
-                    )
+                    own = _unstacked(plan, self._copies(state))
+                    wanted = _run(self._model, own, self._call, train=mode == "training")
                 except Exception as error:
                     if self._double:  # it makes float32 tensors of its own
                         return otherwise
@@ -105,17 +104,30 @@ class _Trial:
                     return found
             for choice in choices[: 2 if mode == "evaluation" else 1]:
                 narrow, masked = _narrow_and_masked(plan, state, choice)
-                _point(masked, program.directions)
+                _point(plan, masked, program.directions)
                 got = self._forward(mode, narrow, choice)
-                wanted = self._forward(mode, masked)
+                wanted = self._forward(mode, masked, present=choice)
                 if found := _mismatch(f"a submodel in {mode} mode", got, wanted, full):
                     return found
         return None
 
-    def _forward(self, mode: str, state: Arrays, choice: Groups | None = None) -> torch.Tensor:
-        """Return a program's output with nothing dropped."""
+    def _forward(
+        self,
+        mode: str,
+        state: Arrays,
+        choice: Groups | None = None,
+        present: Groups | None = None,
+    ) -> torch.Tensor:
+        """Return a program's output with nothing dropped.
+
+        Outside `present`, weights are zero, and blocks of chains are left out.
+        """
         plan, inputs = self._plan, self._call.tensors
-        forward = self._programs[mode].at(_kept(plan, choice or plan.all_groups()), BATCH)
+        kept = _kept(plan, choice or plan.all_groups())
+        marks = None
+        if present is not None:
+            marks, state = _marks(plan, present), _with_blocks(plan, state, present)
+        forward = self._programs[mode].at(kept, BATCH, present=marks)
         ones = [torch.ones(shape, device=inputs[0].device) for _, shape in forward.masks]
         copies = self._copies(state)
         if self._double:
@@ -153,13 +165,14 @@ def _trial(plan: ModelPlan, model: torch.nn.Module, call: Call) -> tuple[Arrays,
     varied = tuple(_varied(tensor, generator) for tensor in rows)
     for state, inputs in ((wild, varied), (wild, rows), (plain, varied)):
         try:
-            output = _run(model, _copies(state), call.given(inputs), train=False)
+            own = _unstacked(plan, _copies(state))
+            output = _run(model, own, call.given(inputs), train=False)
         except Exception:  # noqa: S112  # such as ids out of range; the plain example must run
             continue
         if output.isfinite().all():
             return state, inputs
     try:
-        _run(model, _copies(plain), call.given(rows), train=False)
+        _run(model, _unstacked(plan, _copies(plain)), call.given(rows), train=False)
     except Exception as error:
         raise TraceError(
             f"the batch size is fixed inside the model: forward() runs on the example of "
@@ -176,8 +189,9 @@ def _randomised(
     constant = {
         buffer.name
         for buffer in plan.buffers
-        if not buffer.statistic and all(dim.whole for dim in buffer.dims)
-    } - dict(model.named_parameters()).keys()
+        if not buffer.statistic and all(dim.whole for dim in buffer.dims[bool(buffer.members) :])
+    } - _parameters(plan, model)
+    stacks = {tensor.name for tensor in plan.tensors if tensor.members}
     found: Arrays = {}
     for name, old in plain.items():
         if name in constant or not old.is_floating_point():
@@ -188,9 +202,20 @@ def _randomised(
             found[name] = old * (0.75 + noise.to(old.device) / 2) + noise.to(old.device) / 10
             continue
         noise = noise.normal_(generator=generator).to(old.device)
-        fan_in = max(1, old[0].numel()) if old.ndim > 1 else 1
-        found[name] = noise / fan_in**0.5 if old.ndim > 1 else old + noise / 10
+        one = old[0] if name in stacks else old
+        fan_in = max(1, one[0].numel()) if one.ndim > 1 else 1
+        found[name] = noise / fan_in**0.5 if one.ndim > 1 else old + noise / 10
     return found
+
+
+def _parameters(plan: ModelPlan, model: torch.nn.Module) -> set[str]:
+    """Names, in the plan, of the module's parameters; frozen ones are buffers of the plan."""
+    own = dict(model.named_parameters())
+    return {
+        each.name
+        for each in (*plan.tensors, *plan.buffers)
+        if (each.members[0] if each.members else each.name) in own
+    }
 
 
 def _varied(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -224,10 +249,23 @@ def _narrow_and_masked(plan: ModelPlan, state: Arrays, choice: Groups) -> tuple[
     return _like(state, cut), {**state, **_like(state, masked)}
 
 
-def _point(masked: Arrays, directions: Mapping[str, int]) -> None:
+def _with_blocks(plan: ModelPlan, state: Arrays, present: Groups) -> Arrays:
+    """Return the arrays with only the rows of blocks that are present."""
+    found = dict(state)
+    for tensor in (*plan.tensors, *plan.buffers):
+        if tensor.members and (number := tensor.dims[0].axis) is not None:
+            found[tensor.name] = state[tensor.name][list(present[plan.axes[number].name])]
+    return found
+
+
+def _point(plan: ModelPlan, masked: Arrays, directions: Mapping[str, int]) -> None:
     """Give units without weights some direction; their norm, another weight, is zero."""
+    stacks = {each.members[0]: each.name for each in plan.tensors if each.members}
+    rows = {name for each in plan.tensors for name in each.members}
     for name, dim in directions.items():
-        units = masked[name].movedim(dim, 0)
+        if name in rows and name not in stacks:
+            continue
+        units = masked[stacks.get(name, name)].movedim(dim + (name in stacks), 0)
         units[(units == 0).flatten(1).all(1)] = 1
 
 
@@ -237,6 +275,18 @@ def _like(state: Arrays, arrays: Mapping[str, Array]) -> Arrays:
 
 def _kept(plan: ModelPlan, choice: Groups) -> tuple[int, ...]:
     return plan.kept_atoms(plan.choose(choice))
+
+
+def _marks(plan: ModelPlan, choice: Groups) -> tuple[tuple[bool, ...], ...]:
+    """Return for each atom of each axis whether the choice has its group."""
+    return tuple(
+        tuple(
+            group in choice[axis.name]
+            for group, size in enumerate(axis.groups)
+            for _ in range(size)
+        )
+        for axis in plan.axes
+    )
 
 
 def _mismatch(what: str, got: torch.Tensor, wanted: torch.Tensor, full: torch.Tensor) -> str | None:
@@ -304,9 +354,22 @@ def _mode(model: torch.nn.Module, *, train: bool) -> Iterator[None]:
 
 
 def _state_of(plan: ModelPlan, model: torch.nn.Module) -> Arrays:
-    arrays = named_arrays(model)
-    names = [tensor.name for tensor in (*plan.tensors, *plan.buffers)]
-    return {name: arrays[name].detach() for name in names}
+    arrays = {name: array.detach() for name, array in named_arrays(model).items()}
+    return {
+        each.name: torch.stack([arrays[name] for name in each.members])
+        if each.members
+        else arrays[each.name]
+        for each in (*plan.tensors, *plan.buffers)
+    }
+
+
+def _unstacked(plan: ModelPlan, state: Arrays) -> Arrays:
+    """Return the arrays by the names of the module."""
+    found = dict(state)
+    for each in (*plan.tensors, *plan.buffers):
+        if each.members:
+            found |= dict(zip(each.members, found.pop(each.name), strict=True))
+    return found
 
 
 def _copies(state: Mapping[str, torch.Tensor]) -> Arrays:

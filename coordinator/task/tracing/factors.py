@@ -13,8 +13,9 @@ width axis. Flattening an image, fused q/k/v, attention heads, GroupNorm groups 
 widths need no special case: they are all splits and ties.
 
 A concatenation is a *sum*: one factor that consists of segments, each a dimension of its own. It
-passes through layers like any factor, so a weight that meets it gets its segments; a sum that is
-split or tied to other segments freezes them all.
+passes through layers like any factor, so a weight that meets it gets its segments. `cut` makes a
+sum of a factor that is taken apart into unequal pieces. Two sums that are tied get each other's
+boundaries. A sum that is split into equal parts becomes a product: its parts are tied.
 
 The batch is one more, special factor: an ordinary factor whose size is chosen for each run.
 Freezing it means that the batch size is fixed inside the model.
@@ -23,6 +24,7 @@ Freezing it means that the batch size is fixed inside the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from math import prod
 
 from coordinator.errors import TraceError
@@ -85,12 +87,50 @@ def segments_of(factor: Factor) -> list[Factors]:
     """Return the segments of a sum, none of which is a sum itself; none for other factors."""
     found: list[Factors] = []
     for segment in factor.segments:
-        parts = leaves(segment)
-        if len(parts) == 1 and parts[0].segments:
-            found += segments_of(parts[0])
+        first, rest = leaves(segment)[:1], leaves(segment)[1:]
+        freeze([part for part in rest if part.segments], "is concatenated and flattened")
+        rest = leaves(rest)
+        if first and first[0].segments:
+            found += [[*inner, *rest] for inner in segments_of(first[0])]
         else:
-            freeze([part for part in parts if part.segments], "is concatenated and flattened")
-            found.append(leaves(parts))
+            found.append([*first, *rest])
+    return found
+
+
+def cut(dim: Factors, sizes: Sequence[int], why: str) -> list[Factors]:
+    """Cut a dimension into runs of these sizes, each with a width of its own.
+
+    Where that cannot be followed, the dimension is frozen.
+    """
+    first, rest = leaves(dim)[0], leaves(dim)[1:]
+    inner = size_of(rest)
+    if first.batch or any(size % inner for size in sizes):
+        freeze(dim, why)
+        return [fresh(size, frozen=why) for size in sizes]
+    counts = [size // inner for size in sizes]
+    if first.frozen is not None:
+        return [[*fresh(count, frozen=first.frozen), *rest] for count in counts]
+    return [[*run, *rest] for run in _refined(first, counts, why)]
+
+
+def _refined(leaf: Factor, sizes: Sequence[int], why: str) -> list[Factors]:
+    """Make a factor a sum, if it is none, with boundaries between runs of these sizes."""
+    if not leaf.segments:
+        leaf.segments = tuple(fresh(size) for size in sizes)
+        return list(leaf.segments)
+    found: list[Factors] = []
+    segments = segments_of(leaf)
+    for size in sizes:
+        run: list[Factors] = []
+        missing = size
+        while missing:
+            segment = segments.pop(0)
+            if size_of(segment) > missing:
+                segment, rest = cut(segment, [missing, size_of(segment) - missing], why)
+                segments.insert(0, rest)
+            run.append(segment)
+            missing -= size_of(segment)
+        found.append(run[0] if len(run) == 1 else concatenation(run, size))
     return found
 
 
@@ -178,13 +218,10 @@ def _unite(a: Factor, b: Factor, why: str) -> None:
     if b.segments and not a.segments:
         a, b = b, a
     if a.segments and b.segments:
-        pairs = list(zip(segments_of(a), segments_of(b), strict=False))
-        alike = len(segments_of(a)) == len(segments_of(b))
-        if alike and all(size_of(one) == size_of(other) for one, other in pairs):
-            for one, other in pairs:
-                tie(one, other, why)
-        else:
-            freeze([a, b], why)
+        ends = {end for each in (a, b) for end in accumulate(map(size_of, segments_of(each)))}
+        sizes = [end - start for start, end in pairwise(sorted({0, *ends}))]
+        for one, other in zip(_refined(a, sizes, why), _refined(b, sizes, why), strict=True):
+            tie(one, other, why)
     elif a.segments and (b.frozen is not None or b.batch):
         freeze([a], b.frozen or why)
     if a.batch or b.batch:
@@ -197,9 +234,22 @@ def _unite(a: Factor, b: Factor, why: str) -> None:
 
 
 def _split(factor: Factor, front: int) -> None:
-    if factor.segments:
-        freeze([factor], "is concatenated, then split otherwise")
-    factor.parts = (
-        Factor(front, frozen=factor.frozen),
-        Factor(factor.size // front, frozen=factor.frozen),
-    )
+    """Split a factor in two, the first of this size; for a sum, it may be a divisor of it."""
+    if not factor.segments:
+        factor.parts = (
+            Factor(front, frozen=factor.frozen),
+            Factor(factor.size // front, frozen=factor.frozen),
+        )
+        return
+    why = "counts the parts of a concatenation"
+    sizes = {size_of(segment) for segment in segments_of(factor)}
+    count = len(segments_of(factor))
+    if len(sizes) > 1 or count == 1 or front % count:
+        count = front
+    each = factor.size // count
+    runs = _refined(factor, [each] * count, why)
+    factor.segments = ()
+    part = Factor(each)
+    factor.parts = (Factor(count, frozen=why), part)
+    for run in runs:
+        tie([part], run, why)

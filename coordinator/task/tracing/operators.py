@@ -5,7 +5,8 @@ Normalisation decides what can be narrowed (docs/plans.md):
 - BatchNorm and InstanceNorm work channel by channel: channels may be cut.
 - GroupNorm works group by group: whole norm groups may be cut; they are the axis's atoms.
 - LayerNorm, RMSNorm and softmax mix the values they normalise over, so those stay whole. That is
-  why a transformer's residual stream is never cut.
+  why a transformer's residual stream is not cut, unless the task asks that LayerNorm, RMSNorm and
+  GroupNorm of one group take the statistics of what a submodel keeps (`layer_norm="submodel"`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from coordinator.errors import TraceError
 from coordinator.task.tracing.factors import (
     Factors,
     concatenation,
+    cut,
     fresh,
     leaves,
     reshape,
@@ -32,6 +34,7 @@ from coordinator.task.tracing.walk import (
     Contraction,
     Dropout,
     Handler,
+    NarrowedNorm,
     Value,
     Walk,
     arguments,
@@ -63,7 +66,7 @@ def _linear(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     if a["bias"] is not None:
         walk.tie(node, walk.dims(a["bias"])[0], weight[0])
     out = [*inputs[:-1], weight[0]]
-    walk.count([*out, weight[1]])
+    walk.count(node, [*out, weight[1]])
     return out
 
 
@@ -92,7 +95,7 @@ def _conv(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     why = describe(node, "is a spatial dimension of a convolution")
     out_spatial = [fresh(size, frozen=why) for size in shape[-spatial:]]
     out = [*inputs[: -spatial - 1], weight[0], *out_spatial]
-    walk.count([*out, *weight[1:]])
+    walk.count(node, [*out, *weight[1:]])
     return out
 
 
@@ -109,7 +112,7 @@ def _conv_transpose(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     walk.contract(node, ("input", a["input"], channels), ("weight", a["weight"], weight[0]))
     if a["bias"] is not None:
         walk.tie(node, walk.dims(a["bias"])[0], weight[1])
-    walk.count([*inputs, *weight[1:]])
+    walk.count(node, [*inputs, *weight[1:]])
     why = describe(node, "is a spatial dimension of a convolution")
     out_spatial = [fresh(size, frozen=why) for size in shape_of(node)[-spatial:]]
     return [*inputs[: -spatial - 1], weight[1], *out_spatial]
@@ -154,7 +157,7 @@ def _matmul(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
         return [*one[:-1], *two[1:]] if len(two) < 2 else [*two[:-2], two[-1]]
     walk.contract(node, (left_name, left, one[-1]), (right_name, right, two[-2]))
     out = [*_broadcast(walk, node, one[:-2], two[:-2]), one[-2], two[-1]]
-    walk.count([*out, one[-1]])
+    walk.count(node, [*out, one[-1]])
     return out
 
 
@@ -187,7 +190,7 @@ def _einsum(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
         if one.get(label) and two.get(label):
             walk.tie(node, one[label], two[label])
     dims = {label: one.get(label) or two.get(label) or [] for label in one | two}
-    walk.count(list(dims.values()))
+    walk.count(node, list(dims.values()))
     return [dims[label] for label in result]
 
 
@@ -212,8 +215,8 @@ def _attention(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     walk.ban(node, query[-1], "is the width of an attention head")
     walk.ban(node, value[-1], "is the width of an attention head")
     walk.ban(node, key[-2], "is attended over")
-    walk.count([*scores, query[-1]])
-    walk.count([*scores, value[-1]])
+    walk.count(node, [*scores, query[-1]])
+    walk.count(node, [*scores, value[-1]])
     return [*lead, query[-2], value[-1]]
 
 
@@ -251,7 +254,7 @@ def _recurrent(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     for state in states:
         walk.tie(node, walk.dims(state)[2], width)
     for each in (weight, own):
-        walk.count([*inputs[:2], *walk.dims(each)])
+        walk.count(node, [*inputs[:2], *walk.dims(each)])
     final: list[Factors] = [[], inputs[at], width]
     return ([*inputs[:2], width], *(final for _ in states))
 
@@ -277,6 +280,10 @@ def _group_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     for name in ("weight", "bias"):
         if a[name] is not None:
             walk.tie(node, walk.dims(a[name])[0], inputs[1])
+    if walk.narrow_norms and a["num_groups"] == 1:  # LayerNorm over channels and pixels
+        walk.norms.append(NarrowedNorm(node.name, (inputs[1],)))
+        _mixed(walk, node, inputs[2:])
+        return inputs
     why = "is inside a GroupNorm group"
     front, inside = split_front(inputs[1], a["num_groups"], describe(node, why))
     walk.ban(node, inside, why)
@@ -300,6 +307,10 @@ def _layer_norm(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
         if a.get(name) is not None:
             for dim, own in zip(normalised, walk.dims(a[name]), strict=True):
                 walk.tie(node, dim, own)
+    if walk.narrow_norms and not any(leaf.batch for dim in normalised for leaf in leaves(dim)):
+        walk.patch(node, "normalized_shape", tuple(normalised))
+        walk.norms.append(NarrowedNorm(node.name, tuple(normalised)))
+        return inputs
     for dim in normalised:
         walk.ban(node, dim, "is normalised over as a whole")
     return inputs
@@ -476,6 +487,16 @@ def _reshape(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return out
 
 
+@_handles("reshape_as", "view_as")
+def _reshape_as(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
+    why = describe(node, "is regrouped in a way that cannot be followed")
+    out = reshape(walk.dims(a["self"]), shape_of(node), why)
+    for one, other in zip(out, walk.dims(a["other"]), strict=True):
+        walk.tie(node, one, other)
+    _stay_weight(walk, node, a["self"])
+    return out
+
+
 @_handles("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "adjoint")
 def _permute(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     source = node.all_input_nodes[0]
@@ -575,12 +596,46 @@ def _select(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
 def _slice(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     dims, shape = list(walk.dims(a["self"])), shape_of(node)
     along = a["dim"] % len(dims)
-    if shape[along] != shape_of(a["self"])[along]:
+    whole = shape_of(a["self"])[along]
+    if shape[along] == whole:
+        if a["end"] is not None and dims[along]:  # x[:n] that keeps everything
+            walk.patch(node, "end", dims[along])
+        return dims
+    start, end = _interval(node, whole)
+    if a["step"] != 1 or not _taken_apart(a["self"], along, whole):
         walk.ban(node, dims[along], "is sliced")
         dims[along] = fresh(shape[along], frozen=describe(node, "is sliced"))
-    elif a["end"] is not None and dims[along]:  # x[:n] that keeps everything
-        walk.patch(node, "end", dims[along])
+        return dims
+    sizes = [size for size in (start, end - start, whole - end) if size]
+    pieces = cut(dims[along], sizes, describe(node, "is sliced"))
+    before = pieces[: 1 if start else 0]
+    dims[along] = pieces[len(before)]
+    if before:
+        walk.patch(node, "start", before[0])
+        before = [concatenation([before[0], dims[along]], end)]
+    walk.patch(node, "end", before[0] if before else dims[along])
     return dims
+
+
+def _interval(node: fx.Node, whole: int) -> tuple[int, int]:
+    """Return where a slice starts and ends in a dimension of this size."""
+    given = arguments(node)
+    start, end = given["start"] or 0, whole if given["end"] is None else given["end"]
+    return (
+        min(max(start + whole if start < 0 else start, 0), whole),
+        min(max(end + whole if end < 0 else end, 0), whole),
+    )
+
+
+def _taken_apart(source: fx.Node, along: int, whole: int) -> bool:
+    """Tell whether slices of the source take each of its elements once: a split, in other words."""
+    found = []
+    for user in source.users:
+        given = arguments(user) if operator_name(user) == "slice" else {}
+        if given and given["dim"] % len(shape_of(source)) == along:
+            found.append(_interval(user, whole))
+    ends = [0, *(end for _, end in sorted(set(found)))]
+    return ends == [*(start for start, _ in sorted(set(found))), whole]
 
 
 @_handles("roll", "flip", "sort", "topk", "unfold", "diff")
@@ -657,22 +712,19 @@ def _unbind(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     return tuple([*dims[:along], *dims[along + 1 :]] for _ in node.meta["val"])
 
 
-@_handles("chunk", "split", "split_with_sizes")
+@_handles("split_with_sizes")
 def _split(walk: Walk, node: fx.Node, a: dict[str, Any]) -> Value:
     dims = walk.dims(a["self"])
     along = a["dim"] % len(dims)
-    pieces = [int(value.shape[along]) for value in node.meta["val"]]
-    if len(set(pieces)) == 1:  # equal pieces, such as fused q, k, v or a gate and its input
-        front, piece = split_front(dims[along], len(pieces), describe(node, "is split"))
+    sizes = a["split_sizes"]
+    if len(set(sizes)) == 1 and not any(leaf.segments for leaf in leaves(dims[along])[:1]):
+        # Equal pieces, such as fused q, k, v or a gate and its input: all alike.
+        front, piece = split_front(dims[along], len(sizes), describe(node, "is split"))
         walk.ban(node, front, "counts the pieces of a split")
-        for name in ("split_size", "split_sizes"):
-            if name in a:
-                several = not isinstance(a[name], int)
-                walk.patch(node, name, (piece,) * len(pieces) if several else piece)
-        outs = [piece] * len(pieces)
+        outs = [piece] * len(sizes)
     else:
-        walk.ban(node, dims[along], "is split unevenly")
-        outs = [fresh(size, frozen=describe(node, "is split unevenly")) for size in pieces]
+        outs = cut(dims[along], sizes, describe(node, "is split unevenly"))
+    walk.patch(node, "split_sizes", tuple(outs))
     return tuple([*dims[:along], out, *dims[along + 1 :]] for out in outs)
 
 

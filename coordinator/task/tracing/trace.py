@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from coordinator.task.tracing.capture.capture import (
     named_arrays,
 )
 from coordinator.task.tracing.check import check_programs, check_runs
+from coordinator.task.tracing.depth.stacks import DepthChain, find_depth, stacked_dims, tie_blocks
 from coordinator.task.tracing.factors import (
     Factor,
     Factors,
@@ -39,9 +41,12 @@ from coordinator.task.tracing.program import TracedProgram
 from coordinator.task.tracing.walk import Walk, walk_graph
 from edge_sdk.protocol.plan import specs
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan, Regions
 from edge_sdk.train.local import axis_scales
 from edge_sdk.train.statistics import Moments, batches, moments_of
+
+LayerNorms = Literal["whole", "submodel"]
+"""What LayerNorm normalises over stays whole, or is what the submodel keeps of it."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,11 @@ class TracedModel:
 
     def weights_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """Return the model's weights as numpy arrays (copies), named as in the plan."""
-        state = named_arrays(model)
-        return {tensor.name: _numpy(state[tensor.name]) for tensor in self.plan.tensors}
+        return _named(model, self.plan.tensors)
 
     def buffers_of(self, model: torch.nn.Module) -> dict[str, Array]:
         """Return the model's buffers as numpy arrays (copies), named as in the plan."""
-        state = named_arrays(model)
-        return {buffer.name: _numpy(state[buffer.name]) for buffer in self.plan.buffers}
+        return _named(model, self.plan.buffers)
 
     def predict(
         self,
@@ -142,19 +145,35 @@ def trace_plan(
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
     output: str | int | None = None,
+    layer_norm: LayerNorms = "whole",
+    regions: Regions = "width",
 ) -> ModelPlan:
-    """Find every width axis of an ordinary torch module and cut it into groups.
+    """Find every axis of an ordinary torch module and cut it into groups.
 
     `example_input` is a batch (dimension 0), a tuple of batches for several inputs, or a dictionary
     of batches by the names of forward()'s arguments. Give either `groups`, the number of equal
     groups per axis, or `ratios`, their relative sizes. An axis with fewer atoms than groups gets
     one group per atom. `output` names the tensor to train on, or its position, where forward()
-    returns several; None: the only one, `logits` or `out`, or the first of a tuple.
+    returns several; None: the only one, `logits` or `out`, or the first of a tuple. With
+    `layer_norm="submodel"`, LayerNorm, RMSNorm and GroupNorm of one group take the statistics of
+    what a submodel keeps, so that the widths they normalise over can be narrowed.
+
+    `regions`: cut widths, or depth (whole blocks of a chain of residual blocks of one shape, each a
+    group of its own, so `groups` and `ratios` are not needed), or both.
 
     Raises `TraceError`, which names the module, when the model cannot be traced or when no part of
-    it can be narrowed.
+    it can be cut.
     """
-    return trace_model(model, example_input, groups=groups, ratios=ratios, output=output).plan
+    traced = trace_model(
+        model,
+        example_input,
+        groups=groups,
+        ratios=ratios,
+        output=output,
+        layer_norm=layer_norm,
+        regions=regions,
+    )
+    return traced.plan
 
 
 def trace_model(
@@ -164,14 +183,24 @@ def trace_model(
     groups: int | None = None,
     ratios: Sequence[float] | None = None,
     output: str | int | None = None,
+    layer_norm: LayerNorms = "whole",
+    regions: Regions = "width",
 ) -> TracedModel:
-    """Derive a plan as `trace_plan` does, with the programs that run the model at any width."""
-    if (groups is None) == (ratios is None):
+    """Derive a plan as `trace_plan` does, with the programs that run the model at any size."""
+    if regions not in get_args(Regions):
+        raise TraceError(f"regions are {', '.join(get_args(Regions))}, not {regions!r}")
+    if groups is not None and ratios is not None:
         raise TraceError("give either groups=K or ratios=[…]")
+    if groups is None and ratios is None:
+        if regions != "depth":
+            raise TraceError("give either groups=K or ratios=[…]")
+        groups = 1
     parts: int | Sequence[float] = ratios if groups is None else groups  # type: ignore[assignment]
     if isinstance(ratios, (int, float)):
         raise TraceError(f"ratios must be a list such as [5, 10, 20], one per group, not {ratios}")
     specs.split_atoms(1, parts)  # rejects bad values before the slow part
+    if layer_norm not in (known := get_args(LayerNorms)):
+        raise TraceError(f"layer_norm must be one of {', '.join(known)}, not {layer_norm!r}")
     call = make_call(model, example_input, output)
     check_arrays(model, call)
     batch = call.tiled(TRACE_BATCH)
@@ -179,15 +208,24 @@ def trace_model(
     dims = _named_dims(model)
     batch_factor = Factor(TRACE_BATCH, batch=True)
     captured = [capture(model, batch, train=mode) for mode in (True, False)]
-    walks = [_walk(graph, dims, batch_factor) for graph in captured]
+    narrow_norms = layer_norm == "submodel"
+    walks = [_walk(graph, dims, batch_factor, narrow_norms) for graph in captured]
     names = list(captured[0].weights)
     copies = _tied_copies(model, dims)
-    axes = _axes(names, dims)
+    chains = [] if regions == "width" else find_depth(*captured)
+    if regions == "both":
+        tie_blocks(chains, dims)
+    axes = {} if regions == "depth" else _axes(names, dims, needed=not chains)
     statistics = {name for name, node in captured[0].buffers.items() if node in walks[0].written}
-    plan = _plan(model, captured[0], dims, axes, statistics, walks[1], parts, copies)
+    plan = _plan(model, captured[0], dims, axes, chains, statistics, walks[1], parts, copies)
     train, evaluate = (
-        TracedProgram(graph, walk, axes, len(plan.axes))
-        for graph, walk in zip(captured, walks, strict=True)
+        TracedProgram(graph, walk, axes, {len(axes) + at: each for at, each in enumerate(found)})
+        for graph, walk, found in zip(
+            captured,
+            walks,
+            ([each.train for each in chains], [each.evaluate for each in chains]),
+            strict=True,
+        )
     )
     check_programs(plan, train, evaluate, model, call)
     return TracedModel(plan, train, evaluate, _hidden_reasons(names, dims, axes))
@@ -199,7 +237,9 @@ def _named_dims(model: torch.nn.Module) -> dict[str, list[Factors]]:
     return {name: [fresh(size) for size in value.shape] for name, value in named.items()}
 
 
-def _walk(captured: Captured, dims: Mapping[str, list[Factors]], batch: Factor) -> Walk:
+def _walk(
+    captured: Captured, dims: Mapping[str, list[Factors]], batch: Factor, narrow_norms: bool
+) -> Walk:
     values: dict[torch.fx.Node, list[Factors]] = {}
     for name, node in (*captured.weights.items(), *captured.buffers.items()):
         values[node] = dims[name]
@@ -213,7 +253,7 @@ def _walk(captured: Captured, dims: Mapping[str, list[Factors]], batch: Factor) 
         shape = node.meta["val"].shape
         values[node] = [[batch], *(fresh(s, frozen="is an input of the model") for s in shape[1:])]
     layers = [*captured.weights.values(), *captured.buffers.values()]
-    return walk_graph(captured.graph, values, layers, HANDLERS)
+    return walk_graph(captured.graph, values, layers, HANDLERS, narrow_norms=narrow_norms)
 
 
 def _tied_copies(model: torch.nn.Module, dims: Mapping[str, list[Factors]]) -> Factors:
@@ -230,8 +270,13 @@ def _tied_copies(model: torch.nn.Module, dims: Mapping[str, list[Factors]]) -> F
     return found[0] if found else []
 
 
-def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Factor, int]:
-    """Number the free factors of the weights; a dimension keeps at most one of them free."""
+def _axes(
+    names: Sequence[str], dims: Mapping[str, list[Factors]], *, needed: bool
+) -> dict[Factor, int]:
+    """Number the free factors of the weights; a dimension keeps at most one of them free.
+
+    Raises `TraceError` if there are none and they are `needed`.
+    """
     used = Counter(leaf for shape in dims.values() for dim in shape for leaf in leaves(dim))
     for name in dims:
         for dim in dims[name]:
@@ -245,24 +290,48 @@ def _axes(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> dict[Facto
             others = [leaf for leaf in free if leaf is not keep]
             freeze(others, f"shares a dimension of {name!r} with a width that more layers use")
             _settle_sums(name, dim)
-    # The sizes of a graph are read off weights, so an axis has one that it does not share.
-    alone = {leaf for name in names for dim in dims[name] for leaf in leaves(dim)}
+    known = _readable(names, dims)
     axes: dict[Factor, int] = {}
     for name in names:
         for dim in dims[name]:
             for leaf in widths(dim):
-                if leaf.frozen is None and leaf not in alone:
-                    freeze([leaf], f"occurs only as a part of {name!r}")
-                elif leaf.frozen is None:
+                if leaf.frozen is None and leaf in known:
                     axes.setdefault(leaf, len(axes))
-    if not axes:
+    if not axes and needed:
         lines = [f"  {line}" for name in names for _, line in _reasons(name, dims[name])]
         if not names:
             lines = ["  none of its weights is trained: requires_grad is False for all of them"]
         if not dims:
             lines = ["  it has no weights"]
+        if any("normalised over as a whole" in line for line in lines):
+            lines.append('layer_norm="submodel" lets LayerNorm use the statistics of what is kept')
         raise TraceError("\n".join(["nothing in this model can be narrowed:", *lines]))
     return axes
+
+
+def _readable(names: Sequence[str], dims: Mapping[str, list[Factors]]) -> set[Factor]:
+    """Return the free widths, each of which can be read off the shapes of weights.
+
+    A graph learns its sizes there: from a dimension that has this width alone, or from a sum of
+    which it knows all the others. A width that is hidden from both is frozen.
+    """
+    every = [(name, leaf) for name in names for dim in dims[name] for leaf in leaves(dim)]
+    known = {leaf for _, leaf in every if not leaf.segments and leaf.frozen is None}
+    sums = [(name, leaf) for name, leaf in every if leaf.segments]
+    while True:
+        hidden = [
+            (name, missing)
+            for name, leaf in sums
+            if (missing := {each for each in widths([leaf]) if each.frozen is None} - known)
+        ]
+        if not hidden:
+            return known
+        name, missing = min(hidden, key=lambda pair: len(pair[1]))
+        if len(missing) > 1:
+            smallest = min(missing, key=lambda leaf: leaf.size)
+            freeze([smallest], f"occurs only as a part of {name!r}")
+        else:
+            known |= missing
 
 
 def _settle_sums(name: str, dim: Factors) -> None:
@@ -310,42 +379,58 @@ def _plan(
     model: torch.nn.Module,
     captured: Captured,
     dims: Mapping[str, list[Factors]],
-    axes: Mapping[Factor, int],
+    widths: Mapping[Factor, int],
+    chains: Sequence[DepthChain],
     statistics: set[str],
     evaluation: Walk,
     parts: int | Sequence[float],
     copies: Factors,
 ) -> ModelPlan:
     arrays = named_arrays(model)
+    depth = [chain.factor for chain in chains]
+    axes = {**widths, **{factor: len(widths) + at for at, factor in enumerate(depth)}}
+    weights = stacked_dims(captured.weights, chains, dims)
+    buffers = stacked_dims(captured.buffers, chains, dims)
 
-    def described(name: str) -> tuple[str, str, tuple[specs.Dim, ...]]:
-        kind = str(arrays[name].dtype).removeprefix("torch.")
-        shape = arrays[name].shape
-        return (
-            name,
-            kind,
-            tuple(_plan_dim(dim, size, axes) for dim, size in zip(dims[name], shape, strict=True)),
-        )
+    def dims_of(shape: Sequence[Factors]) -> tuple[specs.Dim, ...]:
+        return tuple(_plan_dim(dim, size_of(dim), axes) for dim in shape)
 
-    alternatives = leaves(copies)
+    def kind(name: str, members: Sequence[str]) -> torch.Tensor:
+        return arrays[members[0] if members else name]
 
     def axis(name: str, factor: Factor) -> specs.Axis:
-        if factor in alternatives:
+        if factor in depth:
+            return specs.Axis(name, (1,) * factor.size, depth=True)
+        if factor in leaves(copies):
             return specs.Axis(name, (1,) * factor.size, alternatives=True)
         return specs.Axis(name, specs.split_atoms(factor.size, parts))
 
+    shapes = {name: shape for name, (shape, _) in stacked_dims(dims, chains, dims).items()}
+    names = _axis_names(shapes, axes, leaves(copies), depth)
     return ModelPlan(
-        axes=tuple(
-            axis(name, factor)
-            for name, factor in zip(_axis_names(dims, axes, alternatives), axes, strict=True)
+        axes=tuple(axis(name, factor) for name, factor in zip(names, axes, strict=True)),
+        tensors=tuple(
+            specs.Tensor(name, _dtype(kind(name, members)), dims_of(shape), members)
+            for name, (shape, members) in weights.items()
         ),
-        tensors=tuple(specs.Tensor(*described(name)) for name in captured.weights),
         buffers=tuple(
-            specs.Buffer(*described(name), statistic=_is_statistic(arrays[name], name, statistics))
-            for name in captured.buffers
+            specs.Buffer(
+                name,
+                _dtype(kind(name, members)),
+                dims_of(shape),
+                members,
+                statistic=_is_statistic(
+                    kind(name, members), members[0] if members else name, statistics
+                ),
+            )
+            for name, (shape, members) in buffers.items()
         ),
-        macs=_mac_terms(evaluation, axes),
+        macs=_mac_terms(evaluation, axes, chains),
     )
+
+
+def _dtype(array: torch.Tensor) -> str:
+    return str(array.dtype).removeprefix("torch.")
 
 
 def _is_statistic(array: torch.Tensor, name: str, written: set[str]) -> bool:
@@ -381,11 +466,15 @@ def _segmented(leaf: Factor, inner: int, size: int, axes: Mapping[Factor, int]) 
 
 
 def _axis_names(
-    dims: Mapping[str, list[Factors]], axes: Mapping[Factor, int], copies: Factors
+    dims: Mapping[str, list[Factors]],
+    axes: Mapping[Factor, int],
+    copies: Factors,
+    depth: Sequence[Factor],
 ) -> list[str]:
     """Name each axis after the first module whose weights have it, numbered if necessary.
 
-    That of copies, which all norms have, is called so.
+    That of copies, which all norms have, is called so; one of depth after the module around its
+    blocks.
     """
     names: dict[Factor, str] = {}
     for name in dims:
@@ -393,15 +482,24 @@ def _axis_names(
             for leaf in widths(dim):
                 if leaf in axes and leaf not in names:
                     stem = "copies" if leaf in copies else name.rpartition(".")[0] or name
+                    if leaf in depth:
+                        stem = name.partition("*")[0].rpartition(".")[0] or "blocks"
                     taken = set(names.values())
                     tries = [stem, *(f"{stem}#{n}" for n in range(2, len(axes) + 2))]
                     names[leaf] = next(candidate for candidate in tries if candidate not in taken)
     return [names[factor] for factor in axes]
 
 
-def _mac_terms(walk: Walk, axes: Mapping[Factor, int]) -> tuple[specs.MacTerm, ...]:
+def _mac_terms(
+    walk: Walk, axes: Mapping[Factor, int], chains: Sequence[DepthChain]
+) -> tuple[specs.MacTerm, ...]:
     terms: dict[tuple[int, ...], int] = {}
-    for constant, factors in walk.products:
+    firsts = {node: c.factor for c in chains for node in c.evaluate.blocks[0].nodes}
+    others = {node for c in chains for block in c.evaluate.blocks[1:] for node in block.nodes}
+    for node, constant, factors in walk.products:
+        if node in others:
+            continue  # as many as the first block's
+        factors = [firsts[node], *factors] if node in firsts else factors
         choices = [segments_of(leaf) if leaf.segments else [[leaf]] for leaf in leaves(factors)]
         for choice in product(*choices):  # a product of sums is a sum of products
             parts = [leaf for segment in choice for leaf in segment]
@@ -409,6 +507,16 @@ def _mac_terms(walk: Walk, axes: Mapping[Factor, int]) -> tuple[specs.MacTerm, .
             fixed = prod(leaf.size for leaf in parts if leaf not in axes and not leaf.batch)
             terms[key] = terms.get(key, 0) + constant * fixed
     return tuple(specs.MacTerm(terms[key], key) for key in sorted(terms))
+
+
+def _named(model: torch.nn.Module, tensors: Sequence[specs.Tensor]) -> dict[str, Array]:
+    state = named_arrays(model)
+    return {
+        each.name: np.stack([_numpy(state[name]) for name in each.members])
+        if each.members
+        else _numpy(state[each.name])
+        for each in tensors
+    }
 
 
 def _numpy(tensor: torch.Tensor) -> Array:

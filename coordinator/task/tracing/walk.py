@@ -65,6 +65,14 @@ class Dropout:
     mask: list[Factors]
 
 
+@dataclass(frozen=True, slots=True)
+class NarrowedNorm:
+    """A norm over dimensions that a submodel narrows, with the statistics of what it keeps."""
+
+    node: str
+    dims: tuple[Factors, ...]
+
+
 @dataclass
 class Walk:
     """The facts gathered from one graph."""
@@ -73,11 +81,14 @@ class Walk:
     values: dict[fx.Node, Value]
     weights: set[fx.Node]
     """Weights and buffers, and views of them: they are cut like the model itself."""
+    narrow_norms: bool = False
+    """True if a LayerNorm may be narrowed: `layer_norm="submodel"`."""
     patches: list[Patch] = field(default_factory=list)
     contractions: list[Contraction] = field(default_factory=list)
     dropouts: list[Dropout] = field(default_factory=list)
-    products: list[tuple[int, Factors]] = field(default_factory=list)
-    """Multiply-accumulates: a constant times these factors, per product."""
+    norms: list[NarrowedNorm] = field(default_factory=list)
+    products: list[tuple[fx.Node, int, Factors]] = field(default_factory=list)
+    """Multiply-accumulates: a constant times these factors, per product, and the node it is of."""
     written: set[fx.Node] = field(default_factory=set)
     """Placeholders that the graph writes to."""
     directions: dict[fx.Node, int] = field(default_factory=dict)
@@ -101,9 +112,9 @@ class Walk:
         """Note that this argument states sizes (a tuple) or a size (one dimension)."""
         self.patches.append(Patch(node.name, argument, sizes))
 
-    def count(self, dims: Sequence[Factors], constant: int = 1) -> None:
-        """Count multiply-accumulates: the product of all sizes."""
-        self.products.append((constant, [factor for dim in dims for factor in dim]))
+    def count(self, node: fx.Node, dims: Sequence[Factors], constant: int = 1) -> None:
+        """Count multiply-accumulates of a node: the product of all sizes."""
+        self.products.append((node, constant, [factor for dim in dims for factor in dim]))
 
     def contract(
         self, node: fx.Node, left: tuple[str, fx.Node, Factors], right: tuple[str, fx.Node, Factors]
@@ -125,9 +136,11 @@ def walk_graph(
     values: Mapping[fx.Node, list[Factors]],
     weights: Iterable[fx.Node],
     handlers: Mapping[str, Handler],
+    *,
+    narrow_norms: bool = False,
 ) -> Walk:
     """Follow dimensions through a graph, given those of its placeholders."""
-    walk = Walk(graph, dict(values), set(weights))
+    walk = Walk(graph, dict(values), set(weights), narrow_norms)
     for node in graph.nodes:
         if node.op == "output":
             for result in node.all_input_nodes:

@@ -12,7 +12,7 @@ from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.plan.specs import Axis
 from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.protocol.task.graphs import Kind, Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,11 @@ def work_of(plan: ModelPlan, manifest: Manifest | None, groups: Groups, batch: i
 
 
 def forward_work(plan: ModelPlan, manifest: Manifest | None, groups: Groups, batch: int) -> Work:
-    """Return the work of a forward pass over one batch, in training mode. Raises as `work_at`."""
+    """Return the work of a forward pass over one batch. Raises as `work_at`.
+
+    In training mode, where the task has statistics to compute; other models compute the same in
+    both modes.
+    """
     if manifest is None:
         return Work(
             samples=batch,
@@ -82,9 +86,12 @@ def forward_work(plan: ModelPlan, manifest: Manifest | None, groups: Groups, bat
             activation_bytes=0,
         )
     kept = plan.kept_atoms(plan.choose(groups))
-    largest = manifest.largest_batch("statistics", kept)
+    kind: Kind = "statistics"
+    if manifest.largest_batch(kind, kept) == 0:
+        kind = "evaluate"
+    largest = manifest.largest_batch(kind, kept)
     size = batch if largest is None else largest
-    entry = manifest.pick("statistics", kept, max(1, size))
+    entry = manifest.pick(kind, kept, max(1, size))
     return Work(
         samples=size,
         macs=entry.macs(kept, size),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.examining import Examiner
 from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.stores.movements import FolderMovements, StoredMovement
@@ -27,6 +28,7 @@ from edge_sdk.program.files import write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import (
     Assignment,
@@ -57,6 +59,9 @@ MAX_TASK_BYTES = 2**30
 NOTICE, OPENED = "task.notice", "round.opened"
 """Files in the device's folder: the task, and the first round that was taken up."""
 
+CONVERTED = "data"
+"""Folder, in the device's, for samples that are mapped because memory does not hold them."""
+
 Sent = Bid | Evaluation | SurveyFinding | Outgoing
 """A message to publish, or an upload to offer."""
 
@@ -78,14 +83,17 @@ class TakingPart:
         should_stop: Callable[[], bool],
         fetch: FetchBlob,
         overtaken: Callable[[int], bool] = lambda _: False,
+        unfit: str | None = None,
     ) -> None:
         """Get ready to train; measures what levels cost, if that is not known yet.
 
         `folder` belongs to this run alone, `state` to the device. `probe` None: this machine's
         sensors. `should_stop` ends a training, `overtaken` a survey of a round. `fetch` gets the
-        graphs that only evaluations and surveys need. Raises `OSError` when the disk does not let
+        graphs that only evaluations and surveys need. `unfit`: why the data does not fit the task,
+        so that every round is skipped; None: it does. Raises `OSError` when the disk does not let
         us, and `TrainingError` for a task that cannot be trained here.
         """
+        config = task.fitted(config)
         self.notice = notice
         self._config = config
         self._data = data
@@ -100,7 +108,11 @@ class TakingPart:
         self._noted = False
         self._evaluated: tuple[str, int] | None = None
         emulation = make_emulation(config, state)
+        self._spend = (lambda _: None) if emulation is None else emulation.trained
         trainer: Backend = self._backend if emulation is None else emulation.emulated(task.backend)
+        self._observer = make_observer(
+            config, probe, trainer, task.manifest, state, len(data), emulation
+        )
         self._app = DeviceApp(
             config.name,
             backend=trainer,
@@ -110,9 +122,7 @@ class TakingPart:
             seed=config.seed,
             store=FolderStore(folder / "residuals"),
             movements=FolderMovements(folder / "movements"),
-            observer=make_observer(
-                config, probe, trainer, task.manifest, state, len(data), emulation
-            ),
+            observer=self._observer,
             emulation=emulation,
             examiner=Examiner(
                 config.name,
@@ -120,8 +130,9 @@ class TakingPart:
                 model,
                 self._make_predictor,
                 evaluates=config.evaluate_every > 0,
-                spend=(lambda _: None) if emulation is None else emulation.trained,
+                spend=self._spend,
             ),
+            unfit=unfit,
             overtaken=overtaken,
             clock=time.perf_counter if emulation is None else emulation.clock,
             should_stop=should_stop,
@@ -211,6 +222,34 @@ class TakingPart:
             log.info("round %d: not evaluated: %s", opened.round, error, extra=fact("evaluation"))
             return []
 
+    def deliver(
+        self, delivering: Delivering, notice: ModelNotice, should_stop: Callable[[], bool]
+    ) -> bool:
+        """Take the model of a notice for inference; returns False if it has to be tried again.
+
+        Raises `OSError` where the disk does.
+        """
+        if notice.plan_hash != self._backend.plan.hash:
+            return False
+        model = self._model.until(should_stop)
+        return delivering.deliver(
+            notice,
+            task=self.notice.task,
+            plan=self._backend.plan,
+            manifest=self._manifest,
+            graphs=lambda: fetch_graphs(self.notice, self._manifest, FORWARD, model.fetch_blob),
+            source=model,
+            data=self._data,
+            observer=self._observer,
+            should_stop=should_stop,
+            spend=self._spend,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """True while the device neither decides nor waits for an assignment."""
+        return self._app.phase is DevicePhase.IDLE
+
     def _evaluation(self, opened: RoundOpen) -> Evaluation:
         from edge_sdk.train.evaluation import evaluate
 
@@ -298,6 +337,14 @@ class LoadedTask(NamedTuple):
 
     backend: OnnxBackend
     manifest: Manifest
+
+    def fitted(self, config: DeviceConfig) -> DeviceConfig:
+        """Return the configuration with each level rounded down to one that has a graph."""
+        plan, policy = self.backend.plan, config.policy
+        level, *levels = (
+            self.manifest.level_within(plan, each) for each in (policy.level, *policy.levels)
+        )
+        return replace(config, policy=replace(policy, level=level, levels=tuple(levels)))
 
 
 FetchBlob = Callable[[Blob, int, str], bytes]

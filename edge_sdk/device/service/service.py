@@ -8,10 +8,6 @@
     Device(config, data)        async with … as device: await device.run()
     run_device(config, data)    the same, blocking
 
-    TesseraError
-    ├── BrokerError      the broker is not reached in time, or does not let this device take part
-    └── ReplacedError    a program that was started later has this device's name
-
 `DataError` means that the data does not fit the task. The device waits out whatever may pass: an
 absent broker, a coordinator that has not started, a task that does not come.
 
@@ -36,8 +32,19 @@ from threading import Thread
 from types import TracebackType
 from typing import Any
 
-from edge_sdk.data.folder import Data, load_data
+from edge_sdk.data.function import Data
+from edge_sdk.data.source import open_data
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.ending import (
+    FINISHED,
+    STOPPED,
+    VANISHED,
+    BrokerError,
+    Ending,
+    ReplacedError,
+    ending_of,
+)
+from edge_sdk.device.service.offers import FILTERS, TaskList
 from edge_sdk.device.service.training_thread import (
     Broken,
     CoordinatorStarted,
@@ -54,7 +61,8 @@ from edge_sdk.device.transfer.sending import Sending
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
 from edge_sdk.program.watchdog import Watchdog
-from edge_sdk.protocol.errors import ConfigError, MessageError, TesseraError
+from edge_sdk.protocol.errors import ConfigError, MessageError
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -91,20 +99,16 @@ STOP_S = 10.0
 DENIALS, LATER_DENIALS = 3, 20
 """Refusals in a row after which the device stops: by a broker that never accepted it, and by one
 that did and may just be under maintenance (then it takes minutes)."""
+TASK_S, ANSWER_S = 5.0, 2.0
+"""Seconds to wait for our task before we ask which there are, and for the answers to that."""
+ROUND_S = 20.0
+"""Seconds without a round after which a device says that it waits for one."""
 MAX_WAIT_S = 2.0
 """Longest wait for an event, in seconds. A signal that comes just before a wait is only noticed
 when the wait ends."""
 MAX_SESSION = 2**52
 """Highest session that a device believes. Counting on from a higher one would soon leave the range
 of a message."""
-
-
-class BrokerError(TesseraError):
-    """The broker cannot be reached in time, or does not let this device take part."""
-
-
-class ReplacedError(TesseraError):
-    """A program that was started later takes part under this device's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +136,16 @@ class DeviceService:
         process, so only a program passes one; None: no watchdog. `probe` tells what the device can
         afford, such as the `PushedProbe` of a host app; None: this machine's sensors.
 
-        Raises `DataError` for data that cannot be loaded, `ConfigError` when there is none.
+        Raises `DataError` for data that is not there, `ConfigError` when there is none.
         """
         source = config.data if data is None else data
         if source is None:
             raise ConfigError(
-                'data is missing: write data = "…" into the configuration: a folder of .npz files, '
-                "or file.py:function"
+                'data is missing: write data = "…" into the configuration: a file or folder '
+                "(docs/data.md), or file.py:function"
             )
         self.config = config
-        self.data = load_data(source)
+        self.source = open_data(source, config.format)
         self._open_link = open_link
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
@@ -150,6 +154,7 @@ class DeviceService:
         self._events: queue.SimpleQueue[_LoopEvent] = queue.SimpleQueue()
         self._inbox = Orders()
         self._stopping = False
+        self._ending: Ending = FINISHED
         self._finished_run: str | None = None
         self._finished_round = 0
         """The finished run's last round. A later one reopens the run; any other is an old message,
@@ -166,11 +171,18 @@ class DeviceService:
         self._echoes = True
         """False if the broker does not let us hear our own presence."""
         self._echo_due_s = math.inf
+        self._announced = False
+        """True once our task was announced."""
+        self._offers = TaskList()
+        self._offers_due_s = math.inf
+        self._offers_asked = False
+        self._round_due_s = math.inf
         self._last_reason = "no answer yet"
 
     def stop(self) -> None:
         """Let `run` end soon, from any thread or signal handler; unsent movements stay on disk."""
         self._stopping = True
+        self._ending = STOPPED
         self._events.put(_Stop())
 
     def run(self) -> None:
@@ -191,6 +203,9 @@ class DeviceService:
         link = opener(name=name, deliver=self._events.put, will=self._will())
         try:
             self._serve(link, folder, cache)
+        except BaseException as error:
+            self._ending = ending_of(error)
+            raise
         finally:
             self._watchdog.stopping()
             self._goodbye(link)
@@ -205,13 +220,15 @@ class DeviceService:
         link.subscribe(topics.presence(name))
         link.subscribe(topics.coordinator)
         link.subscribe(topics.task)
+        if self.config.deliver != "off":
+            link.subscribe(topics.model(self.config.deliver))
         link.subscribe(topics.round)
         link.subscribe(topics.down_control(name))
         link.subscribe(topics.down_chunks(name), bulk=True)
         self._needed = {topics.task, topics.round, topics.down_control(name)}
         training = Training(
             self.config,
-            self.data,
+            self.source,
             folder,
             self._fetcher,
             self._inbox,
@@ -247,8 +264,11 @@ class DeviceService:
             if self._online:
                 self._sending.offer_due(now)
                 self._check_echo(now)
+                self._check_task(now)
             due = min(
-                min(self._sending.due_s, self._echo_due_s) if self._online else math.inf,
+                min(self._sending.due_s, self._echo_due_s, self._offers_due_s, self._round_due_s)
+                if self._online
+                else math.inf,
                 math.inf if self._ever_online else give_up,
                 self._linger_until,
                 self._watchdog.due_s,
@@ -274,6 +294,8 @@ class DeviceService:
                     raise DeniedError(f"the broker refused this device {denials} times: {reason}")
             case Received(topic, payload, retained):
                 self._received(topic, payload, retained, now)
+            case Refused(topic, reason) if topic in FILTERS:
+                log.debug("the broker does not list its tasks: %s", reason)
             case Refused(topic, reason):
                 if topic in self._needed:
                     raise BrokerError(f"the broker does not let this device read {topic}: {reason}")
@@ -303,6 +325,8 @@ class DeviceService:
         self._watchdog.status(f"takes part in {self.config.task}")
         self._say_presence()
         self._echo_due_s = now + 2 * self.config.broker.keepalive_s
+        if not self._announced and not self._offers_asked:
+            self._offers_due_s = now + TASK_S
         if not first:
             self._sending.offer_all(now)
             self._inbox.put(Reconnected())
@@ -349,6 +373,41 @@ class DeviceService:
                 extra=fact("no_echo"),
             )
 
+    # -- the task ---------------------------------------------------------------------------
+
+    def _check_task(self, now: float) -> None:
+        """Say what we wait for: which tasks there are if ours does not come, or a round."""
+        if now >= self._round_due_s:
+            self._round_due_s = math.inf
+            words = "waiting for a round: the coordinator may be waiting for more devices"
+            log.info("%s", words, extra=fact("waiting"))
+            self._watchdog.status(words)
+        if now < self._offers_due_s:
+            return
+        if not self._offers_asked:
+            self._offers_asked = True
+            self._offers_due_s = now + ANSWER_S
+            for each in FILTERS:
+                self._link.subscribe(each)
+            return
+        self._offers_due_s = math.inf
+        advice = self._offers.advice(self.config.task)
+        log.warning("%s", advice, extra=fact("no_task", task=self.config.task))
+        self._watchdog.status(advice)
+
+    def _heard_offer(self, received: Received, now: float) -> None:
+        """Note another task; say so again when the list changes."""
+        if self._offers.hear(received) and self._offers_asked and not self._announced:
+            self._offers_due_s = now + ANSWER_S
+
+    def _found_task(self, now: float) -> None:
+        """Stop looking for the task: it is here."""
+        if not self._announced:
+            self._round_due_s = now + ROUND_S
+            for each in FILTERS if self._offers_asked else ():
+                self._link.unsubscribe(each)
+        self._announced, self._offers_due_s = True, math.inf
+
     def _say_presence(self) -> None:
         topic = self._topics.presence(self.config.name)
         self._link.publish(topic, self._presence(online=True), retain=True)
@@ -358,7 +417,9 @@ class DeviceService:
     def _received(self, text: str, payload: bytes, retained: bool, now: float) -> None:
         try:
             topic = parse_topic(text)
-            if topic.hash is not None:
+            if topic.task != self.config.task:
+                self._heard_offer(Received(text, payload, retained), now)
+            elif topic.hash is not None:
                 direct = topic.kind is TopicKind.DOWN_CHUNK
                 self._fetcher.arrived(topic.hash, payload, direct=direct)
             elif payload:  # an empty one clears a topic
@@ -373,6 +434,8 @@ class DeviceService:
             log.warning("ignoring a message on %s: %s", text, error, extra=fact("ignored"))
 
     def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
+        if isinstance(message, RoundOpen | RoundClosed | Survey):
+            self._round_due_s = math.inf
         match message:
             case Credit():
                 if refused := self._sending.credited(message, now):
@@ -395,7 +458,9 @@ class DeviceService:
                     self._opened_behind = False
                 self._inbox.put(message)
                 self._fetcher.wake()
-            case TaskNotice() | Assignment() | Survey():
+            case TaskNotice() | Assignment() | Survey() | ModelNotice():
+                if isinstance(message, TaskNotice):
+                    self._found_task(now)
                 self._inbox.put(message)
                 self._fetcher.wake()
             case Complaint(reason=reason):
@@ -435,16 +500,25 @@ class DeviceService:
     def _publish(self, message: Bid | Evaluation | SurveyFinding) -> None:
         self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
 
-    def _presence(self, *, online: bool) -> bytes:
-        return encode_message(Presence(name=self.config.name, session=self._session, online=online))
+    def _presence(self, *, online: bool, reason: str = "", exit_code: int | None = None) -> bytes:
+        presence = Presence(
+            name=self.config.name,
+            session=self._session,
+            online=online,
+            reason=reason,
+            exit_code=exit_code,
+        )
+        return encode_message(presence)
 
     def _will(self) -> Will:
-        return Will(self._topics.presence(self.config.name), self._presence(online=False))
+        gone = self._presence(online=False, reason=VANISHED)
+        return Will(self._topics.presence(self.config.name), gone)
 
     def _goodbye(self, link: Link) -> None:
         if not self._replaced:  # the retained presence is the other program's by now
-            gone = self._will()
-            link.publish(gone.topic, gone.payload, retain=gone.retain)
+            ending = self._ending
+            gone = self._presence(online=False, reason=ending.told, exit_code=ending.code)
+            link.publish(self._topics.presence(self.config.name), gone, retain=True)
         link.close()
 
 

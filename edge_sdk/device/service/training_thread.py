@@ -8,6 +8,9 @@ is told to the loop (`Broken`), which ends.
 
 While it fetches or trains, orders wait, but it looks at them: another run ends this run's training,
 and a newer round ends a fetch for an older one.
+
+A model for inference is delivered while there is nothing else to do, and before the thread is done
+with a run. Training comes first: an order ends a delivery, which is tried again later.
 """
 
 from __future__ import annotations
@@ -19,17 +22,23 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
+import numpy as np
+
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.data.folder import DataError
+from edge_sdk.data.errors import DataError
+from edge_sdk.data.source import SampleSource, describe_read
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.service.participation import Sent, TakingPart, load_task
+from edge_sdk.device.delivering import Delivering
+from edge_sdk.device.service.participation import CONVERTED, Sent, TakingPart, load_task
 from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.transfer import TaskNotice
+from edge_sdk.protocol.task.graphs import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +46,8 @@ RETRY_S = 10.0
 """Seconds until a task that did not come is fetched again, and a bid without answer repeated."""
 MAX_RETRY_S = 60.0
 """Most seconds between two bids for one round: the device may not have been picked."""
+DELIVERY_S = 60.0
+"""Least seconds between two deliveries while a run goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,7 @@ Order = (
     | Receipt
     | RoundClosed
     | Survey
+    | ModelNotice
     | Reconnected
     | CoordinatorStarted
 )
@@ -89,19 +101,32 @@ class Orders:
     """Orders for the training thread, in the order they came.
 
     A round or a survey is left out when a newer round of its run waits behind it: a device that was
-    busy answers the present round, not the ones it missed.
+    busy answers the present round, not the ones it missed. Of models for inference, only the newest
+    is here, beside all orders.
     """
 
     def __init__(self) -> None:
         self._orders: deque[Order] = deque()
+        self.model: ModelNotice | None = None
+        """The newest model for inference."""
+        self._renewed = False
         self._changed = Condition()
         self._closed = False
 
     def put(self, order: Order) -> None:
         """Add an order."""
         with self._changed:
-            self._orders.append(order)
+            if isinstance(order, ModelNotice):
+                self.model, self._renewed = order, True
+            else:
+                self._orders.append(order)
             self._changed.notify()
+
+    @property
+    def waits(self) -> bool:
+        """True if an order is to be taken, or none will come any more."""
+        with self._changed:
+            return self._closed or bool(self._orders)
 
     def overtakes(self, run: str, round: int) -> bool:
         """Tell if a newer round of this run, its end, or another run waits."""
@@ -125,12 +150,15 @@ class Orders:
             self._changed.notify()
 
     def get(self, timeout_s: float | None) -> Order | None:
-        """Return the next order; None after `timeout_s` without one.
+        """Return the next order; None after `timeout_s` without one, or for a new model.
 
         Raises `EOFError` when there is none and the inbox is closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._orders), timeout_s)
+            self._changed.wait_for(
+                lambda: self._closed or self._renewed or bool(self._orders), timeout_s
+            )
+            self._renewed = False
             while self._orders:
                 order = self._orders.popleft()
                 if not isinstance(order, RoundOpen | Survey) or not self._newer_waits(
@@ -154,7 +182,7 @@ class Training:
     def __init__(
         self,
         config: DeviceConfig,
-        data: ArrayData,
+        source: SampleSource,
         folder: DeviceFolder,
         fetcher: Fetcher,
         inbox: Orders,
@@ -168,7 +196,7 @@ class Training:
         told to stop. `probe` None: this machine's sensors.
         """
         self._config = config
-        self._data = data
+        self._source = source
         self._folder = folder
         self._fetcher = fetcher
         self._inbox = inbox
@@ -188,10 +216,18 @@ class Training:
         """The end of a run, perhaps of one that is not announced yet."""
         self._survey: Survey | None = None
         """The newest survey, perhaps of a run that is not announced yet."""
+        self._delivering: Delivering | None = None
+        self._deliver_at = 0.0
 
     def run(self) -> None:
         """Follow orders until the inbox is closed, or until an error that no retry can mend."""
         try:
+            if self._config.deliver != "off":
+                self._delivering = Delivering(
+                    self._folder.path,
+                    most=self._config.policy.level,
+                    margin=self._config.deliver_margin,
+                )
             while True:
                 self._next()
         except EOFError:
@@ -221,6 +257,8 @@ class Training:
             return RETRY_S
         if self._part is not None and self._part.awaits_assignment:
             return max(0.0, self._bid_at - self._clock())
+        if self._offered is not None:
+            return max(0.0, self._deliver_at - self._clock())
         return None
 
     def _repeat_bid(self) -> None:
@@ -241,7 +279,38 @@ class Training:
             log.exception("unexpected error; the device goes on with the next message")
 
     def _idle(self) -> list[Sent]:
-        return [] if self._part is None else self._part.evaluate_if_due()
+        if self._part is None:
+            return []
+        sent = self._part.evaluate_if_due()
+        ignored = self._part.awaits_assignment and self._bid_wait_s > RETRY_S
+        if (self._part.is_idle or ignored) and self._clock() >= self._deliver_at:
+            self._deliver(lambda: self._inbox.waits)
+        return sent
+
+    @property
+    def _offered(self) -> ModelNotice | None:
+        """The model to deliver; None: there is none of this run, or it is here."""
+        notice = self._inbox.model
+        if self._part is None or self._delivering is None or notice is None:
+            return None
+        same = notice.run == self._part.notice.run
+        return notice if same and self._delivering.is_due(notice) else None
+
+    def _deliver(self, should_stop: Callable[[], bool]) -> None:
+        """Deliver the model that is offered, if any; what fails is tried again later."""
+        notice, part, delivering = self._offered, self._part, self._delivering
+        if notice is None or part is None or delivering is None:
+            return
+        wait_s = DELIVERY_S
+        try:
+            if not part.deliver(delivering, notice, should_stop):
+                wait_s = RETRY_S
+        except OSError as error:
+            log.error("cannot keep the model: %s", error, extra=fact("disk"))
+        except Exception:
+            log.exception("unexpected error; the model is delivered later")
+        finally:
+            self._deliver_at = self._clock() + wait_s
 
     def _join(self, notice: TaskNotice) -> None:
         """Fetch the task and take part; an error that may pass is retried later."""
@@ -251,10 +320,11 @@ class Training:
         try:
             folder = self._folder.start_run(notice.run)
             task = load_task(notice, self._config, self._fetcher.fetch_blob)
+            data, unfit = self._read_data(task.manifest)
             part = TakingPart(
                 notice,
                 self._config,
-                self._data,
+                data,
                 task=task,
                 model=PulledModel(
                     task.backend.plan,
@@ -266,6 +336,7 @@ class Training:
                 probe=self._probe,
                 fetch=self._fetcher.fetch_blob,
                 overtaken=partial(self._inbox.overtakes, notice.run),
+                unfit=unfit,
                 should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
             )
         except (FetchError, OSError) as error:
@@ -277,14 +348,50 @@ class Training:
         log.info("%s", part.describe(), extra=fact("task", run=notice.run))
         if part.unfit is not None:
             if not self._config.stay:
-                reason = part.unfit.removeprefix("skip: ")
-                raise DataError(f"the data does not fit the task: {reason}")
+                raise DataError(f"the data does not fit the task: {part.unfit}")
             log.error("the data does not fit the task, so every round is skipped: %s", part.unfit)
         self._part = part
         self._guarded(part.resume)
         for message in (self._opened, self._survey, self._closed):
             if message is not None and message.run == notice.run:
                 self._guarded(partial(self._receive, message))
+
+    def _read_data(self, manifest: Manifest) -> tuple[ArrayData, str | None]:
+        """Return the samples in the task's form, and why they do not fit it; None: they do.
+
+        Raises `DataError` if they do not, unless the device stays for the next run.
+        """
+        spec, config = manifest.data, self._config
+        try:
+            read = self._source.read(
+                spec,
+                cache=self._folder.path / CONVERTED,
+                limit_bytes=None if config.data_mb is None else config.data_mb * 2**20,
+            )
+        except DataError as error:
+            if not config.stay:
+                raise DataError(f"the data does not fit the task: {error}") from error
+            nothing = [
+                np.zeros((0, *each.shape), each.dtype) for each in (*spec.inputs, spec.targets)
+            ]
+            return ArrayData(tuple(nothing[:-1]), nothing[-1]), str(error)
+        log.info("data: %s", describe_read(read, spec), extra=fact("data", samples=len(read.data)))
+        for note in read.notes:
+            log.info("data: %s", note, extra=fact("data_note"))
+        for warning in read.warnings:
+            log.warning("data: %s", warning, extra=fact("data_warning"))
+        return read.data, None
+
+    def _deliver_last(self, run: str) -> None:
+        """Deliver the last model of a run, and say so if there is none."""
+        self._deliver(lambda: self._inbox.replaces(run) or self._is_over(""))
+        kept, choice = self._delivering, self._config.deliver
+        if kept is not None and not kept.path.exists():
+            unmeasured = choice == "best" and self._inbox.model is None
+            why = ": the coordinator measures no accuracy" if unmeasured else ""
+            log.warning(
+                "the run is over, and no %s model was delivered%s", choice, why, extra=fact("model")
+            )
 
     def _receive(self, order: Order) -> list[Sent]:
         part = self._part
@@ -310,6 +417,7 @@ class Training:
                 if order.run == part.notice.run:
                     sent = part.receive(order)
                     if isinstance(order, RoundClosed) and self._is_over(order.run):
+                        self._deliver_last(order.run)
                         self._tell(Over(order.run))
                     return sent
         return []

@@ -412,6 +412,14 @@ class PulledModel:
         self._index: tuple[Blob, ModelIndex] | None = None
         """The index that was fetched last, and its blob."""
 
+    def until(self, stopped: Callable[[], bool]) -> PulledModel:
+        """Return the same model, whose fetches end when `stopped` says so."""
+        return PulledModel(self._plan, self._fetcher, overtaken=lambda _: stopped())
+
+    def fetch_blob(self, blob: Blob, max_bytes: int, what: str) -> bytes:
+        """Get a blob that belongs to no round. Raises as `Fetcher.fetch_blob`."""
+        return self._fetcher.fetch_blob(blob, max_bytes, what, lambda: self._overtaken(0))
+
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
         return self.fetch_groups(opened, assignment.groups)

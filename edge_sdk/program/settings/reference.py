@@ -113,7 +113,7 @@ def _line(key: SettingKey, given: Mapping[str, Any]) -> str:
     if key.dotted in given:
         return f"{name} = {to_toml(given[key.dotted])}"
     default = _default(key.entry)
-    if default is MISSING or default in (None, {}, ""):
+    if default is MISSING or default in (None, {}, "", ()):
         example = key.kind.mark(Example)
         shown = "…" if example is None else example.value
         return f"# {name} = {to_toml(shown)}  # an example; not set by default"
@@ -215,7 +215,7 @@ def _default_words(key: SettingKey) -> str:
     default = _default(key.entry)
     if default is MISSING:
         return "required"
-    if default in (None, {}, ""):
+    if default in (None, {}, "", ()):
         return "–"
     return f"`{to_toml(_spelt(key.kind, default))}`"
 

@@ -210,6 +210,12 @@ def _levels(value: Any) -> tuple[float, ...]:
     return tuple(number(each) for each in value)
 
 
+def _numbers(value: Any) -> tuple[float | None, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > MAX_LEVELS:
+        raise TypeError(f"{value!r} is not a list of up to {MAX_LEVELS} numbers")
+    return tuple(None if each is None else number(each) for each in value)
+
+
 def _hashes(value: Any) -> tuple[bytes, ...]:
     data = binary(value)
     if len(data) % HASH_BYTES:
@@ -300,6 +306,7 @@ RANGES = Form(lambda value: [list(each) for each in value], _read_ranges)
 GROUPS = Form(lambda value: {axis: list(ids) for axis, ids in value.items()}, _groups)
 WIDTHS = Form(lambda value: [GROUPS.write(each) for each in value], _several_groups)
 LEVELS = Form(lambda value: [number(each) for each in value], _levels)
+NUMBERS = Form(lambda value: list(_numbers(value)), _numbers)
 ENCODING = Form(str, _read_encoding)
 TEXT = Form(text, text)
 NAMES = Form(lambda value: [NAME.write(each) for each in value], _names)

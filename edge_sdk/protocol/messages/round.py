@@ -76,8 +76,12 @@ class RoundOpen:
     statistics: Blob | None = None
     """BatchNorm statistics of the model's levels (`survey.py`), for evaluations; None: those in the
     model are the only ones."""
+    largest: float = 1.0
+    """The largest level trained this round, while the model grows; a larger offer gets this."""
 
     def __post_init__(self) -> None:
+        if not 0 < self.largest <= 1:
+            raise MessageError(f"largest is a level, a share in (0, 1], not {self.largest!r}")
         if self.replay_within < 0:
             raise MessageError(f"replay_within must not be negative: {self.replay_within}")
         if self.rounds_left is not None and self.rounds_left < 1:

@@ -3,6 +3,8 @@
     tessera/v1/<task>/pub/task                        the task              coordinator, retained
     tessera/v1/<task>/pub/round                       the current round     coordinator, retained
     tessera/v1/<task>/pub/coordinator                 its presence          coordinator, retained
+    tessera/v1/<task>/pub/latest                      the newest model      coordinator, retained
+    tessera/v1/<task>/pub/best                        the best model        coordinator, retained
     tessera/v1/<task>/pub/chunk/<hash>                a chunk, raw          coordinator, retained
     tessera/v1/<task>/down/<device>/control           messages to a device  coordinator
     tessera/v1/<task>/down/<device>-bulk/chunk/<hash> a chunk it asked for  coordinator
@@ -22,6 +24,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from edge_sdk.protocol.chunks import HASH_BYTES
 from edge_sdk.protocol.errors import MessageError
@@ -39,6 +42,9 @@ COORDINATOR = "coordinator"
 MAX_DEVICE_CHARACTERS = 59
 """Limit on device names, because the common name of a certificate has at most 64."""
 
+EVERY_TASK, EVERY_COORDINATOR = f"{ROOT}/+/pub/task", f"{ROOT}/+/pub/coordinator"
+"""Filters for all tasks of a broker, and for the presence of their coordinators."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 
@@ -49,6 +55,8 @@ class TopicKind(Enum):
     TASK = "pub/task"
     ROUND = "pub/round"
     COORDINATOR = "pub/coordinator"
+    LATEST = "pub/latest"
+    BEST = "pub/best"
     CHUNK = "pub/chunk/<hash>"
     DOWN_CONTROL = "down/<device>/control"
     DOWN_CHUNK = "down/<device>-bulk/chunk/<hash>"
@@ -89,6 +97,10 @@ class Topics:
     def coordinator(self) -> str:
         """Topic of the coordinator's `Presence`."""
         return self._prefix + "pub/coordinator"
+
+    def model(self, choice: Literal["latest", "best"]) -> str:
+        """Topic of a model for inference: `ModelNotice`."""
+        return f"{self._prefix}pub/{choice}"
 
     def chunk(self, hash: bytes) -> str:
         """Topic of a retained chunk."""

@@ -82,6 +82,10 @@ class Presence:
     name: str
     session: int
     online: bool
+    reason: str = ""
+    """Why the program is gone, in words; empty: not known, or it is there."""
+    exit_code: int | None = None
+    """Exit code of the program; None: it is there, or could not tell."""
 
     def __post_init__(self) -> None:
         if self.session < 0:

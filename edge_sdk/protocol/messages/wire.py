@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.fields import (
     BINARY,
     BLOB,
@@ -24,6 +25,7 @@ from edge_sdk.protocol.messages.fields import (
     NAME,
     NAMES,
     NUMBER,
+    NUMBERS,
     RANGES,
     REASON,
     RULE,
@@ -77,6 +79,7 @@ ControlMessage = (
     | Complaint
     | Survey
     | SurveyFinding
+    | ModelNotice
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -94,6 +97,7 @@ TYPES: dict[str, type[ControlMessage]] = {
     "complaint": Complaint,
     "survey": Survey,
     "finding": SurveyFinding,
+    "model_notice": ModelNotice,
 }
 """Every message by its name on the wire."""
 
@@ -124,9 +128,16 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "levels": LEVELS,
         "by_invitation": FLAG._replace(omits=False),
         "statistics": optional(BLOB)._replace(omits=None),
+        "largest": NUMBER._replace(omits=1.0),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
-    Presence: {"name": NAME, "session": COUNT, "online": FLAG},
+    Presence: {
+        "name": NAME,
+        "session": COUNT,
+        "online": FLAG,
+        "reason": REASON._replace(omits=""),
+        "exit_code": optional(COUNT)._replace(omits=None),
+    },
     Bid: {
         "device": NAME,
         "round": COUNT,
@@ -208,12 +219,25 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "m2s": BYTES_BY_NAME,
         "accuracy": optional(NUMBER),
     },
+    ModelNotice: {
+        "round": COUNT,
+        "plan_hash": SHA256,
+        "levels": LEVELS,
+        "groups": WIDTHS,
+        "accuracies": NUMBERS,
+        "rescale": NUMBER,
+        "run": RUN,
+        "model": BLOB,
+        "statistics": optional(BLOB),
+    },
 }
 
 ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.TASK: (TaskNotice,),
     TopicKind.ROUND: (RoundOpen, RoundClosed, Survey),
     TopicKind.COORDINATOR: (Presence,),
+    TopicKind.LATEST: (ModelNotice,),
+    TopicKind.BEST: (ModelNotice,),
     TopicKind.DOWN_CONTROL: (
         RoundOpen,
         Assignment,

@@ -1,4 +1,4 @@
-"""The bytes of a plan. Versions 1 and 2; the hash is part of the wire contract.
+"""The bytes of a plan. Versions 1 to 3; the hash is part of the wire contract.
 
     envelope = msgpack [ "tessera-plan", version, sha256(body), body, sha256(costs), costs ]
     body     = msgpack [ regions, axes, tensors, buffers, depth ]
@@ -10,13 +10,15 @@
              | [ size, axis, outer, inner ]     of axis number `axis`
              | [ size, [ segment … ] ]          in version 2: one segment after the other
     segment  = [ size ] | [ size, axis, inner ]
-    depth    = [ ] (reserved)
+    depth    = [ [ axis, [ stack … ] ] … ]      in version 3; empty before
+    stack    = [ name, [ names of its rows in the torch module ] ]
 
 Hashes are 32 bytes, body and costs are byte strings. The plan's hash is the body's: it identifies
 how a model is cut. Costs are separate, so that counting them better does not change the model.
 
-A plan is of version 2 if a dimension has segments; every other plan is still of version 1, with the
-hash it always had.
+A plan with axes of depth is of version 3: `depth` lists them, each with its stacks in the order of
+tensors and then buffers. Another plan is of version 2 if a dimension has segments; every other plan
+is still of version 1, with the hash it always had.
 
 Only arrays, strings, unsigned integers, booleans and bytes occur, in msgpack's shortest forms, so a
 plan has one encoding. `decode_plan` rejects bytes that another encoder would have written
@@ -34,7 +36,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Segment, Tensor
 
 MAGIC = "tessera-plan"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 MAX_PLAN_BYTES = 16 * 2**20
 """A plan of a thousand tensors takes about 60 KB; a larger message is not a plan."""
 
@@ -64,7 +66,7 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
     if envelope[1] not in VERSIONS:
         raise PlanError(
             f"plan version {envelope[1]!r} is unknown; this side reads versions "
-            f"{' and '.join(map(str, VERSIONS))}"
+            f"{VERSIONS[0]} to {VERSIONS[-1]}"
         )
     if len(envelope) != 6:
         raise PlanError(f"a plan's envelope has 6 entries, not {len(envelope)}")
@@ -93,9 +95,18 @@ def _encode_body(plan: ModelPlan) -> bytes:
             ],
             [[t.name, t.dtype, _encode_dims(t)] for t in plan.tensors],
             [[b.name, b.dtype, _encode_dims(b), b.statistic] for b in plan.buffers],
-            list(plan.depth),
+            _encode_depth(plan),
         ]
     )
+
+
+def _encode_depth(plan: ModelPlan) -> list[Any]:
+    stacks = [each for each in (*plan.tensors, *plan.buffers) if each.members]
+    return [
+        [number, [[s.name, list(s.members)] for s in stacks if s.dims[0].axis == number]]
+        for number, axis in enumerate(plan.axes)
+        if axis.depth
+    ]
 
 
 def _encode_costs(plan: ModelPlan) -> bytes:
@@ -103,6 +114,8 @@ def _encode_costs(plan: ModelPlan) -> bytes:
 
 
 def _version(plan: ModelPlan) -> int:
+    if plan.regions != "width":
+        return 3
     tensors = (*plan.tensors, *plan.buffers)
     return 2 if any(dim.segments for tensor in tensors for dim in tensor.dims) else 1
 
@@ -125,21 +138,37 @@ def _encode_dim(dim: Dim) -> list[Any]:
 
 def _decode(body: Any, macs: Any) -> ModelPlan:
     regions, axes, tensors, buffers, depth = body
-    return ModelPlan(
-        axes=tuple(
-            Axis(text(name), counts(groups), *map(flag, rest)) for name, groups, *rest in axes
-        ),
+    deep = {count(number) for number, _ in depth}
+    members = {
+        text(name): tuple(text(each) for each in names)
+        for _, stacks in depth
+        for name, names in stacks
+    }
+    plan = ModelPlan(
+        axes=tuple(_decode_axis(*axis, depth=number in deep) for number, axis in enumerate(axes)),
         tensors=tuple(
-            Tensor(text(name), text(dtype), _decode_dims(dims)) for name, dtype, dims in tensors
+            Tensor(text(name), text(dtype), _decode_dims(dims), members.get(name, ()))
+            for name, dtype, dims in tensors
         ),
         buffers=tuple(
-            Buffer(text(name), text(dtype), _decode_dims(dims), flag(statistic))
+            Buffer(
+                text(name),
+                text(dtype),
+                _decode_dims(dims),
+                members.get(name, ()),
+                statistic=flag(statistic),
+            )
             for name, dtype, dims, statistic in buffers
         ),
         macs=tuple(MacTerm(count(each), counts(numbers)) for each, numbers in macs),
-        regions=regions,
-        depth=tuple(depth),
     )
+    if plan.regions != text(regions):
+        raise PlanError(f"the plan says regions {regions!r}, but its axes are of {plan.regions!r}")
+    return plan
+
+
+def _decode_axis(name: Any, groups: Any, alternatives: Any = False, *, depth: bool) -> Axis:
+    return Axis(text(name), counts(groups), flag(alternatives), depth)
 
 
 def _decode_dims(dims: Any) -> tuple[Dim, ...]:

@@ -55,6 +55,7 @@ from edge_sdk.protocol.plan.specs import (
     MacTerm,
     Tensor,
     check_dim,
+    check_stack,
 )
 
 Groups = Mapping[str, Collection[int]]
@@ -62,6 +63,9 @@ Groups = Mapping[str, Collection[int]]
 
 Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
 """Groups per axis, in axis order, sorted, checked. Only `ModelPlan.choose` makes one."""
+
+Regions = Literal["width", "depth", "both"]
+"""Parts that a model is cut into: of its widths, whole blocks of chains, or both."""
 
 _ALWAYS = np.ones(1, dtype=bool)
 """A whole segment belongs to every submodel."""
@@ -86,9 +90,6 @@ class ModelPlan:
     tensors: tuple[Tensor, ...]
     buffers: tuple[Buffer, ...] = ()
     macs: tuple[MacTerm, ...] = ()
-    regions: Literal["width"] = "width"
-    depth: tuple[()] = ()
-    """Reserved for regions by depth; always empty in this version."""
 
     def __post_init__(self) -> None:
         _check_plan(self)
@@ -108,6 +109,14 @@ class ModelPlan:
         from edge_sdk.protocol.plan.codec import plan_hash
 
         return plan_hash(self)
+
+    @cached_property
+    def regions(self) -> Regions:
+        """The kinds of axes: widths, chains of blocks (depth), or both."""
+        kinds = {axis.depth for axis in self.axes}
+        if kinds == {True, False}:
+            return "both"
+        return "depth" if kinds == {True} else "width"
 
     # -- choosing groups --------------------------------------------------------------------
 
@@ -138,7 +147,7 @@ class ModelPlan:
         return any(axis.alternatives for axis in self.axes)
 
     def levels(self, groups: Groups) -> dict[str, float]:
-        """Return the share of atoms kept on every axis; 1 for alternatives."""
+        """Return the share of units or blocks kept on every axis; 1 for alternatives."""
         kept = self.kept_atoms(self.choose(groups))
         return {
             axis.name: 1.0 if axis.alternatives else n / axis.atoms
@@ -360,6 +369,43 @@ class ModelPlan:
     def _macs(self, kept: Sequence[int]) -> int:
         return sum(term.macs * prod(kept[axis] for axis in term.axes) for term in self.macs)
 
+    # -- names of the torch module ----------------------------------------------------------
+
+    def stacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Stack arrays of the torch module, by its names, as the plan has them.
+
+        Stacks that are there already stay. Raises `TensorError` where some blocks are missing, or
+        differ in shape or type.
+        """
+        found = dict(arrays)
+        for tensor in (*self.tensors, *self.buffers):
+            rows = [found.pop(name) for name in tensor.members if name in found]
+            if not rows:
+                continue
+            if missing := [name for name in tensor.members if name not in arrays]:
+                raise TensorError(f"tensor {missing[0]!r} is missing")
+            kinds = {(row.shape, row.dtype.name) for row in rows}
+            if len(kinds) > 1:
+                raise TensorError(
+                    f"tensors {tensor.members[0]!r} to {tensor.members[-1]!r} differ in shape or "
+                    f"type: {sorted(kinds)}"
+                )
+            found[tensor.name] = np.stack(rows)
+        return found
+
+    def unstacked(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return arrays by the names of the torch module; inverse of `stacked`.
+
+        The blocks of a submodel are called as the first ones of the module, so that they fit a
+        module with fewer blocks.
+        """
+        members = {each.name: each.members for each in (*self.tensors, *self.buffers)}
+        found: dict[str, Array] = {}
+        for name, array in arrays.items():
+            rows = members.get(name, ())
+            found |= dict(zip(rows, array, strict=False)) if rows else {name: array}
+        return found
+
     # -- checking arrays --------------------------------------------------------------------
 
     def check(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
@@ -485,13 +531,11 @@ def _check_arrays(
 
 def _check_plan(plan: ModelPlan) -> None:
     """Raise `PlanError` unless every part of the project can work with the plan."""
-    if plan.regions != "width" or plan.depth != ():
-        raise PlanError("regions by depth are reserved; this version knows width only")
     if not plan.tensors:
         raise PlanError("a plan needs at least one tensor")
     for kind, names in (
         ("axis", [axis.name for axis in plan.axes]),
-        ("tensor", [tensor.name for tensor in (*plan.tensors, *plan.buffers)]),
+        ("tensor", [n for t in (*plan.tensors, *plan.buffers) for n in (t.name, *t.members)]),
     ):
         if twice := [name for name, uses in Counter(names).items() if uses > 1]:
             raise PlanError(f"{kind} name {min(twice)!r} is used twice")
@@ -521,10 +565,22 @@ def _check_plan(plan: ModelPlan) -> None:
             )
         for dim in tensor.dims:
             check_dim(tensor.name, dim, plan.axes)
+        check_stack(tensor, plan.axes)
+    _check_depth(plan)
     _check_sizes(plan)
     for term in plan.macs:
         if term.macs < 0 or any(not 0 <= axis < len(plan.axes) for axis in term.axes):
             raise PlanError(f"cost term {term} does not fit the plan's {len(plan.axes)} axes")
+
+
+def _check_depth(plan: ModelPlan) -> None:
+    """Raise `PlanError` unless every axis of depth has a weight, and groups of equal size."""
+    used = {tensor.dims[0].axis for tensor in plan.tensors if tensor.members}
+    for number, axis in enumerate(plan.axes):
+        if axis.depth and (axis.alternatives or len(set(axis.groups)) > 1):
+            raise PlanError(f"axis {axis.name!r} is of depth: its groups are equal, and no choices")
+        if axis.depth and number not in used:
+            raise PlanError(f"axis {axis.name!r} is of depth, but no weight is stacked along it")
 
 
 def _check_sizes(plan: ModelPlan) -> None:

@@ -39,11 +39,15 @@ class Axis:
 
     Groups of `alternatives` stand for one another, such as parameters that each level has of its
     own: a submodel keeps exactly one of them, chosen by its level.
+
+    An axis of `depth` is not a width but a chain of residual blocks of one shape: an atom is a
+    block, and a submodel leaves out the others, as if each were the identity.
     """
 
     name: str
     groups: tuple[int, ...]
     alternatives: bool = False
+    depth: bool = False
 
     @property
     def atoms(self) -> int:
@@ -143,11 +147,16 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A named weight."""
+    """A named weight.
+
+    With `members` it is a stack: its first dimension is an axis of depth, and row `i` is the array
+    that the torch module calls `members[i]`.
+    """
 
     name: str
     dtype: str
     dims: tuple[Dim, ...]
+    members: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -229,6 +238,21 @@ def check_dim(name: str, dim: Dim, axes: Sequence[Axis]) -> None:
         raise PlanError(
             f"tensor {name!r}: {dim.outer} × {axes[dim.axis].atoms} atoms of axis "
             f"{axes[dim.axis].name!r} × {dim.inner} is not {dim.size}"
+        )
+
+
+def check_stack(tensor: Tensor, axes: Sequence[Axis]) -> None:
+    """Raise `PlanError` unless a stack, and only a stack, has an axis of depth, in front."""
+    first, *rest = [dim.axis is not None and axes[dim.axis].depth for dim in tensor.dims] or [False]
+    inside = [each.axis for dim in tensor.dims for each in dim.segments if each.axis is not None]
+    if any(rest) or first != bool(tensor.members) or any(axes[axis].depth for axis in inside):
+        raise PlanError(
+            f"tensor {tensor.name!r}: an axis of depth is the first dimension of a stack, and "
+            "nowhere else"
+        )
+    if tensor.members and tensor.dims[0] != Dim(len(tensor.members), tensor.dims[0].axis):
+        raise PlanError(
+            f"tensor {tensor.name!r} stacks {len(tensor.members)} arrays along {tensor.dims[0]}"
         )
 
 

@@ -1,24 +1,32 @@
-"""The bytes of a manifest, and the versions and slots in a graph's own bytes. Versions 1 and 2.
+"""The bytes of a manifest, and the versions and slots in a graph's own bytes. Versions 1 to 4.
 
     envelope = msgpack [ "tessera-graphs", version, sha256(body) as 32 bytes, body as bytes ]
     body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
                          graphs ]
     data     = [ [array of x0, array of x1 …], array of targets ]
+             | [ [array …], array of targets, [class names], [input of x0, input of x1 …] ]
+                                                from version 3 on
     array    = [ dtype, [sizes without the samples], highest | nil ]
+    input    = [ [feature names], [] | [lowest, highest], [means], [deviations],
+                 window | nil, sample rate | nil, mels | nil, frame | nil, hop | nil ]
     graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks,
-                 activations, products ]        in version 2 also: slots
+                 activations, products ]        from version 2 on also: slots
+    kept     = [ atoms of every axis ]          in version 4, 0 means any
     slot     = [ byte offset, dim ]
     port     = [ name, dtype, dims ]            mask = [ port, probability ]
     dim      = [ coefficient, [axis numbers], batch ]
-             | [ coefficient, [axis numbers], batch, [ dim … ] ]    a sum, in version 2
+             | [ coefficient, [axis numbers], batch, [ dim … ] ]    a sum, from version 2 on
     activations, products = [ cost … ]          bytes; multiply-accumulates
     cost     = [ coefficient, [axis numbers], power of the batch ]
 
-A manifest is of version 2 if a graph has slots, which a side that does not know them would not
-fill, or sizes that are sums. Every other manifest is still of version 1.
+A manifest is of version 4 if a graph fixes some axes and takes any size of others; else of version
+3 if the task names its classes or describes its inputs; else of version 2 if a graph has slots,
+which a side that does not know them would not fill, or sizes that are sums. Every other manifest is
+still of version 1.
 
-Hashes are 32 bytes, probabilities and the tolerance float64, the rest as in `plan/codec.py`:
-`decode_manifest` rejects bytes that another encoder would have written differently.
+Hashes are 32 bytes; ranges, means, deviations, probabilities and the tolerance float64; the rest
+as in `plan/codec.py`. `decode_manifest` rejects bytes that another encoder would have written
+differently.
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from typing import Any, cast
 from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.description import InputDescription
 from edge_sdk.protocol.task.graphs import (
     SLOT_BYTES,
     CostTerm,
@@ -43,7 +52,7 @@ from edge_sdk.protocol.task.graphs import (
 )
 
 MAGIC = "tessera-graphs"
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3, 4)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """A graph of two hundred tensors takes about 20 KB; a larger message is not a manifest."""
 
@@ -75,7 +84,7 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
     if version not in VERSIONS:
         raise GraphError(
             f"manifest version {version!r} is unknown; this side reads versions "
-            f"{' and '.join(map(str, VERSIONS))}"
+            f"{VERSIONS[0]} to {VERSIONS[-1]}"
         )
     if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
         raise GraphError("the manifest's hash does not match its bytes: it was damaged or altered")
@@ -137,6 +146,10 @@ def slot_bytes(size: int) -> bytes:
 
 
 def _version(manifest: Manifest) -> int:
+    if any(0 in (entry.kept or ()) for entry in manifest.graphs):
+        return 4
+    if manifest.data.classes or manifest.data.descriptions:
+        return 3
     sums = any(
         dim.more
         for entry in manifest.graphs
@@ -192,10 +205,7 @@ def _encode_body(manifest: Manifest) -> bytes:
             manifest.min_onnxruntime,
             manifest.loss,
             float(manifest.tolerance),
-            [
-                [_encode_array(spec) for spec in manifest.data.inputs],
-                _encode_array(manifest.data.targets),
-            ],
+            _encode_data(manifest.data, version),
             [_encode_entry(entry, version) for entry in manifest.graphs],
         ]
     )
@@ -218,6 +228,27 @@ def _encode_entry(entry: GraphEntry, version: int) -> list[Any]:
     ]
 
 
+def _encode_data(data: DataSpec, version: int) -> list[Any]:
+    arrays = [[_encode_array(spec) for spec in data.inputs], _encode_array(data.targets)]
+    if version < 3:
+        return arrays
+    return [*arrays, list(data.classes), [_encode_input(each) for each in data.descriptions]]
+
+
+def _encode_input(described: InputDescription) -> list[Any]:
+    return [
+        list(described.features),
+        [float(bound) for bound in described.range or ()],
+        [float(number) for number in described.mean],
+        [float(number) for number in described.deviation],
+        described.window,
+        described.sample_rate,
+        described.mels,
+        described.frame,
+        described.hop,
+    ]
+
+
 def _encode_array(spec: ArraySpec) -> list[Any]:
     return [spec.dtype, list(spec.shape), spec.highest]
 
@@ -236,7 +267,7 @@ def _encode_size(size: SizeTerm) -> list[Any]:
 
 
 def _decode_body(body: Any) -> Manifest:
-    plan, opset, ir_version, runtime, loss, tolerance, (inputs, targets), graphs = body
+    plan, opset, ir_version, runtime, loss, tolerance, data, graphs = body
     return Manifest(
         plan_hash=_digest(plan),
         opset=count(opset),
@@ -244,7 +275,7 @@ def _decode_body(body: Any) -> Manifest:
         min_onnxruntime=text(runtime),
         loss=text(loss),
         tolerance=_number(tolerance),
-        data=DataSpec(tuple(_decode_array(array) for array in inputs), _decode_array(targets)),
+        data=_decode_data(data),
         graphs=tuple(_decode_entry(entry) for entry in graphs),
     )
 
@@ -264,6 +295,36 @@ def _decode_entry(entry: Any) -> GraphEntry:
         activations=tuple(_decode_cost(term) for term in activations),
         products=tuple(_decode_cost(term) for term in products),
         slots=tuple(SizeSlot(count(offset), _decode_size(size)) for offset, size in slots),
+    )
+
+
+def _decode_data(data: Any) -> DataSpec:
+    inputs, targets, *more = data
+    classes, described = more or [[], []]
+    return DataSpec(
+        tuple(_decode_array(array) for array in inputs),
+        _decode_array(targets),
+        tuple(text(name) for name in classes),
+        tuple(_decode_input(each) for each in described),
+    )
+
+
+def _decode_input(described: Any) -> InputDescription:
+    features, bounds, mean, deviation, *counted = described
+    window, sample_rate, mels, frame, hop = (
+        None if value is None else count(value) for value in counted
+    )
+    low_high = tuple(_number(bound) for bound in bounds)
+    return InputDescription(
+        features=tuple(text(name) for name in features),
+        range=cast(tuple[float, float], low_high) if low_high else None,
+        mean=tuple(_number(number) for number in mean),
+        deviation=tuple(_number(number) for number in deviation),
+        window=window,
+        sample_rate=sample_rate,
+        mels=mels,
+        frame=frame,
+        hop=hop,
     )
 
 

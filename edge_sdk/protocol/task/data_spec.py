@@ -7,14 +7,15 @@ rejected before training, with an error that names both formats.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.task.description import InputDescription, check_names
 
 DTYPE = re.compile(r"bool|float(16|32|64)|u?int(8|16|32|64)")
 """numpy's names of the types that data and graphs may have."""
@@ -64,14 +65,100 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Format of every sample of a task: the model's inputs x0, x1 …, and the targets."""
+    """Format of every sample of a task: the model's inputs x0, x1 …, and the targets.
+
+    `classes` are the names of class 0, 1 …; empty: they have none. `descriptions` has one entry for
+    each input, or none at all.
+    """
 
     inputs: tuple[ArraySpec, ...]
     targets: ArraySpec
+    classes: tuple[str, ...] = ()
+    descriptions: tuple[InputDescription, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.inputs) <= MAX_INPUTS:
             raise GraphError(f"a task has 1 to {MAX_INPUTS} inputs, not {len(self.inputs)}")
+        check_names("classes", self.classes)
+        wanted = self.class_count
+        if self.classes and wanted is not None and len(self.classes) != wanted:
+            raise GraphError(f"{len(self.classes)} classes have names, but the task has {wanted}")
+        if self.descriptions and len(self.descriptions) != len(self.inputs):
+            raise GraphError(
+                f"{len(self.descriptions)} inputs are described, but the task has "
+                f"{len(self.inputs)}"
+            )
+        for spec, described in zip(self.inputs, self.descriptions, strict=False):
+            described.check(spec.dtype, spec.shape)
+
+    @property
+    def class_count(self) -> int | None:
+        """Number of classes, or of labels that a sample may have at once; None: unknown."""
+        targets = self.targets
+        if not targets.dtype.startswith("float"):
+            return None if targets.highest is None else targets.highest + 1
+        return targets.shape[-1] if targets.shape else 2 if targets.highest == 1 else None
+
+    @property
+    def first(self) -> InputDescription:
+        """Description of the first input; empty if the task describes none."""
+        return self.descriptions[0] if self.descriptions else InputDescription()
+
+    def described(
+        self,
+        *,
+        classes: Sequence[str] | None = None,
+        inputs: Sequence[InputDescription] | None = None,
+    ) -> DataSpec:
+        """Return the same format with other names and descriptions; None leaves what is there.
+
+        `inputs` may be fewer than the task's; the rest stay undescribed. Raises `GraphError`.
+        """
+        given = self.descriptions if inputs is None else tuple(inputs)
+        if any(each != InputDescription() for each in given):
+            rest = len(self.inputs) - len(given)
+            given += (InputDescription(),) * rest
+        else:
+            given = ()
+        names = self.classes if classes is None else tuple(classes)
+        return replace(self, classes=names, descriptions=given)
+
+    def describe(self) -> str:
+        """Describe the format in a line, for people: inputs, and classes or targets."""
+        parts = [f"x{number} {each}" for number, each in enumerate(self.inputs)]
+        if self.first.range is not None:
+            parts[0] += f" from {self.first.range[0]:g} to {self.first.range[1]:g}"
+        if self.classes:
+            shown = ", ".join(self.classes[:8]) + (", …" if len(self.classes) > 8 else "")
+            parts.append(f"{len(self.classes)} classes ({shown})")
+        elif self.class_count is not None and not self.targets.dtype.startswith("float"):
+            parts.append(f"{self.class_count} classes")
+        else:
+            parts.append(f"targets {self.targets}")
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole as JSON, for metadata of models and for scripts."""
+        described = self.descriptions or (InputDescription(),) * len(self.inputs)
+        content: dict[str, Any] = {
+            "inputs": [
+                {**_array_dict(spec), **each.to_dict()}
+                for spec, each in zip(self.inputs, described, strict=True)
+            ],
+            "targets": _array_dict(self.targets),
+        }
+        return {**content, "classes": list(self.classes)} if self.classes else content
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> DataSpec:
+        """Return the format that `to_dict` wrote. Raises `GraphError`."""
+        try:
+            arrays = tuple(_array_of(each) for each in content["inputs"])
+            spec = cls(arrays, _array_of(content["targets"]), tuple(content.get("classes", ())))
+            inputs = [InputDescription.from_dict(each) for each in content["inputs"]]
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise GraphError(f"this is not the format of a task's data: {error}") from error
+        return spec.described(inputs=inputs)
 
     def check(self, data: Samples) -> None:
         """Raise `TensorError`, which names both formats, unless the data fits the task."""
@@ -103,6 +190,15 @@ class DataSpec:
                 )
         if len(counts := {len(array) for array in inputs}) > 1:
             raise TensorError(f"all inputs need equally many samples; they have {sorted(counts)}")
+
+
+def _array_dict(spec: ArraySpec) -> dict[str, Any]:
+    content: dict[str, Any] = {"type": spec.dtype, "shape": list(spec.shape)}
+    return content if spec.highest is None else {**content, "highest": spec.highest}
+
+
+def _array_of(content: Mapping[str, Any]) -> ArraySpec:
+    return ArraySpec(content["type"], tuple(content["shape"]), content.get("highest"))
 
 
 def _check_array(name: str, spec: ArraySpec, array: Any) -> None:

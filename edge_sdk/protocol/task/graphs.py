@@ -187,8 +187,10 @@ class MaskSpec:
 class GraphEntry:
     """One ONNX file.
 
-    `kept` are the atoms per axis the graph was made for; None: any (widths are symbolic). `batch`
-    is the batch size it was made for; None: any. Masks are drawn in the order of `masks`.
+    `kept` are the atoms per axis the graph was made for, 0 for an axis of which it takes any; None:
+    any on all axes (sizes are symbolic). A chain of blocks has a graph for each number of blocks
+    kept. `batch` is the batch size it was made for; None: any. Masks are drawn in the order of
+    `masks`.
     `activations` add up to `activation_bytes` and `products` to `macs`; both are ordered by axes
     and batch, each pair once. `slots` are the sizes to write into the file, by ascending offset.
     """
@@ -207,6 +209,19 @@ class GraphEntry:
 
     def __post_init__(self) -> None:
         _check_entry(self)
+
+    def fits(self, kept: Sequence[int]) -> bool:
+        """True if the graph takes these atoms per axis."""
+        return self.kept is None or (
+            len(self.kept) == len(kept)
+            and all(made in (0, atoms) for made, atoms in zip(self.kept, kept, strict=True))
+        )
+
+    def fixes(self, axes: Iterable[int]) -> bool:
+        """True if the graph was made for one size of any of these axes."""
+        return self.kept is not None and any(
+            axis < len(self.kept) and self.kept[axis] for axis in axes
+        )
 
     @cached_property
     def input_names(self) -> frozenset[str]:
@@ -249,7 +264,8 @@ class GraphEntry:
         return "sample_weights" in self.input_names and not mixes
 
     def __str__(self) -> str:
-        kept = "any widths" if self.kept is None else f"widths {list(self.kept)}"
+        sizes = [str(atoms or "any") for atoms in self.kept or ()]
+        kept = "any widths" if self.kept is None else f"widths [{', '.join(sizes)}]"
         batch = "any batch" if self.batch is None else f"batch {self.batch}"
         return f"{self.kind} graph {self.sha256[:12]}… ({kept}, {batch})"
 
@@ -337,8 +353,21 @@ class Manifest:
                 entry.batch is not None and entry.batch != batch,
                 entry.batch if entry.batch is not None else math.inf,
                 entry.kept is None,
+                0 if entry.kept is None else entry.kept.count(0),
             ),
         )
+
+    def level_within(self, plan: ModelPlan, level: float) -> float:
+        """Return the largest level up to this one that has a gradient graph; this one if none has.
+
+        It differs where graphs are made for some sizes alone, such as numbers of blocks.
+        """
+        shares = {n / len(axis.groups) for axis in plan.axes for n in range(1, len(axis.groups))}
+        smaller = sorted((share for share in shares if share < level), reverse=True)
+        for each in (level, *smaller):
+            if self._of("gradient", tuple(axis.atoms_at(each) for axis in plan.axes)):
+                return each
+        return level
 
     def cost_at(self, plan: ModelPlan, level: float, batch: int) -> RunCost:
         """Return the most a level costs with this batch size; exact if groups are equal.
@@ -364,11 +393,7 @@ class Manifest:
         return None if None in sizes else max((size for size in sizes if size), default=0)
 
     def _of(self, kind: Kind, kept: Sequence[int]) -> list[GraphEntry]:
-        return [
-            entry
-            for entry in self.graphs
-            if entry.kind == kind and entry.kept in (None, tuple(kept))
-        ]
+        return [entry for entry in self.graphs if entry.kind == kind and entry.fits(kept)]
 
 
 def _check_entry(entry: GraphEntry) -> None:
@@ -378,8 +403,8 @@ def _check_entry(entry: GraphEntry) -> None:
         raise GraphError(f"{entry.sha256!r} is not a SHA-256 in hex digits")
     if entry.size_bytes < 1:
         raise GraphError(f"{entry}: a file has at least one byte, not {entry.size_bytes}")
-    if entry.kept is not None and any(atoms < 1 for atoms in entry.kept):
-        raise GraphError(f"{entry}: every axis keeps at least one atom")
+    if entry.kept is not None and (min(entry.kept, default=1) < 0 or not any(entry.kept)):
+        raise GraphError(f"{entry}: an axis keeps one atom or more, 0 means any, and one is fixed")
     if entry.batch is not None and entry.batch < 1:
         raise GraphError(f"{entry}: a batch has at least one sample")
     ports = (*entry.inputs, *entry.outputs)
@@ -388,8 +413,7 @@ def _check_entry(entry: GraphEntry) -> None:
     _check_unique(f"{entry}: name", (port.name for port in ports))
     for port in ports:
         for dim in port.dims:
-            fixed_width = dim.all_axes and entry.kept is not None
-            if fixed_width or (dim.any_batch and entry.batch is not None):
+            if entry.fixes(dim.all_axes) or (dim.any_batch and entry.batch is not None):
                 raise GraphError(f"{entry}: {port.name!r} varies with a size the graph has fixed")
     for terms in (entry.activations, entry.products):
         _check_costs(entry, terms)
@@ -397,7 +421,7 @@ def _check_entry(entry: GraphEntry) -> None:
 
 
 def _check_slots(entry: GraphEntry) -> None:
-    if entry.slots and entry.kept is not None:
+    if any(entry.fixes(slot.size.all_axes) for slot in entry.slots):
         raise GraphError(f"{entry}: a slot varies with a size the graph has fixed")
     if len(entry.slots) > MAX_PORTS:
         raise GraphError(f"{entry} has {len(entry.slots)} slots, over {MAX_PORTS}")
@@ -422,7 +446,7 @@ def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
     if kinds != sorted(set(kinds)):
         raise GraphError(f"{entry}: cost terms are not in order, or one occurs twice")
     for axes, power in kinds:
-        if (axes and entry.kept is not None) or (power and entry.batch is not None):
+        if entry.fixes(axes) or (power and entry.batch is not None):
             raise GraphError(f"{entry}: a cost varies with a size the graph has fixed")
 
 
@@ -464,9 +488,10 @@ def _check_data(entry: GraphEntry, data: DataSpec) -> None:
 def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     """Raise `GraphError` unless widths, names, types and shapes match the plan."""
     whole = tuple(axis.atoms for axis in plan.axes)
-    kept = whole if entry.kept is None else entry.kept
-    if len(kept) != len(whole) or any(a > b for a, b in zip(kept, whole, strict=True)):
+    made = (0,) * len(whole) if entry.kept is None else entry.kept
+    if len(made) != len(whole) or any(a > b for a, b in zip(made, whole, strict=True)):
         raise GraphError(f"{entry} does not fit the plan's widths {list(whole)}")
+    kept = tuple(a or b for a, b in zip(made, whole, strict=True))
     ports = (*entry.inputs, *entry.outputs)
     named = [axis for port in ports for dim in port.dims for axis in dim.all_axes]
     named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]

@@ -8,7 +8,7 @@ import pytest
 
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt
-from tests.interruptions.world import Worlds, is_message, upload_chunks
+from tests.interruptions.world import World, Worlds, is_message, upload_chunks
 
 REPLACED = 6
 """The exit code of a device that was replaced."""
@@ -93,12 +93,22 @@ def test_device_that_lost_its_folder_while_it_uploaded(worlds: Worlds) -> None:
     world.note("it trained again; the same bytes replaced the partial upload")
 
 
+def start_together(world: World) -> None:
+    """Start a world that goes on with one device, with both in its first round."""
+    bids = [world.proxy(name).hold(is_message(Bid, round=1)) for name in ("one", "two")]
+    world.start()
+    for each in bids:
+        each.wait()
+    for each in bids:
+        each.release()
+
+
 @pytest.mark.slow
 def test_device_that_stays_away_is_waited_for_no_longer_than_it_may_be(worlds: Worlds) -> None:
     """A device is killed during an upload and does not come back"""
-    world = worlds.make(round={"min_participants": 1, "away_s": 6.0})
+    world = worlds.make(round={"min_devices": 1, "min_participants": 1, "away_s": 6.0})
     hold = world.proxy("one").hold(upload_chunks, after=2)
-    world.start()
+    start_together(world)
     one = world.device("one")
     hold.wait()
     one.kill()
@@ -110,12 +120,12 @@ def test_device_that_stays_away_is_waited_for_no_longer_than_it_may_be(worlds: W
 @pytest.mark.parametrize("rule", ["ram-fed", pytest.param("ra-fed", marks=pytest.mark.slow)])
 def test_device_away_for_three_rounds(worlds: Worlds, rule: str) -> None:
     """A device is killed during an upload, away for three rounds, and returns"""
-    alone = {"min_participants": 1, "away_s": 1.0}
+    alone = {"min_devices": 1, "min_participants": 1, "away_s": 1.0}
     world = worlds.make(rounds=6, rule=rule, chunk_bytes=1024, round=alone)
     one, two = world.device("one"), world.device("two")
     upload = world.proxy("one").hold(upload_chunks, after=5)
     bid = world.proxy("two").hold(is_message(Bid, round=5))
-    world.start()
+    start_together(world)
     upload.wait()
     one.kill()
     upload.release()

@@ -159,7 +159,7 @@ def test_mix_moves_statistics_as_it_moves_weights(
 
 
 def test_mix_leaves_a_statistic_without_dimensions_an_array() -> None:
-    buffer = Buffer("scale", "float32", (), True)
+    buffer = Buffer("scale", "float32", (), statistic=True)
     plan = ModelPlan((), (Tensor("w", "float32", ()),), (buffer,))
     zero = np.zeros((), dtype=np.float32)
     model = GlobalModel(plan, {"w": zero}, {"scale": zero})

@@ -47,6 +47,8 @@ def tied_plans(draw: st.DrawFn) -> tuple[ModelPlan, int]:
     """A plan with equally many groups on every axis, and how many."""
     plan = draw(plans(min_axes=1))
     count = min(draw(st.sampled_from([2, 3, 1])), *(axis.atoms for axis in plan.axes))
+    if any(axis.depth and axis.atoms % count for axis in plan.axes):
+        count = 1  # groups of blocks are equal
     axes = [replace(axis, groups=split_atoms(axis.atoms, count)) for axis in plan.axes]
     return replace(plan, axes=tuple(axes), buffers=()), count
 

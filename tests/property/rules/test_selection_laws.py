@@ -37,6 +37,9 @@ def test_only_invited_devices_are_heard_and_all_of_them_count(
     coordinator = Coordinator(*NAMES[: there - 1], config=config)
     effects = coordinator.tell(Joined(NAMES[there - 1]))
     for acts in rounds:
+        for name in NAMES[:there]:  # below `min_devices` a run waits
+            if coordinator.state.phase is RoundPhase.WAITING:
+                effects = coordinator.tell(Joined(name))
         state = coordinator.state
         present, invited = set(state.present), told(effects, RoundOpen)
         assert invited == state.selected <= present

@@ -23,6 +23,7 @@ from edge_sdk.device.service.service import DeviceService
 from edge_sdk.protocol.chunks import Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import (
@@ -162,8 +163,8 @@ class Coordinator:
             retain=True,
         )
 
-    def announce(self) -> None:
-        notice = TaskNotice(
+    def notice(self) -> TaskNotice:
+        return TaskNotice(
             task=TASK,
             run=self.run,
             plan=self._publish(self.plan.encoded),
@@ -171,7 +172,12 @@ class Coordinator:
             graphs={name: self._publish(data) for name, data in self.files.items()},
             chunk_bytes=CHUNK_BYTES,
         )
-        self._say(self.topics.task, notice, retain=True)
+
+    def announce(self) -> None:
+        self._say(self.topics.task, self.notice(), retain=True)
+
+    def announce_model(self, notice: ModelNotice) -> None:
+        self._say(self.topics.model("latest"), notice, retain=True)
 
     def opening(self, round: int, *, steps: int = 3, **more: Any) -> RoundOpen:
         encoded = encode_model(

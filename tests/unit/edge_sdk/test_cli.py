@@ -17,7 +17,7 @@ import pytest
 
 from coordinator.operate.broker.embedded import available, embedded_broker
 from edge_sdk.cli import main
-from edge_sdk.data.folder import load_data
+from edge_sdk.data.source import open_data
 from edge_sdk.device.config import load_config
 from edge_sdk.program.logs import configure_logging
 from edge_sdk.protocol.messages.topics import Topics
@@ -25,10 +25,12 @@ from edge_sdk.protocol.messages.transfer import Presence
 from edge_sdk.protocol.messages.wire import decode_message
 from edge_sdk.transport.link import LinkEvent, Received
 from edge_sdk.transport.opening import open_link
+from tests.unit.edge_sdk.data.specs import spec_of
 from tests.waiting import HANGS_S, until
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "device"
+DIGITS = spec_of(1, 8, 8, highest=9, range=(0.0, 1.0))
 
 
 @pytest.fixture
@@ -104,11 +106,18 @@ def test_start_is_reported_to_people(
         ("name", "pi"),
         ("task", "toy"),
         ("broker", "127.0.0.1:9"),
-        ("data", "3 samples, float32 4"),
+        ("data", "arrays: 1 file in"),
         ("level", "0.25"),
         ("backend", "onnxruntime"),
     ):
         assert f"{name:<16} {value}" in out
+
+
+def test_checks_of_this_machine_come_before_the_connection(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(folder, "--state-dir", str(folder / "device.toml" / "state")) == 1
+    assert "device.toml is a file; name a folder in state_dir" in capsys.readouterr().err
 
 
 def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,13 +184,16 @@ def test_signal_ends_the_program_with_a_goodbye(
         assert (presence.name, presence.online) == ("pi", False)
     lines = [json.loads(line) for line in log_file.read_text().splitlines()]
     assert lines[0]["message"] == "starting"
-    assert lines[0]["data"] == "3 samples, float32 4"
+    assert lines[0]["data"] == f"arrays: 1 file in {folder / 'data'}"
 
 
 def test_example_configuration_and_loader_work() -> None:
     config = load_config(EXAMPLE / "device.toml", environment={})
     assert config.data is not None
-    data = load_data(config.data)
+    data = open_data(config.data, config.format).read(DIGITS).data
+    own = open_data(f"{EXAMPLE / 'own_data.py'}:load").read(DIGITS).data
+    np.testing.assert_array_equal(data.inputs[0], own.inputs[0])
+    np.testing.assert_array_equal(data.targets, own.targets)
     assert data.inputs[0].shape == (60, 1, 8, 8)
     assert data.inputs[0].dtype == np.float32
     assert 0 <= data.inputs[0].min() < data.inputs[0].max() == 1

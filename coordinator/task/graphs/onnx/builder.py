@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
 from coordinator.task.graphs.symbols import Quotient, Shape, Size, as_term
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeTerm
+from edge_sdk.protocol.plan.specs import Tensor
+from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeTerm, sum_of
 
 PLACEHOLDER = 2 ** (7 * (SLOT_BYTES - 1))
 """The smallest number that takes `SLOT_BYTES` bytes; no convolution has so many groups."""
@@ -130,15 +132,47 @@ class Builder:
         return self.emit("Concat", *(self.size(size) for size in shape), axis=0)
 
     def _kept(self, axis: int) -> str:
-        """Return the kept atoms of an axis, from a weight that has the axis alone."""
+        """Return the kept atoms of an axis, from a weight that has the axis alone or in a sum."""
         for tensor in self.plan.tensors:
             for position, dim in enumerate(tensor.dims):
                 if dim.axis == axis:
-                    source = f"w:{tensor.name}"
-                    size = self.emit("Shape", source, start=position, end=position + 1)
-                    atom = dim.outer * dim.inner
-                    return size if atom == 1 else self.emit("Div", size, self.ints([atom]))
+                    return self._quotient(tensor, position, dim.outer * dim.inner)
+        for tensor, position, found in self._sums:
+            if found == axis:
+                return self._rest_of_sum(tensor, position, axis)
         raise GraphCompileError(f"no weight has axis {self.plan.axes[axis].name!r}")
+
+    def _quotient(self, tensor: Tensor, position: int, divisor: int, less: str = "") -> str:
+        size = self.emit("Shape", f"w:{tensor.name}", start=position, end=position + 1)
+        size = self.emit("Sub", size, less) if less else size
+        return size if divisor == 1 else self.emit("Div", size, self.ints([divisor]))
+
+    def _rest_of_sum(self, tensor: Tensor, position: int, axis: int) -> str:
+        """Subtract all other segments of a dimension; the rest is this axis."""
+        segments = tensor.dims[position].segments
+        others = [
+            SizeTerm(each.inner, (each.axis,)) if each.axis is not None else SizeTerm(each.size)
+            for each in segments
+            if each.axis != axis
+        ]
+        own = sum(each.inner for each in segments if each.axis == axis)
+        return self._quotient(tensor, position, own, self.size(sum_of(others)))
+
+    @cached_property
+    def _sums(self) -> list[tuple[Tensor, int, int]]:
+        """Dimensions made of segments (tensor, position), and the one axis each makes known."""
+        dims = [(t, at, dim) for t in self.plan.tensors for at, dim in enumerate(t.dims)]
+        known = {dim.axis for _, _, dim in dims} - {None}
+        found: list[tuple[Tensor, int, int]] = []
+        while True:
+            before = len(found)
+            for tensor, at, dim in dims:
+                missing = {each.axis for each in dim.segments} - known - {None}
+                if len(missing) == 1:
+                    known |= missing
+                    found += [(tensor, at, axis) for axis in missing if axis is not None]
+            if len(found) == before:
+                return found
 
     # -- values -----------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from coordinator.errors import TraceError
 from coordinator.task.tracing.capture.calls import Call, calling
+from coordinator.task.tracing.capture.recurrent import WholeLayers, split_layers
 from coordinator.task.tracing.capture.simplify import simplify
-from coordinator.task.tracing.recurrent import WholeLayers, split_layers
 
 TORCH, TRACING = Path(torch.__file__).parent, Path(__file__).parent.parent
 

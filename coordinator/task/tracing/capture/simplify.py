@@ -3,7 +3,9 @@
 - Regions under `torch.no_grad` or `torch.autocast` become part of the graph they stand in.
 - Statements about types are left out.
 - A concatenation with nothing (a cache that is still empty) is left out.
+- `chunk` and `split` state the size of every piece.
 - Indexing by position, with every position of each dimension in order, is a reshape.
+- `x · rsqrt(mean(x²) + ε)` over the last dimension is RMSNorm.
 """
 
 from __future__ import annotations
@@ -38,8 +40,12 @@ def simplify(module: fx.GraphModule) -> None:
             graph.erase_node(node)
         elif name == "cat":
             _drop_empty(graph, node)
+        elif name in ("chunk", "split"):
+            _state_sizes(node)
         elif name == "index":
             _as_reshape(graph, node)
+        elif name == "rsqrt":
+            _as_rms_norm(graph, node)
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, name: str) -> None:
@@ -101,6 +107,14 @@ def _drop_empty(graph: fx.Graph, node: fx.Node) -> None:
         node.update_arg(0, full)
 
 
+def _state_sizes(node: fx.Node) -> None:
+    given = arguments(node)
+    dim = given["dim"]
+    sizes = [int(piece.shape[dim]) for piece in node.meta["val"]]
+    node.target = aten.split_with_sizes.default
+    node.args, node.kwargs = (given["self"], sizes, dim), {}
+
+
 def _as_reshape(graph: fx.Graph, node: fx.Node) -> None:
     """Recognise `x[rows[:, None, None], columns[None, None, :]]` over all rows and columns."""
     source: Any = node.args[0]
@@ -125,6 +139,61 @@ def _as_reshape(graph: fx.Graph, node: fx.Node) -> None:
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
+
+
+def _as_rms_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """Recognise `x * rsqrt((x ** 2).mean(-1, keepdim=True) + eps)`, as Llama's code has it."""
+    raised = _only(node.args[0], "add")
+    mean = _only(raised.args[0], "mean") if raised else None
+    if raised is None or mean is None or not isinstance(raised.args[1], float):
+        return
+    squares: Any = mean.args[0]
+    x, over = _root_of(squares), arguments(mean)
+    if x is None or len(squares.users) != 1 or not over["keepdim"]:
+        return
+    rank = len(shape_of(x))
+    if [dim % rank for dim in over["dim"] or ()] != [rank - 1] or any(map(_writes, x.users)):
+        return
+    products = [user for user in node.users if set(user.args) == {x, node} and _is(user, "mul")]
+    if len(products) != len(node.users):
+        return
+    for product in products:
+        with graph.inserting_before(product):
+            given = (x, [shape_of(x)[-1]], None, raised.args[1])
+            made = graph.call_function(aten.rms_norm.default, given)
+        made.meta = dict(product.meta)
+        product.replace_all_uses_with(made)
+        graph.erase_node(product)
+    for each in (node, raised, mean, squares):
+        graph.erase_node(each)
+
+
+def _root_of(squares: Any) -> fx.Node | None:
+    """Return `x` of `x ** 2` or `x * x`."""
+    if not isinstance(squares, fx.Node) or not squares.args:
+        return None
+    root, *rest = squares.args
+    square = (
+        (_is(squares, "pow") and rest == [2])
+        or (_is(squares, "mul") and rest == [root])
+        or _is(squares, "square")
+    )
+    return root if square and isinstance(root, fx.Node) else None
+
+
+def _only(value: Any, name: str) -> fx.Node | None:
+    """Return a call of this operator that has one user."""
+    return value if _is(value, name) and len(value.users) == 1 else None
+
+
+def _is(value: Any, name: str) -> bool:
+    is_call = isinstance(value, fx.Node) and value.op == "call_function"
+    return is_call and operator_name(value) == name
+
+
+def _writes(node: fx.Node) -> bool:
+    """Tell whether a node may change its operands."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _counts(index: Any, size: int) -> bool:

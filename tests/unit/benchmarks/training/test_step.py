@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_variants_differ_only_in_level_mask_and_rescale() -> None:
         assert plan.submodel_macs(variant.job.groups) == plan.cost_at(share).macs
 
 
+def test_levels_by_depth_are_shares_of_blocks() -> None:
+    config = StepConfig(batch=8, regions="depth")
+    variants = make_variants(FAMILIES["vit-subdismo"], config)
+    plan = variants["slice", 1.0].backend.plan
+    assert {level: variants["onnx", level].job.groups for level in LEVELS} == {
+        level: {"blocks": tuple(range(int(4 * level)))} for level in LEVELS
+    }
+    assert plan.submodel_parameters(variants["slice", 0.25].job.groups) == 55_242
+
+
 def test_timed_steps_are_as_many_as_asked_and_leave_torch_as_it_was() -> None:
     before = torch.get_num_threads()
     variant = make_variants(FAMILIES["mlp"], StepConfig(batch=8, threads=before + 1))["slice", 0.25]
@@ -139,7 +150,7 @@ def test_timed_steps_are_as_many_as_asked_and_leave_torch_as_it_was() -> None:
 @pytest.mark.parametrize("field", ["batch", "threads", "reps"])
 def test_config_below_one_is_refused(field: str) -> None:
     with pytest.raises(TrainingError, match=f"{field} must be at least 1, not 0"):
-        StepConfig(**{field: 0})
+        replace(StepConfig(), **{field: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is not glibc's")

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.cli import main
+from benchmarks.device.report.page import update_page
 from benchmarks.report.options import UsageError
 from benchmarks.zoo import build, pruning
 from benchmarks.zoo.names import QUICK, STOCK, ZOO, find_models
@@ -66,9 +67,15 @@ def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_table_and_figures() -> None:
     outcomes = {each.key: each for each in (DONE, REFUSED, replace(DONE, key="timm/x", raw=True))}
     lines = render_table(outcomes).splitlines()
-    assert lines[0] == "**timm**: 2 of 3 trace, compile and train right."
-    assert lines[4] == "| resnet10t | 4.93 M | 0.25 | 0.25 | 1 s | 4 s | 123 KB | 1.5 | yes |"
-    assert lines[5] == "| vgg11_bn | – | – | fails | – | – | – | – | no: a \\| b c |"
+    assert lines[0] == ("**timm**: 2 of 3 trace, compile and train right. 57 more were not tried.")
+    assert lines[4] == "| resnet10t | 4.93 M | 0.25 | – | 0.25 | 1 s | 4 s | 123 KB | 1.5 | yes |"
+    assert lines[5] == "| vgg11_bn | – | – | – | fails | – | – | – | – | no: a \\| b c |"
+    other = replace(DONE, key="timm/y", code="abd", layer_norm="submodel")
+    text = render_table({**outcomes, other.key: other})
+    assert (
+        "| y | 4.93 M | – | 0.25 | 0.25 | 1 s | 4 s | 123 KB | 1.5 | yes, as `submodel` |" in text
+    )
+    assert "found by 2 versions of the code" in text
     figures = {each.name: each for each in zoo_figures(outcomes)}
     assert figures["zoo.timm.passed"].value == 2
     assert figures["zoo.timm.passed"].target is None  # not all sixty were tried
@@ -76,6 +83,17 @@ def test_table_and_figures() -> None:
     own = {key: replace(DONE, key=key) for key in QUICK}
     (aim,) = (each for each in zoo_figures(own) if each.name == "zoo.own.passed")
     assert aim.met is True
+    mobile = replace(DONE, key="torchvision/mobilenet_v2", compile_s=6.0)
+    (slow, _) = (each for each in zoo_figures({mobile.key: mobile}) if "zoo.torch" not in each.name)
+    assert (slow.name, slow.value, slow.met) == ("zoo.compile_s.mobilenet_v2", 6.0, False)
+
+
+def test_page_and_record_agree(tmp_path: Path) -> None:
+    docs = Path(__file__).parents[4] / "docs"
+    page = tmp_path / "models.md"
+    page.write_text((docs / "models.md").read_text(encoding="utf-8"), encoding="utf-8")
+    update_page(page, render_table(read_outcomes(docs / "models.jsonl")), BEGIN)
+    assert page.read_text(encoding="utf-8") == (docs / "models.md").read_text(encoding="utf-8")
 
 
 def test_model_without_its_package_is_skipped_with_the_cure(
@@ -93,7 +111,7 @@ def test_missing_torch_pruning_is_no_failure_of_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pruning, "find_spec", lambda name: None)
     share, why = pruning.pruned_share(torch.nn.Linear(2, 2), torch.ones(1, 2))
     outcome = replace(DONE, pruned_share=share, pruning_failed=why)
-    assert "| 0.25 | – | 1 s |" in render_table({outcome.key: outcome})
+    assert "| 0.25 | – | – | 1 s |" in render_table({outcome.key: outcome})
 
 
 def test_one_model_from_end_to_end_and_then_from_the_record(
@@ -109,6 +127,7 @@ def test_one_model_from_end_to_end_and_then_from_the_record(
     assert outcome["right"]
     assert outcome["reason"] == ""
     assert 0.4 < outcome["share"] < 0.6
+    assert outcome["submodel_share"] < outcome["share"]
     assert 0 < outcome["error"] <= 2 * outcome["torch_error"] + 1e-6
     assert "| generator |" in page.read_text()
     assert "zoo own/generator" in capsys.readouterr().err

@@ -32,6 +32,8 @@ from edge_sdk.program.settings.reference import meanings, render_example
 from edge_sdk.program.settings.types import keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import ConfigError
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.description import InputDescription
 from tests.unit.coordinator.service.service_world import PLAN
 
 TASK = '[task]\nname = "t"\nsource = "task.py:make"\n'
@@ -91,6 +93,31 @@ def test_commented_defaults_of_a_file_to_start_from_are_the_defaults(
     assert other == plain
 
 
+MOMENTS = ("mean", "deviation")
+
+
+def test_description_in_the_file_replaces_the_task_s_own(tmp_path: Path) -> None:
+    own = DataSpec((ArraySpec("float32", (2,)),) * 2, ArraySpec("int64", (), 1)).described(
+        inputs=[InputDescription(range=(0, 1)), InputDescription(range=(0, 2))]
+    )
+    plain = read_config(write(tmp_path, TASK + RUN))
+    assert plain.described(own) == own
+    named = read_config(
+        write(tmp_path, f'{TASK}classes = ["a", "b"]\n{RUN}[inputs]\nfeatures = ["u", "v"]\n')
+    )
+    found = named.described(own)
+    assert found.classes == ("a", "b")
+    assert found.descriptions == (
+        InputDescription(features=("u", "v")),
+        InputDescription(range=(0, 2)),
+    )
+    three = replace(own, targets=ArraySpec("int64", (), 2))
+    with pytest.raises(ConfigError, match=r"do not fit the model: 2 classes .* the task has 3"):
+        named.described(three)
+    with pytest.raises(ConfigError, match=r"inputs\.range = \[1.0\]: give the lowest and highest"):
+        read_config(write(tmp_path, f"{TASK}{RUN}[inputs]\nrange = [1.0]\n"))
+
+
 def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
     given = {"task.name": "t", "task.source": "t.py:f", "run.folder": "run"}
     for key in keys(ServeConfig):
@@ -98,10 +125,14 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
         if example is None or key.dotted in given or key.path[0] == "broker":
             continue
         both = {"round.target_accuracy", "round.patience"}
-        more = {"task.evaluation": "t.npz"} if key.dotted in both else {}
+        more: dict[str, Any] = {"task.evaluation": "t.npz"} if key.dotted in both else {}
         more |= {"rule.name": "fed-raa"} if key.dotted == "run.updates" else {}
         more |= {"mask.name": "random"} if key.dotted == "mask.options" else {}
         more |= {"server_optimizer.name": "yogi"} if key.path[0] == "server_optimizer" else {}
+        more |= {"inputs.mean": [0.0], "inputs.deviation": [1.0]} if key.path[-1] in MOMENTS else {}
+        sound = {"sample_rate": 16_000, "mels": 40, "frame": 400, "hop": 160}
+        if key.path[-1] in sound:
+            more |= {f"inputs.{name}": value for name, value in sound.items()}
         text = render_example(ServeConfig, {**given, **more, key.dotted: example.value}, "")
         read_config(write(tmp_path, text), environment={})
 
@@ -117,7 +148,8 @@ def test_least_that_must_be_said(tmp_path: Path) -> None:
     assert isinstance(machine, RoundsConfig)
     assert machine.rounds == 50
     assert config.run.down == Encoding()
-    assert config.broker.port == 1883
+    assert config.broker.embedded
+    assert config.can_join
 
 
 def test_asynchronous_rule_counts_updates(tmp_path: Path) -> None:

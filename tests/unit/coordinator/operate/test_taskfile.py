@@ -11,6 +11,8 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
 from coordinator.operate.taskfile import load_evaluation, make_evaluator
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.data.format import DataFormat
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from tests.unit.coordinator.service.service_world import (
     PLAN,
     rounds_config,
@@ -43,15 +45,20 @@ def source(tmp_path: Path) -> Path:
     return tmp_path
 
 
+SPEC = DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", (), 2))
+TWO = DataSpec((ArraySpec("float32", (1,)), ArraySpec("float64", (5,))), ArraySpec("float32"))
+
+
 def test_function_returns_test_data(source: Path) -> None:
-    data = load_evaluation("tests.py:pair", source)
+    data = load_evaluation("tests.py:pair", source, SPEC)
     assert np.array_equal(data.inputs[0], np.ones((3, 4), dtype=np.float32))
     assert data.targets.tolist() == [0, 1, 2]
 
 
 def test_several_inputs_keep_their_order(source: Path) -> None:
-    data = load_evaluation("tests.py:two_inputs", source)
+    data = load_evaluation("tests.py:two_inputs", source, TWO)
     assert [array.shape for array in data.inputs] == [(2, 1), (2, 5)]
+    assert [array.dtype.name for array in data.inputs] == ["float32", "float64"]
 
 
 @pytest.mark.parametrize(
@@ -60,21 +67,26 @@ def test_several_inputs_keep_their_order(source: Path) -> None:
         ("wrong", "returns list"),
         ("fails", "no data today"),
         ("gone", "no function 'gone'"),
+        ("two_inputs", "2 inputs, but the task wants 1"),
     ],
 )
 def test_what_is_wrong_with_a_function_is_said(source: Path, name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        load_evaluation(f"tests.py:{name}", source)
+        load_evaluation(f"tests.py:{name}", source, SPEC)
 
 
-def test_file_of_arrays_needs_no_code(tmp_path: Path) -> None:
+def test_files_are_read_as_on_a_device(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((2, 4), dtype=np.float32), y=np.array([1, 2]))
-    assert load_evaluation("a.npz", tmp_path).targets.tolist() == [1, 2]
+    assert load_evaluation("a.npz", tmp_path, SPEC).targets.tolist() == [1, 2]
     np.savez(tmp_path / "b.npz", x=np.ones((2, 4)))
-    with pytest.raises(ConfigError, match="no y"):
-        load_evaluation("b.npz", tmp_path)
+    with pytest.raises(ConfigError, match=r"evaluation 'b.npz': b.npz has no targets"):
+        load_evaluation("b.npz", tmp_path, SPEC)
     with pytest.raises(ConfigError, match="not there"):
-        load_evaluation("c.npz", tmp_path)
+        load_evaluation("c.npz", tmp_path, SPEC)
+    (tmp_path / "d.csv").write_text("a,b,c,d,kind\n1,2,3,4,0\n5,6,7,8,2\n")
+    data = load_evaluation("d.csv", tmp_path, SPEC, DataFormat(label=("kind",)))
+    assert data.inputs[0].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert data.targets.tolist() == [0, 2]
 
 
 def test_accuracy_is_that_of_the_model_in_numpy() -> None:

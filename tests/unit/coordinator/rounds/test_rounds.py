@@ -829,7 +829,25 @@ def test_round_that_somebody_came_back_to_is_void_when_nobody_offers() -> None:
     coordinator.run_out()
     coordinator.tell(Joined("a"))
     coordinator.run_out()
+    assert (coordinator.state.phase, coordinator.state.void) == (RoundPhase.WAITING, 1)
+    coordinator.tell(Joined("b"))
     assert (coordinator.state.round, coordinator.state.void) == (2, 1)
+
+
+def test_every_round_waits_for_the_least_number_of_devices() -> None:
+    coordinator = Coordinator("a", "b", "c", config=replace(CONFIG, rounds=9))
+    coordinator.tell(*(bid(name, None) for name in "abc"), Left("b"))
+    assert coordinator.tell(Committed(1))[1:] != []  # two are enough
+    coordinator.tell(bid("a", None, 2), bid("c", None, 2), Left("c"))
+    (closed,) = coordinator.tell(Committed(2))
+    assert closed == Broadcast(RoundClosed(round=2))
+    state = coordinator.state
+    assert (state.phase, state.deadline, state.round) == (RoundPhase.WAITING, None, 2)
+    assert coordinator.tell(Left("a"), Joined("a"), bid("a", 1.0, 2)) == []
+    (opened,) = coordinator.tell(Joined("c"))
+    assert isinstance(opened, Broadcast)
+    assert opened.message.round == 3
+    assert set(coordinator.state.selected) == {"a", "c"}
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,7 @@ def test_quorum_is_of_the_movements_wanted() -> None:
 
 def test_too_few_offers_of_the_invited_make_a_new_draw_at_the_deadline() -> None:
     coordinator, invited, _ = invited_to(config_of(2, min_participants=1), *NAMES)
+    coordinator.config = replace(coordinator.config, min_devices=len(NAMES) - 1)
     coordinator.tell(Left(invited[0]), bid(invited[1], None))
     assert coordinator.state.phase is RoundPhase.BIDDING
     message, drawn = opened(coordinator.run_out())
@@ -163,6 +164,7 @@ def test_too_few_offers_of_the_invited_make_a_new_draw_at_the_deadline() -> None
 def test_round_that_everybody_left_goes_on_with_whoever_comes(first: str) -> None:
     config = config_of(2, min_participants=1)
     coordinator, invited, others = invited_to(config, *NAMES)
+    config = coordinator.config = replace(config, min_devices=len(others))
     coordinator.tell(*(Left(name) for name in NAMES))
     assert coordinator.run_out() == []
     assert coordinator.state.deadline is None
@@ -223,25 +225,25 @@ def test_resumed_round_knows_whom_it_invited_and_the_next_waits_for_the_fleet() 
     _, drawn = opened(coordinator.tell(Committed(1))[1:])
     again.tell(Committed(1), *(Joined(name) for name in NAMES[1:]))
     assert again.state.phase is RoundPhase.WAITING
-    assert again.state.deadline is not None
+    assert again.state.deadline is None
     assert opened(again.tell(Joined(NAMES[0])))[1] == drawn
 
 
-def test_resumed_run_does_not_wait_for_ever_for_a_device_that_is_gone() -> None:
+def test_resumed_run_waits_for_the_least_number_of_devices_and_no_more() -> None:
     config = config_of(2)
     coordinator, invited, _ = invited_to(config, *NAMES)
     coordinator.tell(*(bid(name) for name in invited))
     was = coordinator.state
+    config = replace(config, min_devices=len(NAMES) - 1)
     again = Coordinator(config=config)
     round = OpenRound(1, was.selected, was.bids, was.assigned)
     again.state = resume(config, replace(start(config), round=1), round, 0.0)
     again.groups = coordinator.groups
     again.count(*invited)
     again.tell(Committed(1))
-    assert again.run_out() == []  # nobody is there
-    assert again.state.deadline is None
-    again.tell(*(Joined(name) for name in NAMES[1:]))
-    message, drawn = opened(again.run_out())
+    assert again.state.deadline is None  # nobody is there
+    assert again.tell(*(Joined(name) for name in NAMES[2:])) == []
+    message, drawn = opened(again.tell(Joined(NAMES[1])))
     assert message.round == 2
     assert len(drawn) == 2
     assert NAMES[0] not in drawn

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.arrivals import Expected
+from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
@@ -154,6 +156,63 @@ def test_checkpoints_kept_are_the_last_and_every_fourth(run: Run) -> None:
         run.save(checkpoint(round))
         run.prune(keep_last=2, keep_every=4)
     assert run.rounds() == [0, 4, 8, 10, 11]
+
+
+def scored(round: int, accuracy: float | None) -> Checkpoint:
+    levels = LevelScores((LevelScore(1.0, PLAN.all_groups(), accuracy),))
+    return replace(checkpoint(round, value=round), levels=levels)
+
+
+def test_best_checkpoint_is_kept_and_can_be_read(run: Run) -> None:
+    accuracies = [0.2, 0.6, None, 0.6, 0.9, 0.8, 0.7, 0.9, 0.1]
+    for round, accuracy in enumerate(accuracies, 1):
+        run.save(scored(round, accuracy))
+        run.prune(keep_last=2, keep_every=50)
+    assert run.rounds() == [0, 5, 8, 9]
+    for which, round in (("best", 5), ("last", 9), (8, 8)):
+        result = read_result(run.folder, which)  # type: ignore[arg-type]
+        assert result.origin is not None
+        assert (result.origin.run, result.origin.round) == (ABOUT.run, round)
+        assert {value for each in result.weights.values() for value in each.flat} == {round}
+    with pytest.raises(ConfigError, match=r"round 4 has no checkpoint; there are 0, 5, 8, 9"):
+        read_result(run.folder, 4)
+    run.close()
+    with Run(run.folder) as again:  # which has no accuracies in memory
+        again.save(scored(10, 0.3))
+        again.prune(keep_last=1, keep_every=50)
+        assert again.rounds() == [0, 5, 10]
+        again.rollback(0)
+    with pytest.raises(ConfigError, match=r"no best round.*--round last"):
+        read_result(run.folder, "best")
+
+
+def test_export_of_a_run_refuses_weights_that_nobody_trained(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run.folder.parent / "m.safetensors"
+    options = ["--format", "safetensors", "--out", str(out)]
+    folder, model = str(run.folder), str(run.folder / "model")
+    levels = LevelScores((LevelScore(1.0, PLAN.all_groups()), LevelScore(0.5, {"hidden": (2, 3)})))
+    for command, says in (
+        (["export", folder], "no device has trained this model"),
+        (["export", model], "weights that the run started with"),
+        (["evaluate", model], "weights that the run started with"),
+        (["export", folder, "--round", "nine"], "neither a round's number, best nor last"),
+        (["evaluate", folder], "the run measured no accuracy"),
+    ):
+        with suppress(SystemExit):
+            assert main([*command, *(options if command[0] == "export" else [])]) == 2
+        assert says in capsys.readouterr().err
+        assert not out.exists()
+    assert main(["export", model, *options, "--untrained"]) == 0
+    half = replace(new_fleet(PLAN), last_covered=PLAN.covers(PLAN.choose({"hidden": (2, 3)})) * 1)
+    run.save(replace(checkpoint(1), fleet=half, levels=levels))
+    assert main(["export", folder, *options, "--force", "--level", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "no device ever trained" in said
+    assert "(--level 0.5)" in said
+    for more in (["--level", "0.5"], ["--untrained"]):
+        assert main(["export", folder, *options, "--force", *more]) == 0
 
 
 def test_second_process_is_refused(run: Run) -> None:

@@ -193,6 +193,16 @@ def test_want_of_what_is_gone_is_not_answered(publisher: Make) -> None:
     assert link.sent == [(TOPICS.down_chunk("a", some), store[some], False)]
 
 
+def test_version_that_is_published_twice_leaves_nothing_behind(publisher: Make) -> None:
+    link = FullLink(room=10_000)
+    made, _, store = publisher(link)
+    for shift in (0.0, 0.0, 0.5):
+        publish(made, 1, shift)
+    made.keep_models([])
+    assert len(store) == 0
+    assert not link.retained
+
+
 def test_chunk_store_deletes_files_that_nothing_needs(tmp_path: Path) -> None:
     store = ChunkStore(tmp_path / "chunks")
     one, two, three = ({bytes([n]) * 16: bytes([n]) * 10} for n in (1, 2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import tempfile
 import threading
@@ -454,6 +455,29 @@ def test_will_of_an_older_session_is_ignored(worlds: Worlds) -> None:
     assert world.present == {"one"}
     world.publish(TOPICS.presence("one"), one.gone())
     assert world.present == set()
+
+
+def test_farewell_of_a_device_is_shown_with_its_reason(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = worlds.make(rounds_config(min_devices=1))
+    for name in ("one", "two", "three"):
+        world.add(name, session=7, sends=False)
+    world.settle()
+    with caplog.at_level(logging.INFO):
+        for name, reason, code in (
+            ("one", "its data does not fit\nthe task", 3),
+            ("two", "the run is finished", 0),
+            ("three", "", None),  # of an earlier version
+        ):
+            gone = Presence(name=name, session=7, online=False, reason=reason, exit_code=code)
+            world.publish(TOPICS.presence(name), encode_message(gone))
+    said = [(each.levelname, each.message) for each in caplog.records if "left" in each.message]
+    assert said == [
+        ("WARNING", "one left: its data does not fit the task (exit code 3)"),
+        ("INFO", "two left: the run is finished"),
+        ("INFO", "three left"),
+    ]
 
 
 def test_want_is_answered_directly_and_only_with_what_is_there(worlds: Worlds) -> None:

@@ -64,7 +64,7 @@ def test_history_prints_a_line_a_round(finished: Path, capsys: pytest.CaptureFix
 def test_rollback_goes_back_and_the_run_goes_on(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["rollback", str(finished), "--to-round", "1"]) == 0
+    assert main(["rollback", str(finished), "--to-round", "1", "--yes"]) == 0
     assert main(["history", str(finished)]) == 0
     assert "went back from round 3 to round 1" in capsys.readouterr().out
     world = World(finished, rounds_config(rounds=3))
@@ -116,6 +116,9 @@ def test_run_of_something_else_is_not_gone_on_with(finished: Path, tmp_path: Pat
         open_run(read_config(path))
     path.write_text(content.format(task="other", n=4))
     with pytest.raises(ConfigError, match="task 'tiny'"):
+        open_run(read_config(path))
+    path.write_text(content.format(task=TASK, n=4) + "[inputs]\nrange = [0.0, 5.0]\n")
+    with pytest.raises(ConfigError, match="holds a run whose task has other classes or inputs"):
         open_run(read_config(path))
 
 

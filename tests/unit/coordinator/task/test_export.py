@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import pickle
 import subprocess
 import sys
@@ -22,14 +25,16 @@ import onnxruntime
 import safetensors.numpy
 import safetensors.torch
 import torch
+from safetensors import safe_open
 from torch import nn
 
+from benchmarks.models import resnet
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.task.export import FORMATS, export_model
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.levels import LevelScore, LevelScores, level_model
-from coordinator.task.saved_model import SavedModel, load_weights, read_model, save_model
+from coordinator.task.saved_model import Origin, SavedModel, load_weights, read_model, save_model
 from coordinator.task.task import Task, make_task
 from edge_sdk.protocol.errors import GraphError, PlanError, ProtocolError, TensorError
 from edge_sdk.protocol.plan.layout import Array
@@ -461,6 +466,85 @@ def test_export_command_refuses_in_words(
     assert [path.name for path in at.iterdir()] == ["model"]
 
 
+class Tied(nn.Module):
+    """Shares a weight between two layers, and has a buffer that torch does not save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(12, 8)
+        self.dense = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 12, bias=False)
+        self.out.weight = self.table.weight
+        self.register_buffer("ones", torch.ones(12), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(torch.tanh(self.dense(self.table(tokens).mean(1)))) * self.ones
+        return out
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torch"])
+def test_tied_weights_are_all_there(tmp_path: Path, format: str) -> None:
+    module = Tied()
+    task = make_task(module, torch.zeros(2, 5, dtype=torch.int64), groups=4)
+    graphs = compile_graphs(task, levels=(1.0, 0.5), batch_sizes=(4,))
+    half = LevelScore(0.5, {axis.name: (1, 3) for axis in task.plan.axes})
+    levels = LevelScores((LevelScore(1.0, task.plan.all_groups()), half))
+    manifest, files = graphs.manifest, graphs.files
+    saved = SavedModel(task.plan, task.weights, task.buffers, manifest, files, levels, task.names)
+    save_model(saved, tmp_path / "model")
+    saved = read_model(tmp_path / "model")
+    for level in (1.0, 0.5):
+        path = tmp_path / f"{level:g}"
+        export_model(saved, format, path, level=level)
+        if format == "torch":
+            state = torch.load(path, weights_only=True)
+        else:
+            state = safetensors.torch.load_file(path)
+        assert torch.equal(state["table.weight"], state["out.weight"])
+        if level == 1:
+            fresh = Tied()
+            fresh.load_state_dict(state, strict=True)
+            tokens = torch.arange(10).reshape(2, 5)
+            assert torch.equal(fresh(tokens), module(tokens))
+
+
+def test_exported_file_says_what_it_is(case: Case, tmp_path: Path) -> None:
+    """The hash is that of weights and buffers, computed here in a naive way."""
+    plan = case.task.plan
+    origin = Origin("toy", "0123456789abcdef", 7, np.ones(plan.block_count, dtype=bool))
+    levels = LevelScores((LevelScore(1.0, plan.all_groups(), 0.8),))
+    names = tuple("abcd"[: case.expected(1).shape[1]])
+    data = case.saved.manifest.data.described(classes=names)
+    manifest = replace(case.saved.manifest, data=data)
+    model = replace(case.saved, origin=origin, levels=levels, manifest=manifest)
+    export_model(model, "onnx", tmp_path / "m.onnx")
+    export_model(model, "safetensors", tmp_path / "m.safetensors")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    facts = session.get_modelmeta().custom_metadata_map
+    with safe_open(tmp_path / "m.safetensors", framework="np") as file:
+        assert json.loads(file.metadata()["tessera"]) == facts
+    wanted = hashlib.sha256()
+    for name, array in sorted(model.arrays.items()):
+        wanted.update(f"{name}\n{array.dtype}\n{list(array.shape)}\n".encode() + array.tobytes())
+    assert facts["tessera.hash"] == wanted.hexdigest()
+    found = [facts[f"tessera.{name}"] for name in ("task", "run", "round", "level", "accuracy")]
+    assert found == ["toy", "0123456789abcdef", "7", "1", "0.8"]
+    described = json.loads(facts["tessera.data"])
+    assert described["classes"] == list(names)
+    arrays = case.inputs(1)
+    assert [each["type"] for each in described["inputs"]] == [array.dtype.name for array in arrays]
+    assert [each["shape"] for each in described["inputs"]] == [list(a.shape[1:]) for a in arrays]
+    assert described["targets"] == {"type": "int64", "shape": [], "highest": len(names) - 1}
+
+
+def test_export_replaces_nothing_but_files(case: Case, tmp_path: Path) -> None:
+    """A device, such as /dev/null, is a path that exists, too; a pipe stands for it here."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="name a file"):
+        export_model(case.saved, "onnx", tmp_path / "pipe", force=True)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_export_of_unknown_format_is_refused(case: Case, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown format 'gguf'; choose one of onnx"):
         export_model(case.saved, "gguf", tmp_path / "out")
@@ -480,3 +564,58 @@ def test_export_needs_no_torch(folder: Path) -> None:
         assert result.returncode == returns, result.stderr
         assert out.exists() == (returns == 0)
     assert "torch is not installed" in result.stderr
+
+
+# -- regions by depth ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep() -> tuple[nn.Module, SavedModel]:
+    """Three residual blocks with BatchNorm; its second level has one of them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = resnet(nn.BatchNorm2d, (4,), 3)
+    task = make_task(module, torch.randn(2, 3, 6, 6), regions="depth")
+    graphs = compile_graphs(task, levels=(1.0, 0.34))
+    levels = LevelScores(
+        (LevelScore(1.0, {"blocks": (0, 1, 2)}), LevelScore(0.34, {"blocks": (2,)}))
+    )
+    saved = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files, levels)
+    return module.eval(), saved
+
+
+def test_stacks_are_saved_under_the_names_of_the_module(
+    deep: tuple[nn.Module, SavedModel], tmp_path: Path
+) -> None:
+    module, saved = deep
+    save_model(saved, tmp_path / "model")
+    state = safetensors.torch.load_file(tmp_path / "model" / "weights.safetensors")
+    assert set(state) == set(module.state_dict())
+    assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
+    back = read_model(tmp_path / "model")
+    for name, array in (*saved.weights.items(), *saved.buffers.items()):
+        assert np.array_equal({**back.weights, **back.buffers}[name], array)
+    torch.save(module.state_dict(), tmp_path / "init.pt")
+    weights, _ = load_weights(tmp_path / "init.pt", saved.plan)
+    assert all(np.array_equal(weights[name], saved.weights[name]) for name in saved.weights)
+
+
+def test_level_with_fewer_blocks_is_exported_as_a_smaller_module(
+    deep: tuple[nn.Module, SavedModel], tmp_path: Path
+) -> None:
+    module, saved = deep
+    inputs = np.random.default_rng(1).normal(size=(20, 3, 6, 6)).astype(np.float32)
+    part = export_model(saved, "torch", tmp_path / "out.pt", level=0.34, samples=(inputs,))
+    small = resnet(nn.BatchNorm2d, (4,), 1)
+    state = torch.load(tmp_path / "out.pt", weights_only=True)
+    head = {name: f"6.{name[2:]}" for name in state if name.startswith("8.")}
+    small.load_state_dict({head.get(name, name): array for name, array in state.items()})
+    with torch.no_grad():
+        wanted = small.eval()(torch.from_numpy(inputs)).numpy()
+    export_model(saved, "onnx", tmp_path / "out.onnx", level=0.34, samples=(inputs,))
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
+    (got,) = session.run(["outputs"], {"x0": inputs})
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    assert part.weights["*.conv1.weight"].shape == (1, 4, 4, 3, 3)
+    assert np.array_equal(state["3.conv1.weight"], saved.weights["*.conv1.weight"][2])
+    assert set(state) < set(module.state_dict())

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from coordinator.errors import ConfigError
 from coordinator.task.task import LOSSES, make_task
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.description import InputDescription
 
 BATCH = 6
 
@@ -171,3 +172,14 @@ def test_data_that_is_not_known_is_told() -> None:
 def test_task_refuses_examples_that_are_no_batch(targets: Tensor) -> None:
     with pytest.raises(ConfigError, match="example_targets must be a batch"):
         make_task(model(), torch.ones(2, 4), groups=4, example_targets=targets)
+
+
+def test_task_says_what_its_data_means() -> None:
+    meaning = InputDescription(features=tuple("abcd"), mean=(0.5,), deviation=(2.0,))
+    task = make_task(model(), numbers(2, 4), groups=4, classes=["x", "y", "z"], inputs=meaning)
+    assert task.data.classes == ("x", "y", "z")
+    assert task.data.descriptions == (meaning,)
+    with pytest.raises(ConfigError, match="2 classes have names, but the task has 3"):
+        make_task(model(), numbers(2, 4), groups=4, classes=["x", "y"])
+    with pytest.raises(ConfigError, match="window = 9, but a sample is 4"):
+        make_task(model(), numbers(2, 4), groups=4, inputs=InputDescription(window=9))

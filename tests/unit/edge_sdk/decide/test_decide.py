@@ -138,3 +138,16 @@ def test_policy_of_an_unknown_schedule_is_refused() -> None:
     schedule: Any = "round robin"
     with pytest.raises(ConfigError, match="schedule"):
         Policy(schedule=schedule)
+
+
+def test_growing_round_gets_no_more_than_it_trains() -> None:
+    def level(policy: Policy, largest: float) -> tuple[float | None, str]:
+        made = decide(policy, Sight(largest=largest), device="pi", round=1, seed=0)
+        return made.level, made.code
+
+    assert level(Policy(), 1.0) == (1.0, "owner")
+    assert level(Policy(), 0.5) == (0.5, "growing")
+    assert level(Policy(level=0.4), 0.5) == (0.4, "growing")
+    # Nothing so small is offered: the coordinator gives a part of it.
+    assert level(Policy(levels=(1.0,)), 0.25) == (1.0, "growing")
+    assert level(Policy(level=0.4), 0.3) == (0.25, "growing")

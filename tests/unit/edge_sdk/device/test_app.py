@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edge_sdk.data.arrays import ArrayData, Batch
+from edge_sdk.data.errors import UNFIT
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.stores.movements import (
@@ -274,13 +275,16 @@ def test_warm_up_gets_the_whole_model_whatever_the_policy() -> None:
     assert bid.level == 1
 
 
-def test_device_whose_data_is_not_the_tasks_skips_and_says_why() -> None:
+def test_device_whose_data_is_not_the_tasks_skips_and_logs_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     backend = Doubling()
     backend.data = DataSpec((ArraySpec("float32", (1, 28, 28)),), ArraySpec("int64", (), 9))
     skip = Bench(backend=backend).open(1)
     assert isinstance(skip, Bid)
     assert skip.level is None
-    assert "1×28×28" in skip.reason
+    assert skip.reason == f"skip: {UNFIT}"
+    assert "1×28×28" in caplog.text
 
 
 def test_what_has_no_receipt_is_sent_by_the_next_app_with_the_same_store(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.operate.config import ServeConfig
+from edge_sdk.data.source import open_data
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.config import (
     COORDINATOR_TABLES,
@@ -22,6 +23,7 @@ from edge_sdk.program.settings.types import keys, kinds
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.topics import check_device
 from edge_sdk.transport.settings import BrokerSettings
+from tests.unit.edge_sdk.data.specs import spec_of
 
 FULL = """
 task = "digits"
@@ -171,7 +173,10 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
         ("prefer = 1", "prefer = 1: must be one of smaller, rarer"),
         ("probe = 'mac'", "probe = 'mac': must be one of linux, raspberry-pi, jetson"),
         ("board = 3", "board = 3: must be the name of a profile, or a file"),
-        ("data = 3", "data = 3: must be a folder, file.py:function or package.module:function"),
+        (
+            "data = 3",
+            "data = 3: must be a folder, a file, file.py:function or package.module:function",
+        ),
         ("state_dir = ''", "state_dir = '': must be a text in quotes"),
         ("log_format = 'xml'", "log_format = 'xml': must be one of text, json"),
         ("connect_s = -1", "connect_s = -1: must be at least 0"),
@@ -251,7 +256,8 @@ def test_default_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     write_default(path)
     config = load_config(path, environment={})
     assert config.task == "digits"
-    assert config.data == str(tmp_path / "data")
+    assert config.data == str(tmp_path / "digits.csv")
+    assert len(open_data(config.data, config.format).read(spec_of(1, 8, 8, highest=9)).data) == 60
     text = path.read_text()
     for key in keys(DeviceConfig):
         assert f"{key.path[-1]} = " in text, key.dotted
@@ -266,7 +272,7 @@ def test_file_may_be_given_as_text(tmp_path: Path) -> None:
 
 def test_device_knows_the_variables_of_the_coordinator() -> None:
     tables = {name for name, kind in kinds(ServeConfig).items() if kind.table is not None}
-    assert set(COORDINATOR_TABLES) == tables - {"broker"}
+    assert set(COORDINATOR_TABLES) == tables - {"broker", "format"}  # these are the device's too
 
 
 def test_emulated_device_is_named_by_fleet_and_member(tmp_path: Path) -> None:

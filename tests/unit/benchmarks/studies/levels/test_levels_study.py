@@ -15,7 +15,7 @@ from benchmarks.studies.levels.page import BEGIN, render_tables
 from benchmarks.studies.levels.record import append_outcome, read_record
 from benchmarks.studies.levels.settings import SETTINGS, data_of
 from benchmarks.studies.levels.study import Wanted, aims_of, standings, study_figures
-from benchmarks.studies.levels.trial import Trial, TrialOutcome, run_case
+from benchmarks.studies.levels.trial import Trial, TrialOutcome, budget_j, run_case
 
 SETTING, FLEET = "har-cnn", "thirds"
 
@@ -79,30 +79,32 @@ def test_standing_is_that_of_the_best_rate_and_level_and_aims_compare_it() -> No
         outcome("all-full-momentum", f=0.7),
         outcome("all-smallest-momentum", q=0.6),
         outcome("all-median-momentum", h=0.7),
-        outcome("dropout-momentum", 0.02, f=0.5, h=0.5, q=0.5),
-        outcome("dropout-momentum", 0.06, f=0.80, h=0.88, q=0.75),
-        outcome("dropout-momentum", 0.06, 1, f=0.80, h=0.86, q=0.75),
+        outcome("growing", 0.02, f=0.5, h=0.5, q=0.5),
+        outcome("growing", 0.06, f=0.80, h=0.88, q=0.75),
+        outcome("growing", 0.06, 1, f=0.80, h=0.86, q=0.75),
     ]
     found = {each.way: each for each in standings(outcomes, SETTING, FLEET)}
-    assert (found["dropout-momentum"].rate, found["dropout-momentum"].deploy) == (0.06, "0.5")
-    assert found["dropout-momentum"].accuracy == pytest.approx(87)
-    assert found["dropout-momentum"].seeds == 2
+    assert (found["growing"].rate, found["growing"].deploy) == (0.06, "0.5")
+    assert found["growing"].accuracy == pytest.approx(87)
+    assert found["growing"].seeds == 2
     assert found["all-smallest"].by_level == {"0.25": pytest.approx(70)}
     aims = aims_of(list(found.values()))
-    assert aims.over_alternatives == pytest.approx(7)
+    assert aims.over == pytest.approx({"all-smallest": 17, "all-median": 7, "only-strong": 8})
     assert aims.under_full == pytest.approx(3)
     assert aims.smallest_over == pytest.approx(5)
     found["all-median-momentum"] = replace(found["all-median-momentum"], accuracy=84)
-    assert aims_of(list(found.values())).over_alternatives == pytest.approx(3)
+    assert aims_of(list(found.values())).over["all-median"] == pytest.approx(3)
     for missing in ("all-median-momentum", "all-full-momentum"):
         del found[missing]  # nothing to compare with fairly
-    assert aims_of(list(found.values())).over_alternatives is None
+    assert aims_of(list(found.values())).over["all-median"] is None
     assert aims_of(list(found.values())).under_full is None
     figures = {figure.name: figure.value for figure in study_figures(outcomes)}
-    assert figures["levels.over_alternatives"] == pytest.approx(7)
+    assert figures["levels.over_all_median"] == pytest.approx(7)
+    assert figures["levels.smallest_over"] == pytest.approx(5)
     text = render_tables(outcomes)
-    assert "| **dropout-momentum** | 75.0 | 87.0 | 80.0 | 50 % | 87.0 (86.0–88.0) |" in text
-    assert "har-cnn: no run with mostly-small, one-full, changing" in text
+    assert "| **growing** | 75.0 | 87.0 | 80.0 | 50 % | 87.0 (86.0–88.0) |" in text
+    assert f"| har-cnn | 9 of {len(WAYS)}, 2 | – | – | – |" in text
+    assert "Never run: coverage," in text
 
 
 def test_record_goes_on_behind_a_line_that_was_cut_off(tmp_path: Path) -> None:
@@ -146,6 +148,29 @@ def test_run_spends_the_energy_of_its_fleet_and_repeats_itself(
     assert runs["sandwich"].rounds <= 2
     assert runs["sandwich"].joules >= runs["nested"].joules
     assert runs["all-full"].joules > runs["nested"].joules
+
+
+@pytest.mark.parametrize("way", ["growing", "growing-sandwich", "all-median-growing"])
+def test_growing_model_gets_the_rounds_of_the_same_energy(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = replace(SETTINGS["digits-mlp"], rounds=8, steps=3)
+    monkeypatch.setitem(SETTINGS, "digits-mlp", setting)
+    growing = run_case(Trial("digits-mlp", "thirds", way, 0.06), None)
+    plan = setting.task(data_of(setting, None), 0).plan
+    assert growing.rounds > setting.rounds
+    fleet = FLEETS["thirds"].levels(setting.devices)
+    assert growing.joules == pytest.approx(budget_j(plan, setting, fleet), rel=0.1)
+
+
+def test_growing_model_saves_energy_at_equal_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SETTINGS, "digits-mlp", replace(SETTINGS["digits-mlp"], rounds=6, steps=3))
+    plain, saving = (
+        run_case(Trial("digits-mlp", "thirds", each, 0.06), None)
+        for each in ("dropout-momentum", "growing-half-saves")
+    )
+    assert saving.rounds == pytest.approx(plain.rounds, abs=1)
+    assert saving.joules < 0.9 * plain.joules
 
 
 def test_decoupled_norms_and_masked_scores_run_in_the_study(

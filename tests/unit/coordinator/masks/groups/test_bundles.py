@@ -149,3 +149,62 @@ def test_levels_with_alternatives_do_not_nest(name: str) -> None:
     assert isinstance(policy, OrderedMasks)
     assert policy.nests(chain((2,) * 4, (3,) * 4))
     assert not policy.nests(with_copies((2,) * 4, (3,) * 4))
+
+
+def with_blocks(groups: tuple[int, ...], *counts: int) -> ModelPlan:
+    """Chains of so many residual blocks; the hidden layer of each is cut into these groups."""
+    plan = chain(groups)
+    axes, tensors = list(plan.axes), list(plan.tensors)
+    for number, count in enumerate(counts):
+        axes.append(Axis(f"chain{number}", (1,) * count, depth=True))
+        members = tuple(f"{number}.{row}" for row in range(count))
+        dims = (Dim(count, len(axes) - 1), Dim(plan.axes[0].atoms, 0), Dim(2))
+        tensors.append(Tensor(f"{number}.*", "float32", dims, members))
+    return ModelPlan(axes=tuple(axes), tensors=tuple(tensors))
+
+
+BLOCKS = with_blocks((2,) * 4, 6, 3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", TIED)
+def test_level_is_a_share_of_blocks_under_every_policy(name: str, tied: bool) -> None:
+    offers = {1.0: (4, 6, 3), 0.75: (3, 4, 2), 0.5: (2, 3, 1), 0.25: (1, 1, 1), 0.1: (1, 1, 1)}
+    policy = make_masks(name, tied=tied)
+    for round in (1, 2, 3):
+        masks = policy(situation_of(BLOCKS, list(offers), round=round))
+        found = [tuple(len(ids) for ids in groups.values()) for groups in masks.values()]
+        assert found == list(offers.values())
+        for groups, level in zip(masks.values(), offers, strict=True):
+            bound = BLOCKS.cost_at(level)
+            assert BLOCKS.submodel_parameters(groups) <= bound.parameters
+    policy.longest_gap(BLOCKS, list(offers))
+
+
+def test_tied_masks_leave_chains_to_themselves() -> None:
+    """Even where a chain has as many blocks as a width has groups, or more."""
+    plan = with_blocks((2,) * 4, 4, 12)
+    assert [bundle.numbers for bundle in bundles_of(plan, tied=True)] == [(0,), (1,), (2,)]
+    only = with_blocks((3,), 5)
+    assert [bundle.numbers for bundle in bundles_of(only, tied=True)] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("name", ["coverage", "rolling"])
+def test_blocks_are_all_covered_in_turn(name: str) -> None:
+    policy = make_masks(name)
+    gap = policy.longest_gap(BLOCKS, [0.5, 0.5])
+    assert gap is not None
+    last, longest = np.zeros(BLOCKS.block_count, dtype=np.int64), 0
+    for round in range(1, 3 * gap + 4):
+        masks = policy(situation_of(BLOCKS, [0.5, 0.5], round=round, last_covered=last.tolist()))
+        covered = BLOCKS.coverage(masks.values()) > 0
+        last = np.where(covered, round, last)
+        longest = max(longest, int((round - last).max()))
+    assert 0 < longest <= gap
+
+
+def test_fragments_of_chains_are_single_blocks() -> None:
+    plan = with_blocks((2,) * 2, 4)
+    assert fragments_of(plan) == tuple(
+        {"h0": (number // 2,), "chain0": (number,)} for number in range(4)
+    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -337,8 +339,32 @@ def test_index_is_read_as_written(tmp_path: Path) -> None:
             Enrolment("coordinator-eu", (3, 4), now, later),
         ),
         BrokerPlace("::1", 8883, tmp_path / "with spaces"),
+        (BrokerPlace("10.0.0.1", 8885, tmp_path / "run" / "broker"),),
     )
     write_index(tmp_path / "index.json", index)
     assert read_index(tmp_path / "index.json") == index
     assert [each.is_coordinator for each in index.enrolments] == [False, True]
     assert not Enrolment("coordinators", (5, 6), now, later).is_coordinator
+
+
+def test_runs_stand_beside_the_broker_and_each_other(tmp_path: Path) -> None:
+    one, two = (BrokerPlace("10.0.0.1", port, tmp_path / str(port)) for port in (8883, 8885))
+    for place in (one, two):
+        assert place.files is not None
+        place.files.mkdir()
+    own = BrokerPlace("b.example.org", 8883, tmp_path)
+    index = EnrolmentIndex(broker=own).with_run(one).with_run(two)
+    assert (index.broker, index.place, index.runs) == (own, own, (one, two))
+    assert index.folders == (own.files, one.files, two.files)
+    moved = replace(one, host="10.0.0.2")
+    assert index.with_run(moved).runs == (two, moved)
+    (tmp_path / "8883").rmdir()  # the run was deleted
+    assert index.with_run(two).runs == (two,)
+    # An index of an earlier version names the last started run as the broker.
+    write_index(tmp_path / "index.json", EnrolmentIndex(broker=two))
+    old = json.loads((tmp_path / "index.json").read_text())
+    del old["runs"]
+    (tmp_path / "index.json").write_text(json.dumps(old))
+    read = read_index(tmp_path / "index.json")
+    assert (read.broker, read.runs) == (two, ())
+    assert read.with_run(two) == EnrolmentIndex(runs=(two,))

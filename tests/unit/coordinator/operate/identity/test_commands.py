@@ -7,12 +7,15 @@ import os
 import re
 import stat
 import tarfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import main
 from coordinator.operate.config import read_config
+from coordinator.operate.control import ControlCommand, ControlError, ControlSocket
+from coordinator.operate.identity.authority import Authority
 from coordinator.operate.identity.bundles import parse_place
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.index import BrokerPlace
@@ -136,7 +139,7 @@ def test_enrolled_revoked_renewed_and_listed(capsys: pytest.CaptureFixture[str])
     assert "--renew" in capsys.readouterr().err
     assert not Path("two").exists()
     assert main([*enroll, "--out", "two", "--renew"]) == 0
-    assert main(["revoke", "robot"]) == 0
+    assert main(["revoke", "robot", "--yes"]) == 0
     said = capsys.readouterr().out
     assert len(re.findall(r"[0-9a-f]{30,}", said)) == 4
     assert "Copy it to the broker" in said
@@ -157,10 +160,66 @@ def test_revoking_renews_the_list_beside_the_broker(
     assert main(["broker-config", "mosquitto", "--host", "b.example.org", *USER]) == 0
     assert main(["enroll", "robot"]) == 0
     before = (folder / "identity/mosquitto/crl.pem").read_bytes()
-    assert main(["revoke", "robot"]) == 0
+    assert main(["revoke", "robot", "--yes"]) == 0
     after = (folder / "identity/mosquitto/crl.pem").read_bytes()
     assert before != after == (folder / "identity/crl.pem").read_bytes()
     assert "Copy it" not in capsys.readouterr().out
+
+
+def test_revoking_reaches_every_broker_and_names_those_it_does_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["broker-config", "mosquitto", "--host", "b.example.org", *USER]) == 0
+    assert main(["enroll", "robot"]) == 0
+    runs = [folder / name / "broker" for name in ("one", "two", "gone", "foreign")]
+    reloaded = list[str]()
+    with Authority(folder / "identity") as authority:
+        for number, each in enumerate(runs):
+            each.mkdir(parents=True)
+            authority.remember_run(BrokerPlace("10.0.0.1", 8885 + number, each))
+    runs[2].rmdir()
+
+    def refuse() -> None:
+        raise ControlError("the broker of this run is not ours: reload it yourself")
+
+    served: dict[Path, ControlCommand] = {
+        runs[1]: lambda: reloaded.append("two"),
+        runs[3]: refuse,
+    }
+    with ExitStack() as stack:
+        for run, reload in served.items():
+            control = ControlSocket(run.parent, {"broker.reload": reload})
+            stack.callback(control.close)
+            control.start()
+        capsys.readouterr()
+        assert main(["revoke", "robot", "--yes"]) == 1
+    said = capsys.readouterr().out
+    assert reloaded == ["two"]
+    crl = (folder / "identity/crl.pem").read_bytes()
+    for each in (folder / "identity/mosquitto", runs[0], runs[1], runs[3]):
+        assert (each / "crl.pem").read_bytes() == crl
+    for words in (
+        f"Reached: {folder / 'identity/mosquitto'}. Make the broker read it: systemctl",
+        f"Reached: {runs[0]}. The run is not being served; its broker reads it when it starts.",
+        f"Reached: {runs[1]}. The run's broker has read it.",
+        f"Not there any more: {runs[2]}.",
+        f"NOT REACHED: the list is in {runs[3]}, but its broker has not read it: the broker of",
+    ):
+        assert words in said
+
+
+def test_authority_is_free_while_the_question_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["enroll", "robot", "--broker", "b.example.org"]) == 0
+
+    def answer(_question: str, *, yes: bool) -> None:
+        assert not yes
+        with Authority(folder / "identity") as authority:
+            authority.enroll("other", days=1)
+
+    monkeypatch.setattr("coordinator.operate.identity.commands.confirm", answer)
+    assert main(["revoke", "robot"]) == 0
 
 
 def test_files_for_another_machine_have_its_paths(

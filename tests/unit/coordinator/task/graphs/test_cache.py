@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,10 @@ def test_cache_gives_what_was_compiled(tmp_path: Path, caplog: pytest.LogCapture
     caplog.set_level(logging.INFO, "coordinator.task.graphs")
     # Other weights, same graphs: nothing is compiled.
     assert compiled_graphs(task_of(seed=1), cache_dir=tmp_path) == fresh
+    # Names of classes are the task's own, whoever compiled the graphs.
+    names_of = tuple(f"class {number}" for number in range(task_of().data.class_count or 0))
+    named = compiled_graphs(replace(task_of(), classes=names_of), cache_dir=tmp_path)
+    assert (named.manifest.data.classes, named.files) == (names_of, fresh.files)
     assert not [record for record in caplog.records if record.name.startswith("coordinator.")]
     assert files_of(tmp_path) == stored
 

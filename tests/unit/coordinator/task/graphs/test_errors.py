@@ -40,6 +40,14 @@ def test_unknown_operator_of_the_backward_pass_is_named_with_its_module() -> Non
         compile_graphs(task)
 
 
+def test_spectral_norm_is_refused_with_a_cure() -> None:
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8))
+    model = nn.Sequential(normed, nn.ReLU(), nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+    task = make_task(model, torch.zeros(2, 6), groups=2)
+    with pytest.raises(GraphCompileError, match=r"module '0.*in place of spectral_norm use weight"):
+        compile_graphs(task)
+
+
 def test_unknown_operator_of_the_loss_is_not_a_modules() -> None:
     def odd(outputs: Tensor, targets: Tensor) -> Tensor:
         return torch.i0(outputs - targets).mean(1)

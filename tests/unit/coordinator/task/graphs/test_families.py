@@ -20,11 +20,11 @@ GROUPED = {"depthwise-cnn", "channel-shuffle"}
 """The number of a convolution's groups is fixed in ONNX; here it follows a width."""
 
 NAMES = [
-    *(name for name in FAMILIES if name not in ("mlp-2048", "resnet18-gn")),  # slow, nothing new
+    *(n for n in FAMILIES if n not in ("mlp-2048", "resnet18-gn", "vit-subdismo")),  # nothing new
     *("lenet-dropout", "multihead", "squeeze-excite", "channel-shuffle", "shuffled-units"),
     *("bilinear", "glu-chunk", "embedding-mean", "positions", "tied-weights", "prelu"),
     *("called-twice", "shared-norm", "partly-frozen", "concatenated", "lstm", "dense-blocks"),
-    *("instance-norm", "autoencoder"),
+    *("instance-norm", "autoencoder", "pieces", "shuffled-branches", "cells"),
 ]
 MIXES_SAMPLES = {"depthwise-cnn", "resnet-bn", "shared-norm", "instance-norm", "dense-blocks"}
 """Norms with statistics, in which a sample of weight zero still counts."""

@@ -70,6 +70,10 @@ AXES: dict[str, dict[str, int]] = {
     "layer-norm-mlp": {"1.inner.1": 12},
     "concatenated": {"left": 8, "right": 8, "hidden": 12},
     "dense-blocks": {"stem": 8, "grow": 12, "squeeze": 8},
+    # of the two further pieces of `wide`, no weight shows one alone: the other stays whole
+    "pieces": {"gate": 8, "stem": 4, "stem#2": 12, "part": 4, "wide": 8},
+    "shuffled-branches": {"left": 8},
+    "cells": {"lstm": 12, "gru": 8, "tanh": 8, "tanh#2": 8, "relu": 8},
     "lstm": {"lstm": 10, "hidden": 12},
     # two layers of two directions, each with its own width
     "gru": {"gru": 5, "gru#2": 5, "gru#3": 5, "gru#4": 5, "hidden": 12},

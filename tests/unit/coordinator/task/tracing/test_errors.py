@@ -174,6 +174,7 @@ def test_refusal_lists_every_tensor_and_its_reasons() -> None:
         f"  1.bias, dimension 0: {normalised}",
         "  2.weight, dimension 0: it is an output of the model",
         f"  2.weight, dimension 1: {normalised}",
+        'layer_norm="submodel" lets LayerNorm use the statistics of what is kept',
     ]
 
 

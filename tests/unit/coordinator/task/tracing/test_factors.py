@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from coordinator.task.tracing.factors import (
     concatenation,
+    cut,
     freeze,
     fresh,
     leaves,
     reshape,
     segments_of,
+    size_of,
     tie,
     widths,
 )
@@ -38,21 +40,40 @@ def test_weight_that_meets_a_concatenation_has_its_segments() -> None:
     assert [leaf.frozen for leaf in widths(weight)] == [None, "is an output", None]
 
 
-def test_equal_segments_are_tied_and_others_frozen() -> None:
+def test_tied_concatenations_get_the_boundaries_of_both() -> None:
     one, other = [fresh(4), fresh(6)], [fresh(4), fresh(6)]
     tie(concatenation(one, 10), concatenation(other, 10), "is added")
     assert [leaves(dim) for dim in one] == [leaves(dim) for dim in other]
-    assert all(leaf.frozen is None for dim in one for leaf in leaves(dim))
     turned = concatenation([fresh(6), fresh(4)], 10)
     whole = concatenation(one, 10)
     tie(whole, turned, "is added")
-    assert {leaf.frozen for dim in (*one, whole, turned) for leaf in widths(dim)} == {"is added"}
+    assert [leaf.size for leaf in widths(whole)] == [4, 2, 4]
+    assert widths(whole) == widths(turned)
+    assert [leaf.size for leaf in widths(other[1])] == [2, 4]
+    assert all(leaf.frozen is None for leaf in widths(whole))
 
 
-def test_concatenation_that_is_split_or_tied_to_something_frozen_stays_whole() -> None:
+def test_cut_gives_every_piece_a_width_of_its_own() -> None:
+    whole = fresh(12)
+    first, second = cut(whole, [4, 8], "is split")
+    assert widths(whole) == [*leaves(first), *leaves(second)]
+    assert [size_of(piece) for piece in cut(whole, [6, 6], "is split")] == [6, 6]
+    assert [leaf.size for leaf in widths(whole)] == [4, 2, 6]
+    flat = [*fresh(3), *fresh(4)]
+    few, more = cut(flat, [4, 8], "is split")
+    assert [size_of(few), size_of(more)] == [4, 8]
+    assert None not in {leaf.frozen for piece in cut(flat, [6, 6], "is split") for leaf in piece}
+
+
+def test_concatenation_that_is_split_evenly_has_parts_alike() -> None:
     left, right = fresh(4), fresh(4)
-    reshape([concatenation([left, right], 8)], [2, 4], "is regrouped")
-    assert None not in {leaf.frozen for leaf in (*leaves(left), *leaves(right))}
+    front, rest = reshape([concatenation([left, right], 8)], [2, 4], "is regrouped")
+    assert leaves(left) == leaves(right) == leaves(rest)
+    assert [leaf.frozen for leaf in leaves(front)] == ["counts the parts of a concatenation"]
+    assert {leaf.frozen for leaf in leaves(left)} == {None}
+
+
+def test_concatenation_tied_to_something_frozen_stays_whole() -> None:
     left, right = fresh(4), fresh(4)
     tie(fresh(8, frozen="is an input"), concatenation([left, right], 8), "is added")
     assert {leaf.frozen for leaf in (*leaves(left), *leaves(right))} == {"is an input"}

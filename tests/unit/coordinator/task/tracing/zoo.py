@@ -270,6 +270,67 @@ class DenseBlocks(nn.Module):
         return out
 
 
+class Pieces(nn.Module):
+    """Widths that are taken apart unevenly, by split and by slices, and put together otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, 2, 1)
+        self.part = nn.Conv2d(4, 4, 3, padding=1)
+        self.wide = nn.Conv2d(16, 24, 1)
+        self.other = nn.Conv2d(3, 24, 3, 2, 1)
+        self.gate = nn.Parameter(torch.randn(8, 1, 1))
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        some, rest = self.stem(x).split([4, 12], dim=1)
+        y = self.wide(F.relu(torch.cat([self.part(some), rest], 1)))
+        y = torch.cat([y[:, :8] * self.gate, y[:, 8:]], 1)  # segments of 8 and 16
+        turned = torch.cat(self.other(x).split([16, 8], 1), 1)  # of 16 and 8
+        out: Tensor = self.head(F.relu(y + turned).mean((2, 3)))
+        return out
+
+
+class ShuffledBranches(nn.Module):
+    """Two units of ShuffleNet: halves side by side, shuffled, and divided anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(3, 16, 3, 2, 1)
+        self.unit = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        passed, used = self._shuffle(self.left(x), self.right(x)).chunk(2, dim=1)
+        y = self._shuffle(passed, F.relu(self.unit(used)))
+        out: Tensor = self.head(F.relu(y).mean((2, 3)))
+        return out
+
+    def _shuffle(self, left: Tensor, right: Tensor) -> Tensor:
+        both = torch.cat([left, right], 1)
+        rows, channels, *image = both.shape
+        return both.view(rows, 2, channels // 2, *image).transpose(1, 2).reshape(both.shape)
+
+
+class Cells(nn.Module):
+    """Recurrent cells in a loop of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(7, 12), nn.GRUCell(12, 8)
+        self.tanh, self.relu = nn.RNNCell(8, 8), nn.RNNCell(8, 8, nonlinearity="relu")
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        y = x.new_zeros(len(x), 8)
+        for step in x.unbind(1):
+            state = self.lstm(step, state)
+            y = self.relu(self.tanh(self.gru(state[0], y)))
+        out: Tensor = self.head(y.view_as(y))
+        return out
+
+
 class LastStep(nn.Module):
     """An LSTM read out at its last step by an MLP."""
 
@@ -487,7 +548,7 @@ def autoencoder() -> nn.Module:
 _TOKENS = (TOKENS, WIDTH)
 
 MODELS: dict[str, Family] = {
-    **FAMILIES,
+    **{name: family for name, family in FAMILIES.items() if name != "vit-subdismo"},
     # ResNet-18 at a quarter of its widths, to save time
     "resnet18-gn": Family(
         lambda: resnet(lambda c: nn.GroupNorm(16, c), (16, 32, 64, 128)), (3, 32, 32), 10
@@ -516,6 +577,9 @@ MODELS: dict[str, Family] = {
     "layer-norm-mlp": Family(layer_norm_mlp, (10,), 5),
     "concatenated": Family(Concatenated, (10,), 5),
     "dense-blocks": Family(DenseBlocks, (3, 8, 8), 5),
+    "pieces": Family(Pieces, (3, 8, 8), 5),
+    "shuffled-branches": Family(ShuffledBranches, (3, 8, 8), 5),
+    "cells": Family(Cells, (3, 7), 5),
     "lstm": Family(LastStep, (6, 7), 5),
     "gru": Family(LastState, (6, 7), 5),
     "batch-norm-tokens": Family(lambda: TokenNorm(nn.BatchNorm1d(TOKENS)), _TOKENS, 5),

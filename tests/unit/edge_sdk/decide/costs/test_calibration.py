@@ -38,7 +38,7 @@ from edge_sdk.decide.costs.model import (
     Sample,
     memory_bound,
 )
-from edge_sdk.decide.costs.work import work_at
+from edge_sdk.decide.costs.work import forward_work, work_at
 from edge_sdk.machine.resident import peak_resident_bytes, resident_bytes
 from edge_sdk.machine.snapshot import Cpu, Power, Snapshot
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -379,3 +379,14 @@ def test_machine_is_described_by_versions_and_snapshot(task: Task) -> None:
     assert machine.plan_hash == task.plan.hash
     assert (machine.cores, machine.power_mode, machine.threads) == (2.0, "15W", 2)
     assert this_machine(task.plan, Snapshot(), runtime="torch").runtime.startswith("torch 2")
+
+
+def test_forward_pass_of_a_model_without_statistics_is_known(
+    task: Task, compiled: CompiledGraphs
+) -> None:
+    """Its manifest has no statistics graph; a forward pass is that of the evaluation."""
+    assert {entry.kind for entry in compiled.manifest.graphs} == {"gradient", "evaluate"}
+    groups = task.plan.full_groups()
+    known = forward_work(task.plan, compiled.manifest, groups, 32)
+    assert known.macs == 32 * task.plan.submodel_macs(groups)
+    assert 3 * known.macs >= work_at(task.plan, compiled.manifest, 1.0, 32).macs > known.macs

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from edge_sdk.cli import EXIT_DENIED, main
-from edge_sdk.device.service.service import DENIALS, LATER_DENIALS, BrokerError, DeviceService
+from edge_sdk.cli import main
+from edge_sdk.device.service.ending import EXIT_DENIED, BrokerError
+from edge_sdk.device.service.service import DENIALS, LATER_DENIALS, DeviceService
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.link import (
     Connected,

@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.data.folder import DataError
+from edge_sdk.data.errors import UNFIT, DataError
 from edge_sdk.decide.decision import Policy
-from edge_sdk.device.service.service import (
-    BrokerError,
-    Device,
-    DeviceService,
-    ReplacedError,
-    run_device,
-)
+from edge_sdk.device.delivering import Delivering
+from edge_sdk.device.service.ending import VANISHED, BrokerError, ReplacedError
+from edge_sdk.device.service.service import Device, DeviceService, run_device
+from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.errors import ConfigError, GraphError
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer, Presence, Want
@@ -161,7 +159,12 @@ def test_device_takes_part_until_the_run_is_finished(
     coordinator.finish(2)
     assert started.wait() is None
     presence = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
-    assert presence == Presence(name=DEVICE, session=session_of(coordinator), online=False)
+    assert presence == farewell(coordinator, "the run is finished")
+
+
+def farewell(coordinator: Coordinator, reason: str, code: int = 0) -> Presence:
+    session = session_of(coordinator)
+    return Presence(name=DEVICE, session=session, online=False, reason=reason, exit_code=code)
 
 
 def test_device_that_starts_first_waits_for_the_coordinator(stage: Stage, start: Start) -> None:
@@ -501,24 +504,98 @@ def test_evaluation_is_the_whole_models_on_the_devices_data(
     assert len(coordinator.all(Evaluation)) == 1
 
 
-def test_data_of_another_kind_ends_the_device(coordinator: Coordinator, start: Start) -> None:
+def test_data_of_another_kind_ends_the_device(
+    stage: Stage, coordinator: Coordinator, start: Start
+) -> None:
     coordinator.announce()
     running = start(WRONG)
     error = running.wait()
     assert isinstance(error, DataError)
     assert "float32 4" in str(error)
     assert "float32 9" in str(error)
+    # It says why, but what the error quotes of the data stays here.
+    gone = stage.until(lambda: coordinator.last(Presence, lambda each: not each.online))
+    assert gone.exit_code == 3
+    assert "data" in gone.reason
+    assert "float32" not in gone.reason
 
 
-def test_device_that_stays_says_in_every_round_why_its_data_does_not_fit(
-    coordinator: Coordinator, start: Start
+LABELS = np.full(5, 777, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("data", "quoted"),
+    [(WRONG, "float32 9"), (ArrayData((np.zeros((5, 4), np.float32),), LABELS), "777")],
+)
+def test_device_that_stays_logs_what_is_wrong_with_its_data_and_never_sends_it(
+    coordinator: Coordinator,
+    start: Start,
+    data: ArrayData,
+    quoted: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     coordinator.announce()
     coordinator.open(1)
-    start(WRONG, stay=True)
+    start(data, stay=True)
     bid = bid_of(coordinator, 1)
-    assert bid.level is None
-    assert "float32 9" in bid.reason
+    assert (bid.level, bid.code) == (None, "data")
+    assert bid.reason == f"skip: {UNFIT}"
+    (said,) = (each.getMessage() for each in caplog.records if each.levelname == "ERROR")
+    assert said.startswith("the data does not fit the task, so every round is skipped: ")
+    assert quoted in said
+
+
+def offer_model(coordinator: Coordinator, round: int, model: Blob) -> None:
+    """Announce a model for inference."""
+    plan = coordinator.plan
+    notice = ModelNotice(
+        round=round,
+        plan_hash=plan.hash,
+        levels=(1.0,),
+        groups=(plan.full_groups(),),
+        accuracies=(None,),
+        rescale=0.0,
+        run=coordinator.run,
+        model=model,
+    )
+    coordinator.announce_model(notice)
+
+
+def test_delivery_that_fails_unexpectedly_is_not_tried_again_at_once(
+    stage: Stage,
+    coordinator: Coordinator,
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried: list[int] = []
+
+    def fail(self: Delivering, notice: ModelNotice, **_: object) -> bool:
+        tried.append(notice.round)
+        raise IndexError("a fault")
+
+    monkeypatch.setattr(Delivering, "deliver", fail)
+    coordinator.announce()
+    running = start(deliver="latest")
+    offer_model(coordinator, 1, Blob(1, (bytes(16),)))
+    stage.until(lambda: tried)
+    play(coordinator, 1)
+    play(coordinator, 2)
+    assert tried == [1]
+    assert "the model is delivered later" in caplog.text
+    assert running.hurry(coordinator, lambda: tried[1:] or None) == [1]
+
+
+def test_orders_end_a_delivery(
+    stage: Stage, coordinator: Coordinator, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_sdk.device.transfer.fetching.IDLE_S", 1e9)  # it ends for orders only
+    coordinator.announce()
+    start(deliver="latest")
+    gone = bytes(16)
+    offer_model(coordinator, 5, Blob(1, (gone,)))
+    stage.until(lambda: coordinator.last(Want, lambda want: gone in want.chunks))
+    play(coordinator, 1)
 
 
 def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, start: Start) -> None:
@@ -526,7 +603,10 @@ def test_task_that_needs_a_newer_runtime_ends_the_device(stage: Stage, start: St
     coordinator.manifest = replace(coordinator.manifest, min_onnxruntime="99.0.0")
     coordinator.announce()
     running = start()
-    assert isinstance(running.wait(), GraphError)
+    error = running.wait()
+    assert isinstance(error, GraphError)
+    gone = stage.until(lambda: coordinator.last(Presence, lambda each: not each.online))
+    assert gone == farewell(coordinator, f"this device cannot train the task: {error}", code=5)
 
 
 def test_device_in_an_asyncio_program_stops_with_its_block(
@@ -549,8 +629,7 @@ def test_device_in_an_asyncio_program_stops_with_its_block(
     asyncio.run(program())
     with stage.lock:
         stage.broker.run()
-    last = coordinator.last(Presence)
-    assert last == Presence(name=DEVICE, session=session_of(coordinator), online=False)
+    assert coordinator.last(Presence) == farewell(coordinator, "it was told to stop")
 
 
 def test_device_without_data_is_told_what_to_write(tmp_path: Path) -> None:
@@ -603,7 +682,8 @@ def test_device_without_its_folder_counts_on_from_what_the_broker_has(
     with stage.lock:
         stage.broker.cut(link)
     # Its will is of the session that it has now.
-    gone = Presence(name=DEVICE, session=session_of(coordinator), online=False)
+    session = session_of(coordinator)
+    gone = Presence(name=DEVICE, session=session, online=False, reason=VANISHED)
     stage.until(lambda: gone in coordinator.all(Presence))
     with stage.lock:
         stage.broker.restore(link)

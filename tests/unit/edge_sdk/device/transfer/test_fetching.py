@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
@@ -99,11 +100,10 @@ class Leaping:
     """A clock on which every look takes longer than a chunk that does not come."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.looks = count(1)
 
     def __call__(self) -> float:
-        self.looks += 1
-        return self.looks * (RETRY_S + 1)
+        return next(self.looks) * (RETRY_S + 1)  # one step, also between threads
 
 
 def make_fetcher(
@@ -252,7 +252,7 @@ def test_pull_does_not_ask_again_while_bytes_come() -> None:
 
 
 def test_fetch_is_not_given_up_while_bytes_come(tmp_path: Path) -> None:
-    broker = FakeBroker(retains=False)
+    broker = FakeBroker(retains=False, loses=lambda _: True)
     broker.silence, clock = 0.0, Leaping()
     fetcher = make_fetcher(broker, tmp_path, clock=clock)
     thread, said = fetching(fetcher)

@@ -27,6 +27,8 @@ BUILT = [
     (TOPICS.task, "pub/task", Topic("digits", TopicKind.TASK)),
     (TOPICS.round, "pub/round", Topic("digits", TopicKind.ROUND)),
     (TOPICS.coordinator, "pub/coordinator", Topic("digits", TopicKind.COORDINATOR)),
+    (TOPICS.model("latest"), "pub/latest", Topic("digits", TopicKind.LATEST)),
+    (TOPICS.model("best"), "pub/best", Topic("digits", TopicKind.BEST)),
     (TOPICS.chunk(HASH), f"pub/chunk/{HEX}", Topic("digits", TopicKind.CHUNK, None, HASH)),
     (
         TOPICS.down_control("pi-4"),

@@ -13,6 +13,7 @@ import pytest
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.fields import BLOB_FORMS, MAX_COUNT, RULE_FORMS
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import MOVEMENT_FORMS
@@ -57,6 +58,30 @@ A, B, C = (bytes([first]) + bytes(range(15)) for first in (0xA0, 0xB0, 0xC0))
 SHA = bytes(range(32))
 
 EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
+    "model_notice": (
+        ModelNotice(
+            round=7,
+            plan_hash=SHA.hex(),
+            levels=(1.0, 0.5),
+            groups=({"hidden": (0, 1)}, {"hidden": (1,)}),
+            accuracies=(0.75, None),
+            rescale=0.5,
+            run=RUN,
+            model=Blob(900, (A,)),
+            statistics=Blob(200, (B,)),
+        ),
+        {
+            "round": 7,
+            "plan_hash": SHA.hex(),
+            "levels": [1.0, 0.5],
+            "groups": [{"hidden": [0, 1]}, {"hidden": [1]}],
+            "accuracies": [0.75, None],
+            "rescale": 0.5,
+            "run": RUN,
+            "model": {"size": 900, "chunks": A},
+            "statistics": {"size": 200, "chunks": B},
+        },
+    ),
     "task_notice": (
         TaskNotice(
             task="digits",
@@ -324,10 +349,18 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     statistics = {"size": 200, "chunks": B}
     assert encode_message(known) == content("round_open", statistics=statistics)
     assert decode_message(encode_message(known)) == known
+    assert b"largest" not in encode_message(message)
+    growing = replace(message, largest=0.25)
+    assert encode_message(growing) == content("round_open", largest=0.25)
+    assert decode_message(encode_message(growing)) == growing
     assert b"classes" not in encode_message(message)
     own = replace(message, local_rule=replace(message.local_rule, classes="own"))
     assert b"classes\xa3own" in encode_message(own)
     assert decode_message(encode_message(own)) == own
+    gone = Presence(name="pi-4", session=12, online=False, reason="no data", exit_code=3)
+    said = content("presence", online=False, reason="no data", exit_code=3)
+    assert encode_message(gone) == said
+    assert decode_message(said) == gone
 
 
 @EVERY
@@ -465,6 +498,13 @@ def test_unknown_types_are_refused(kind: Any) -> None:
         ("evaluation", "accuracy", [-0.1, 1.1]),
         ("evaluation", "samples", [0, 2**41]),
         ("evaluation", "run", [""]),
+        ("model_notice", "levels", [[], [0.5, 1.0], [1.0], [1.0, 1.0], [1.0, 0.0], 1.0]),
+        ("model_notice", "groups", [[], [{}], {"a": [1]}, [{"a": []}, {}]]),
+        ("model_notice", "accuracies", [[], [0.5], [0.5, 1.5], [0.5, "1"], None, 0.5]),
+        ("model_notice", "rescale", [-1.0, float("nan"), None]),
+        ("model_notice", "round", [0, -1, None]),
+        ("model_notice", "run", ["", "x", None]),
+        ("model_notice", "model", [None, {}, 5]),
         ("survey", "wants", ["", "both", None, 1]),
         ("survey", "levels", [[], [0.5, 1.0], [1.0], [1.0, 1.0], [2.0, 0.5], [1.0, 0.0], 1.0]),
         ("survey", "groups", [[], [{}], {"a": [1]}, [{"a": []}, {}], [{}] * 65]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from edge_sdk.protocol.errors import BlockError, GroupError, PlanError, TensorEr
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Tensor
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Segment, Tensor
 
 Arrays = dict[str, Any]
 Groups = dict[str, tuple[int, ...]]
@@ -293,13 +294,40 @@ HIDDEN = Axis("hidden", (2, 2))
 WEIGHT = Tensor("w", "float32", (Dim(4, 0),))
 
 
+CHAIN = Axis("chain", (1, 1, 1), depth=True)
+STACK = Tensor("s.*", "float32", (Dim(3, 1), Dim(2)), ("s.0", "s.1", "s.2"))
+
+
 def weight(*dims: Dim) -> tuple[Tensor, ...]:
     return (Tensor("w", "float32", dims),)
 
 
 PLAN_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "regions by depth": ({"regions": "depth"}, "regions by depth"),
-    "depth": ({"depth": ((1, 2),)}, "regions by depth"),
+    "depth without a stack": ({"axes": (HIDDEN, CHAIN)}, "no weight is stacked along it"),
+    "depth of uneven groups": (
+        {"axes": (HIDDEN, Axis("chain", (2, 1), depth=True)), "tensors": (WEIGHT, STACK)},
+        "its groups are equal",
+    ),
+    "stack of fewer rows": (
+        {"axes": (HIDDEN, CHAIN), "tensors": (WEIGHT, replace(STACK, members=("s.0", "s.1")))},
+        "stacks 2 arrays along",
+    ),
+    "stack along a width": ({"tensors": (replace(WEIGHT, members=tuple("abcd")),)}, "of a stack"),
+    "depth behind": (
+        {"axes": (HIDDEN, CHAIN), "tensors": (STACK, *weight(Dim(4), Dim(3, 1)))},
+        "an axis of depth is the first dimension of a stack",
+    ),
+    "depth in a segment": (
+        {
+            "axes": (HIDDEN, CHAIN),
+            "tensors": (STACK, *weight(Dim(7, segments=(Segment(4, 0), Segment(3, 1))))),
+        },
+        "an axis of depth is the first dimension of a stack",
+    ),
+    "row like a tensor": (
+        {"axes": (HIDDEN, CHAIN), "tensors": (STACK, Tensor("s.1", "float32", ()))},
+        "'s.1' is used twice",
+    ),
     "no tensors": ({"tensors": ()}, "at least one tensor"),
     "axis twice": ({"axes": (HIDDEN, HIDDEN)}, "axis name 'hidden' is used twice"),
     "tensor twice": ({"tensors": (WEIGHT, WEIGHT)}, "tensor name 'w' is used twice"),

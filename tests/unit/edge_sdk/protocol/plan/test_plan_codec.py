@@ -1,4 +1,4 @@
-"""The wire form of plans: versions 1 and 2, to the byte."""
+"""The wire form of plans: versions 1 to 3, to the byte."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgpack
 import numpy as np
 import pytest
 
-from edge_sdk.protocol.errors import PlanError
+from edge_sdk.protocol.errors import PlanError, TensorError
 from edge_sdk.protocol.plan.codec import MAX_PLAN_BYTES, decode_plan, encode_plan, plan_hash
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Axis, Dim, MacTerm, Segment, Tensor
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, MacTerm, Segment, Tensor
 
 GOLDEN = (Path(__file__).parents[1] / "golden" / "plan_v1.bin").read_bytes()
 GOLDEN_HASH = "867a027a0f69e383655370f986f3e36a00be475ea86ac6f5aa7fe2185c7dc303"
@@ -89,6 +89,88 @@ def test_plan_with_segments_is_version_two_to_the_byte() -> None:
     assert both[2] == [[2], [20, [[6, 0, 2], [2], [8, 1, 2], [4, 1, 1]]]]
 
 
+DEPTH = ModelPlan(
+    axes=(Axis("blocks.*.fc", (2, 1)), Axis("blocks", (1, 1, 1), depth=True)),
+    tensors=(
+        Tensor("in.weight", "float32", (Dim(2), Dim(5))),
+        Tensor(
+            "blocks.*.fc.weight",
+            "float32",
+            (Dim(3, 1), Dim(3, 0), Dim(2)),
+            ("blocks.0.fc.weight", "blocks.1.fc.weight", "blocks.2.fc.weight"),
+        ),
+    ),
+    buffers=(
+        Buffer("blocks.*.mean", "float32", (Dim(3, 1),), ("m.0", "m.1", "m.2"), statistic=True),
+    ),
+    macs=(MacTerm(10, ()), MacTerm(2, (0, 1))),
+)
+GOLDEN_3 = (Path(__file__).parents[1] / "golden" / "plan_v3.bin").read_bytes()
+
+
+def test_plan_by_depth_is_version_three_to_the_byte() -> None:
+    assert encode_plan(DEPTH) == GOLDEN_3
+    assert decode_plan(GOLDEN_3) == DEPTH
+    envelope = msgpack.unpackb(GOLDEN_3)
+    regions, axes, tensors, _, depth = msgpack.unpackb(envelope[3])
+    assert (envelope[1], regions) == (3, "both")
+    assert axes == [["blocks.*.fc", [2, 1]], ["blocks", [1, 1, 1]]]
+    assert tensors[1] == ["blocks.*.fc.weight", "float32", [[3, 1, 1, 1], [3, 0, 1, 1], [2]]]
+    stacks = [[each.name, list(each.members)] for each in (DEPTH.tensors[1], *DEPTH.buffers)]
+    assert depth == [[1, stacks]]
+
+
+def test_blocks_are_left_out_of_stacks_alone() -> None:
+    groups = {"blocks.*.fc": (1,), "blocks": (0, 2)}
+    weights = {t.name: np.zeros(t.shape, dtype=np.float32) for t in DEPTH.tensors}
+    weights["blocks.*.fc.weight"][:] = np.arange(18).reshape(3, 3, 2)
+    part = DEPTH.cut(weights, groups)
+    assert part["in.weight"].shape == (2, 5)
+    assert part["blocks.*.fc.weight"].tolist() == [[[4, 5]], [[16, 17]]]
+    assert DEPTH.submodel_parameters(groups) == 10 + 4
+    assert DEPTH.submodel_macs(groups) == 10 + 2 * 1 * 2
+    assert DEPTH.levels(groups) == {"blocks.*.fc": 1 / 3, "blocks": 2 / 3}
+    assert DEPTH.cost_at(0.5).parameters == 10 + 1 * 2 * 2  # one block, the larger group
+
+
+def test_stacks_have_the_names_of_the_module_outside() -> None:
+    """A submodel's blocks are called as the first ones, as in a module with fewer blocks."""
+    rows = {f"blocks.{n}.fc.weight": np.full((3, 2), n, dtype=np.float32) for n in range(3)}
+    whole = {"in.weight": np.ones((2, 5), dtype=np.float32), **rows}
+    stacked = DEPTH.stacked(whole)
+    DEPTH.check(stacked)
+    assert DEPTH.stacked(stacked).keys() == stacked.keys()
+    back = DEPTH.unstacked(stacked)
+    assert back.keys() == whole.keys()
+    assert all(np.array_equal(back[name], whole[name]) for name in whole)
+    narrow = DEPTH.unstacked(DEPTH.cut(stacked, {"blocks.*.fc": (0, 1), "blocks": (2,)}))
+    assert sorted(narrow) == ["blocks.0.fc.weight", "in.weight"]
+    assert narrow["blocks.0.fc.weight"].tolist() == [[2, 2]] * 3
+    with pytest.raises(TensorError, match=r"'blocks\.1\.fc\.weight' is missing"):
+        DEPTH.stacked({name: rows[name] for name in list(rows)[::2]})
+    with pytest.raises(TensorError, match="differ in shape"):
+        DEPTH.stacked({**rows, "blocks.1.fc.weight": np.zeros((3, 3), dtype=np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("depth", "why"),
+    [
+        ([[1, []]], "of a stack"),
+        ([[0, [["blocks.*.fc.weight", ["a", "b", "c"]]]]], "of a stack"),
+        ([[1, [["blocks.*.fc.weight", ["a", "b"]]]]], "stacks 2 arrays"),
+        ([[1, [["blocks.*.fc.weight", ["a", "b", "b"]]]]], "used twice"),
+        ([[1, [["blocks.*.fc.weight", "abc"], ["blocks.*.mean", ["m.0", "m.1", "m.2"]]]]], "canon"),
+        ([[7, []], [1, []]], "of a stack"),
+        ([1], "structure"),
+    ],
+)
+def test_depth_that_does_not_fit_the_tensors_is_refused(depth: Any, why: str) -> None:
+    body = msgpack.unpackb(msgpack.unpackb(GOLDEN_3)[3])
+    costs = msgpack.unpackb(GOLDEN_3)[5]
+    with pytest.raises(PlanError, match=why):
+        decode_plan(sealed(msgpack.packb([*body[:4], depth]), costs, version=3))
+
+
 def test_segments_decide_who_owns_a_column() -> None:
     """Columns 0–5 are of `left`, 6 and 7 of everybody, the rest of `right`, twice."""
     weights = {t.name: np.zeros(t.shape, dtype=np.float32) for t in SEGMENTS.tensors}
@@ -159,7 +241,7 @@ def test_every_altered_byte_of_the_body_is_noticed() -> None:
             decode_plan(bytes(altered))
 
 
-@pytest.mark.parametrize("version", [0, 3, 255, "1", None, [1]])
+@pytest.mark.parametrize("version", [0, 4, 255, "1", None, [1]])
 def test_unknown_version_is_refused(version: object) -> None:
     with pytest.raises(PlanError, match="version"):
         decode_plan(sealed(BODY, version=version))
@@ -237,7 +319,7 @@ def test_body_of_another_structure_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (with_body((0,), "depth"), "regions by depth"),
+        (with_body((0,), "depth"), "says regions 'depth', but its axes are of 'width'"),
         (with_body((2,), []), "at least one tensor"),
         (with_body((1, 0, 1), [3, 2]), "is not 4"),
         (with_body((2, 0, 1), "float64"), "weights are float32"),

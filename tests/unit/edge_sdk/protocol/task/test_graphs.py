@@ -58,6 +58,7 @@ HIDDEN = SizeTerm(1, (0,))
 DATA = DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", (), 6))
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifest_v1.bin"
 GOLDEN_2 = GOLDEN.with_name("manifest_v2.bin")
+GOLDEN_4 = GOLDEN.with_name("manifest_v4.bin")
 
 
 def digest(*parts: object) -> str:
@@ -80,7 +81,7 @@ def entry_of(
         for name, dtype, dims in named:
             fixed = []
             for dim in dims:
-                if dim.axes and kept is not None:
+                if dim.axes and kept is not None and all(kept[axis] for axis in dim.axes):
                     dim = SizeTerm(dim.value(kept, 1))
                 if dim.batch and batch is not None:
                     dim = SizeTerm(dim.value((), batch))
@@ -441,9 +442,9 @@ def test_manifest_of_another_plan_is_refused() -> None:
 # -- bytes --------------------------------------------------------------------------------------
 
 
-def sealed(body: bytes) -> bytes:
+def sealed(body: bytes, version: int = 1) -> bytes:
     """An envelope whose hash is right, so that only the body can be at fault."""
-    packed: bytes = msgpack.packb(["tessera-graphs", 1, hashlib.sha256(body).digest(), body])
+    packed: bytes = msgpack.packb(["tessera-graphs", version, hashlib.sha256(body).digest(), body])
     return packed
 
 
@@ -481,10 +482,11 @@ def test_decode_refuses_another_hash_and_version() -> None:
     with pytest.raises(GraphError, match=f"{MANIFEST.hash[:12]}…, not 000000000000…"):
         decode_manifest(MANIFEST.encoded, expected_hash="0" * 64)
     envelope = msgpack.unpackb(MANIFEST.encoded)
-    with pytest.raises(GraphError, match=r"version 3 .* reads versions 1 and 2"):
-        decode_manifest(msgpack.packb([envelope[0], 3, *envelope[2:]]))
-    with pytest.raises(GraphError, match="canonical"):  # nothing in it needs version 2
-        decode_manifest(msgpack.packb([envelope[0], 2, *envelope[2:]]))
+    with pytest.raises(GraphError, match=r"version 5 .* reads versions 1 to 4"):
+        decode_manifest(msgpack.packb([envelope[0], 5, *envelope[2:]]))
+    for version in (2, 3, 4):  # nothing in it needs them
+        with pytest.raises(GraphError, match="canonical"):
+            decode_manifest(msgpack.packb([envelope[0], version, *envelope[2:]]))
 
 
 def test_decode_refuses_other_forms_of_the_same_manifest() -> None:
@@ -565,6 +567,60 @@ def test_manifest_with_slots_is_of_version_two_and_comes_back() -> None:
     assert msgpack.unpackb(manifest.encoded)[1] == 2
     assert decode_manifest(manifest.encoded) == manifest
     assert msgpack.unpackb(MANIFEST.encoded)[1] == 1
+
+
+BY_DEPTH = manifest_of(*(entry_of(kept=(0, heads)) for heads in (1, 2)), entry_of("evaluate"))
+
+
+def test_graph_may_fix_some_axes_and_take_any_size_of_others() -> None:
+    """As a chain does: a graph for each number of blocks, at all widths."""
+    BY_DEPTH.check(PLAN)
+    for hidden, heads in ((1, 1), (4, 1), (3, 2)):
+        entry = BY_DEPTH.pick("gradient", (hidden, heads), 8)
+        assert entry.kept == (0, heads)
+        assert {port.name: port.shape((hidden, heads), 8) for port in entry.inputs}["w:qkv"] == (
+            6 * heads,
+            hidden,
+        )
+        assert BY_DEPTH.pick("evaluate", (hidden, heads), 8).kept is None
+    assert str(BY_DEPTH.graphs[0]).endswith("(widths [any, 1], any batch)")
+    with pytest.raises(GraphError, match=r"fits widths \[4, 3\].*\[any, 1\].*\[any, 2\]"):
+        BY_DEPTH.pick("gradient", (4, 3), 8)
+    exact = entry_of(kept=(4, 2))
+    closest = manifest_of(entry_of(), entry_of(kept=(0, 2)), exact)
+    assert closest.pick("gradient", (4, 2), 8) is exact
+    assert closest.pick("gradient", (3, 2), 8).kept == (0, 2)
+    assert closest.pick("gradient", (3, 1), 8).kept is None
+
+
+@pytest.mark.parametrize(
+    ("level", "bid"),
+    [(1.0, 1.0), (0.99, 0.75), (0.9, 0.75), (0.75, 0.75), (0.7, 0.5), (0.4, 0.25), (0.2, 0.2)],
+)
+def test_level_within_has_a_graph(level: float, bid: float) -> None:
+    """Eight blocks, and graphs for eight, six, four, two and one; a width of two groups."""
+    axes = (Axis("blocks", (1,) * 8, depth=True), Axis("hidden", (1, 1)))
+    stack = Tensor("w", "float32", (Dim(8, 0), Dim(2, 1)), tuple(f"{n}.w" for n in range(8)))
+    plan = ModelPlan(axes=axes, tensors=(stack,))
+    made = tuple(
+        replace(entry_of(kept=(blocks, 1)), kept=(blocks, 0)) for blocks in (8, 6, 4, 2, 1)
+    )
+    assert manifest_of(*made, plan=plan).level_within(plan, level) == bid
+    assert manifest_of(entry_of()).level_within(PLAN, level) == level
+
+
+@pytest.mark.parametrize("kept", [(0, 0), (0, -1), (0, 3), (0,)])
+def test_graph_that_fixes_nothing_or_too_much_is_refused(kept: tuple[int, ...]) -> None:
+    with pytest.raises(GraphError):
+        manifest_of(replace(entry_of(kept=(0, 1)), kept=kept)).check(PLAN)
+
+
+def test_manifest_that_fixes_some_axes_is_of_version_four_and_comes_back() -> None:
+    assert encode_manifest(BY_DEPTH) == GOLDEN_4.read_bytes()
+    assert decode_manifest(GOLDEN_4.read_bytes()) == BY_DEPTH
+    envelope = msgpack.unpackb(GOLDEN_4.read_bytes())
+    assert envelope[1] == 4
+    assert [graph[3] for graph in msgpack.unpackb(envelope[3])[7]] == [[0, 1], [0, 2], None]
 
 
 def test_size_that_is_a_sum() -> None:

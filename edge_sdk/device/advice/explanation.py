@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from edge_sdk.data.folder import load_data
+from edge_sdk.data.source import open_data
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import Decision, Sight, Verdict, decide, gates, verdicts
 from edge_sdk.decide.gates import Gate
 from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.service.participation import NOTICE, OPENED, load_task
+from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED, load_task
 from edge_sdk.device.stores.movements import device_path
 from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
 from edge_sdk.machine.snapshot import Probe, Snapshot
@@ -128,7 +128,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         if settle is not None:
             settle(SETTLE_S)
     folder = device_path(config.state_dir, config.task, config.name)
-    sight, missing = _sight(config, probe, folder)
+    sight, missing, config = _sight(config, probe, folder)
     observer = Observer(config.policy, history=folder / HISTORY)
     history = observer.history.heard(sight.now_s)
     decision = decide(config.policy, sight, history, device=config.name, round=1, seed=config.seed)
@@ -142,25 +142,40 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
     )
 
 
-def _sight(config: DeviceConfig, probe: Probe, folder: Path) -> tuple[Sight, str | None]:
-    """Look at the device; also return why levels are not weighed, or None if they are."""
+def _sight(
+    config: DeviceConfig, probe: Probe, folder: Path
+) -> tuple[Sight, str | None, DeviceConfig]:
+    """Look at the device; also return why levels are not weighed, or None if they are.
+
+    The third is the configuration, with the levels that the task has graphs for, if it is known.
+    """
     now = time.time()
     alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
     if not config.weigh:
-        return alone, "weigh is false"
+        return alone, "weigh is false", config
     try:
-        notice, opened = _last_task(folder)
-        backend, manifest = load_task(notice, config, _Cached(folder / "chunks").fetch)
-        samples = 0 if config.data is None else len(load_data(config.data))
+        notice, opened = last_task(folder)
+        task = load_task(notice, config, KeptChunks(folder / "chunks").fetch)
+        backend, manifest = task
+        config = task.fitted(config)
+        samples = 0
+        if config.data is not None:
+            source = open_data(config.data, config.format)
+            limit = None if config.data_mb is None else config.data_mb * 2**20
+            cache = folder / CONVERTED
+            samples = len(source.read(manifest.data, cache=cache, limit_bytes=limit).data)
         costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
-        return Observer(config.policy, probe, costs).look(opened), None
+        # The round on disk is old: how far the model has grown since is not known.
+        whole = replace(opened, largest=1.0)
+        return Observer(config.policy, probe, costs).look(whole), None, config
     except FileNotFoundError:
-        return alone, f"costs are known once this device has taken part in {config.task}"
+        return alone, f"costs are known once this device has taken part in {config.task}", config
     except TesseraError as error:
-        return alone, f"costs are not known: {error}"
+        return alone, f"costs are not known: {error}", config
 
 
-def _last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
+def last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
+    """Return the task and the round taken up last. Raises `OSError` or `MessageError`."""
     notice = decode_message((folder / NOTICE).read_bytes())
     opened = decode_message((folder / OPENED).read_bytes())
     if not isinstance(notice, TaskNotice) or not isinstance(opened, RoundOpen):
@@ -168,7 +183,7 @@ def _last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
     return notice, opened
 
 
-class _Cached:
+class KeptChunks:
     """Blobs from the cached chunks of the device program, which may run at the same time."""
 
     def __init__(self, folder: Path) -> None:

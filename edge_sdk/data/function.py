@@ -1,11 +1,7 @@
-"""A device's own data: a folder of .npz files, or a function.
+"""Data from arrays in memory, or from the owner's Python function.
 
-    TesseraError
-    └── DataError        data that is missing, unreadable, or not the task's
-
-In every .npz file `x` (or x0, x1 …) are the model's inputs and `y` the targets, samples first;
-files are read in the order of their names. A function takes no arguments and returns `(x, y)`, or
-`((x0, x1), y)`, or an `ArrayData`, or batches of the former, one after the other.
+A function takes no arguments and returns `(x, y)`, or `((x0, x1), y)`, or an `ArrayData`, or
+batches of the former, one after the other.
 """
 
 from __future__ import annotations
@@ -21,27 +17,22 @@ from typing import Any
 import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.data.files import read_data
-from edge_sdk.protocol.errors import TensorError, TesseraError, TrainingError
+from edge_sdk.data.errors import DataError
+from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.plan.layout import Array
-
-
-class DataError(TesseraError):
-    """Data that is missing, unreadable, or does not fit the task."""
-
 
 Data = ArrayData | tuple[Any, Any] | Callable[[], Any] | str
 """Data for a device: arrays, a function that loads them, or a reference to either."""
 
 
-def load_data(data: Data) -> ArrayData:
-    """Return the data as arrays. Raises `DataError`, caused by what a function raises, if any."""
-    if isinstance(data, str):
-        place, colon, function = data.rpartition(":")
-        named = bool(colon) and function.isidentifier()
-        if not named:
-            return read_folder(Path(data))
-        return _call(_find(place, function), data)
+def split_reference(data: str) -> tuple[str, str] | None:
+    """Return place and name of the function that a text refers to; None: it names files."""
+    place, colon, function = data.rpartition(":")
+    return (place, function) if colon and function.isidentifier() else None
+
+
+def load_arrays(data: ArrayData | tuple[Any, Any] | Callable[[], Any]) -> ArrayData:
+    """Return arrays, or what a function returns. Raises `DataError`, caused by its error."""
     if isinstance(data, ArrayData):
         return data
     if callable(data):
@@ -49,26 +40,9 @@ def load_data(data: Data) -> ArrayData:
     return _arrays(data, "the data")
 
 
-def read_folder(folder: Path) -> ArrayData:
-    """Read and join all .npz files of a folder. Raises `DataError`."""
-    if not folder.is_dir():
-        raise DataError(f"no data: {folder} is {'a file' if folder.exists() else 'not there'}")
-    paths = sorted(folder.glob("*.npz"))
-    if not paths:
-        raise DataError(f"no data: {folder} has no .npz file")
-    parts = []
-    for path in paths:
-        try:
-            inputs, targets = read_data(path)
-        except (TensorError, OSError) as error:
-            raise DataError(str(error)) from error
-        if targets is None:
-            raise DataError(f"{path} has no targets: name them y")
-        names = [f"x{number}" for number in range(len(inputs))]
-        if sorted(inputs) != sorted(names):
-            raise DataError(f"{path} has {', '.join(inputs)}: name inputs x, or x0, x1 …")
-        parts.append((str(path), tuple(inputs[name] for name in names), targets))
-    return _joined(parts)
+def call_reference(place: str, function: str) -> ArrayData:
+    """Return what the function of a file or module returns. Raises `DataError`."""
+    return _call(_find(place, function), f"{place}:{function}")
 
 
 def _call(function: Callable[[], Any], what: str) -> ArrayData:

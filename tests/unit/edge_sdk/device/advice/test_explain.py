@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("onnx", reason="graphs are made by hand")
 
 from edge_sdk.decide.decision import Policy
+from edge_sdk.device.advice.explanation import Explanation, explain
 from edge_sdk.device.config import DeviceConfig
-from edge_sdk.device.explanation import Explanation, explain
-from edge_sdk.device.service.participation import NOTICE, OPENED
+from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
 from edge_sdk.protocol.chunks import Blob, split_blob
@@ -106,6 +106,16 @@ def test_second_pass_is_told(config: DeviceConfig) -> None:
     told = explanation.to_dict()
     assert told["passes"] == 2
     assert [level["second_s"] > 0 for level in told["levels"]] == [True, True, False, False]
+
+
+def test_data_beyond_the_limit_is_mapped(config: DeviceConfig) -> None:
+    np.savez(
+        f"{config.data}/own.npz",
+        x=np.zeros((70_000, INPUTS), dtype=np.float32),
+        y=np.arange(70_000) % CLASSES,
+    )
+    assert explain(replace(config, data_mb=1), StaticProbe(BOARD)).missing is None
+    assert list((config.state_dir / "toy" / "pi" / CONVERTED).glob("*/x0.bin"))
 
 
 def test_lack_of_memory_is_what_the_next_level_is_short_of(config: DeviceConfig) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from coordinator.task.tracing.walk import arguments
@@ -50,7 +51,9 @@ class WholeLayers(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace the layers of sequences of one length; `split_layers` takes it back."""
+        """Replace layers of sequences of one length (`split_layers` takes it back), and cells."""
+        if func in _CELLS:
+            return _CELLS[func](*args, **(kwargs or {}))
         kind = _FUNCTIONS.get(func)
         if kind is None or kwargs or len(args) != 9 or isinstance(args[3], (list, tuple)):
             return func(*args, **(kwargs or {}))
@@ -58,6 +61,53 @@ class WholeLayers(TorchFunctionMode):
         states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
         return tuple(torch.ops.tessera_trace.layers(x, states, *more, kind))
 
+
+def _lstm_cell(
+    x: torch.Tensor, hx: Sequence[torch.Tensor], *params: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    h, c = hx
+    own, other = _gates(x, h, *params)
+    i, f, g, o = (own + other).chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(x: torch.Tensor, h: torch.Tensor, *params: Any) -> torch.Tensor:
+    own, other = (gates.chunk(3, 1) for gates in _gates(x, h, *params))
+    reset, update = ((one + two).sigmoid() for one, two in zip(own[:2], other[:2], strict=True))
+    new = (own[2] + reset * other[2]).tanh()
+    return new + update * (h - new)
+
+
+def _tanh_cell(x: torch.Tensor, h: torch.Tensor, *params: Any) -> torch.Tensor:
+    own, other = _gates(x, h, *params)
+    return (own + other).tanh()
+
+
+def _relu_cell(x: torch.Tensor, h: torch.Tensor, *params: Any) -> torch.Tensor:
+    own, other = _gates(x, h, *params)
+    return (own + other).relu()
+
+
+def _gates(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    own: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    own_bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the input and the hidden state give to each gate."""
+    return F.linear(x, weight, bias), F.linear(h, own, own_bias)
+
+
+_CELLS: dict[Any, Callable[..., Any]] = {
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _tanh_cell,
+    torch.rnn_relu_cell: _relu_cell,
+}
+"""Cells in plain operators, which can be narrowed and differentiated one by one."""
 
 _FUNCTIONS = {
     torch.lstm: "lstm",

@@ -1,4 +1,4 @@
-"""A device's own data, from files and functions; whatever is wrong with it is said."""
+"""Data of the owner's function, or in memory; whatever is wrong with it is said."""
 
 from __future__ import annotations
 
@@ -10,61 +10,17 @@ import numpy as np
 import pytest
 
 from edge_sdk.data.arrays import ArrayData
-from edge_sdk.data.folder import DataError, load_data, read_folder
+from edge_sdk.data.errors import DataError
+from edge_sdk.data.function import call_reference, load_arrays, split_reference
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = np.array([0, 1, 0, 1])
 
 
-def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
-    np.savez(tmp_path / "b.npz", x=X[3:], y=Y[3:])
-    np.savez(tmp_path / "a.npz", x0=X[:3], y=Y[:3])
-    (tmp_path / "notes.txt").write_text("not data")
-    data = read_folder(tmp_path)
-    np.testing.assert_array_equal(data.inputs[0], X)
-    np.testing.assert_array_equal(data.targets, Y)
-
-
-def test_several_inputs_keep_their_order(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x1=X, x0=Y, y=Y)
-    data = load_data(str(tmp_path))
-    assert [array.ndim for array in data.inputs] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("files", "problem"),
-    [
-        ({}, "has no .npz file"),
-        ({"a": {"x": X}}, "a.npz has no targets: name them y"),
-        ({"a": {"y": Y}}, "has no inputs"),
-        ({"a": {"x": X, "z": X, "y": Y}}, "a.npz has x0, z: name inputs x, or x0, x1"),
-        ({"a": {"x": X, "y": Y[:3]}}, "same number of samples"),
-        (
-            {"a": {"x": X, "y": Y}, "b": {"x": X.astype(np.float64), "y": Y}},
-            "x0 is float64 (4, 3) in",
-        ),
-        ({"a": {"x": X, "y": Y}, "b": {"x": X[:, :2], "y": Y}}, "float32 (4, 2) in"),
-        ({"a": {"x": X, "y": Y}, "b": {"x0": X, "x1": X, "y": Y}}, "has 2 inputs"),
-    ],
-)
-def test_folder_that_makes_no_sense_is_refused(
-    tmp_path: Path, files: dict[str, dict[str, Any]], problem: str
-) -> None:
-    for name, arrays in files.items():
-        np.savez(tmp_path / f"{name}.npz", **arrays)
-    with pytest.raises(DataError) as error:
-        load_data(str(tmp_path))
-    assert problem in str(error.value)
-
-
-def test_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.npz").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"a\.npz cannot be read"):
-        load_data(str(tmp_path))
-    with pytest.raises(DataError, match="is a file"):
-        load_data(str(tmp_path / "a.npz"))
-    with pytest.raises(DataError, match="is not there"):
-        load_data(str(tmp_path / "none"))
+def load_data(reference: str) -> ArrayData:
+    found = split_reference(reference)
+    assert found is not None
+    return call_reference(*found)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +35,7 @@ def test_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_function_may_return_arrays_or_batches(load: Callable[[], Any]) -> None:
-    data = load_data(load)
+    data = load_arrays(load)
     np.testing.assert_array_equal(data.inputs[0], X)
     np.testing.assert_array_equal(data.targets, Y)
 
@@ -102,7 +58,7 @@ def test_function_that_returns_something_else_is_refused(result: Any, problem: s
         return result
 
     with pytest.raises(DataError) as error:
-        load_data(load)
+        load_arrays(load)
     assert problem in str(error.value)
 
 
@@ -144,6 +100,6 @@ def test_function_of_a_module_is_called(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_arrays_are_taken_as_they_are() -> None:
-    assert load_data((X, Y)).inputs[0] is X
+    assert load_arrays((X, Y)).inputs[0] is X
     data = ArrayData((X,), Y)
-    assert load_data(data) is data
+    assert load_arrays(data) is data

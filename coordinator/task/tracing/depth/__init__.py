@@ -1,0 +1,1 @@
+"""Regions by depth: chains of residual blocks, and the stacks that their weights become."""

@@ -1,0 +1,1 @@
+"""Readers of files: each turns the files of one kind into blocks of raw samples."""

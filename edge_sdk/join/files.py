@@ -1,0 +1,79 @@
+"""The files of a device that was enrolled or has joined: `device.toml` and its `[broker]` table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+DEVICE_FILE, CA_FILE = "device.toml", "ca.pem"
+
+DEVICE = """\
+# {name}: {state}
+#   tessera-device run --config device.toml
+# Paths are relative to this file. `tessera-device init` writes a file with every key explained.
+# {secret} Keep it secret; there is no other copy.
+
+name = {quoted}
+
+# Name of the task to train, as the coordinator has it.
+{task}
+
+{data}
+
+# State that must survive a restart.
+state_dir = "state"
+
+"""
+
+DATA = "This device's own data, which never leaves it: a file or folder of arrays, tables, images"
+DATA_MORE = 'or sound (docs/data.md), or a function that returns arrays, as "file.py:function".'
+
+
+def render_device(
+    name: str, task: str | None, data: str | None, table: str, *, has_keys: bool = True
+) -> str:
+    """Return the text of a `device.toml`; `task` and `data` None are left to the owner.
+
+    `table` is the `[broker]` table. `has_keys`: the device's identity lies in files beside it.
+    """
+    missing = task is None or data is None
+    return (
+        DEVICE.format(
+            name=name,
+            quoted=quote(name),
+            state="ready to run once you have completed the lines marked FILL IN:"
+            if missing
+            else "ready to run:",
+            secret="The .key file is this device's identity."
+            if has_keys
+            else "The password below is for this machine.",
+            task=f"task = {quote(task)}" if task else '# FILL IN:\n# task = "…"',
+            data=f"# {'' if data else 'FILL IN: '}{DATA}\n# {DATA_MORE}\n"
+            f"data = {quote(data or 'data')}",
+        )
+        + table
+    )
+
+
+def render_broker(values: Mapping[str, str | int | bool | None]) -> str:
+    """Return a `[broker]` table with these keys; those that are None are left out."""
+    lines = (f"{key} = {quote(value)}" for key, value in values.items() if value is not None)
+    return "\n".join(["[broker]", *lines]) + "\n"
+
+
+def certificate_files(name: str, bulk_name: str, bulk_key: str, prefix: str = "") -> dict[str, str]:
+    """Return the keys of a `[broker]` table that name a participant's files."""
+    return {
+        "ca": f"{prefix}{CA_FILE}",
+        "certificate": f"{prefix}{name}.pem",
+        "key": f"{prefix}{name}.key",
+        "bulk_certificate": f"{prefix}{bulk_name}.pem",
+        "bulk_key": f"{prefix}{bulk_key}.key",
+    }
+
+
+def quote(value: str | int | bool) -> str:
+    """Return a value as TOML spells it."""
+    # JSON strings are TOML strings, as long as nothing beyond the first 65,536 characters is
+    # escaped.
+    return json.dumps(value, ensure_ascii=False)
