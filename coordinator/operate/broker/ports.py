@@ -7,8 +7,8 @@ A run takes the first set of usual ports that is free as a whole, and keeps it f
     …
 
 The port for joining is listened on as soon as it is chosen, so two runs that start at the same time
-take different sets. The broker of a killed coordinator may keep the run's ports for a moment, so a run
-waits for its own.
+take different sets. The broker of a killed coordinator may keep the run's ports for a moment, so a
+run waits for its own.
 """
 
 from __future__ import annotations
