@@ -190,6 +190,9 @@ class RunTable:
     threads: Count = same_as(Keeping, "threads")
     keep_last: Count = same_as(Keeping, "keep_last")
     keep_every: Count = same_as(Keeping, "keep_every")
+    tensorboard: Annotated[Path | None, Example("tensorboard")] = None
+    """Folder for TensorBoard's files, one number for each round and quantity (extra
+    `tensorboard`); without it, none are written."""
 
     def __post_init__(self) -> None:
         check_fields(self)

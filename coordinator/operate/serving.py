@@ -30,6 +30,7 @@ from coordinator.operate.taskfile import (
     load_evaluation,
     make_evaluator,
 )
+from coordinator.operate.tensorboard import TensorBoardSink
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
@@ -217,6 +218,9 @@ def serve(
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
         )
+        board = None
+        if config.run.tensorboard is not None:
+            board = stack.enter_context(TensorBoardSink(config.run.tensorboard))
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         joining = stack.enter_context(_join(config, run, entrance))
@@ -230,6 +234,7 @@ def serve(
             service_config,
             open_link=partial(open_link, settings),
             evaluate=evaluate,
+            watch=None if board is None else board.write,
             watchdog=watchdog,
         )
         try:

@@ -125,6 +125,8 @@ class Parts:
     fragments: bool = False
     """True in an asynchronous run."""
     tally: Tally = field(default_factory=Tally)
+    watch: Callable[[RoundReport], object] | None = None
+    """Is shown every report, once it is stored."""
 
     def score(self, config: RunConfig) -> LevelScores:
         """Return the run's levels, evaluated if there is data for it."""
@@ -201,6 +203,8 @@ class Parts:
         """Store a report, with the evaluations and outcomes since the last one."""
         tally, self.tally = self.tally, Tally()
         self.store.record(report, tally, self.model)
+        if self.watch is not None:
+            self.watch(report)
 
 
 def upload_of(event: object) -> Upload | None:

@@ -22,6 +22,7 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.report import RoundReport
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import (
@@ -119,11 +120,15 @@ class Service:
         *,
         open_link: OpenLink,
         evaluate: Evaluate | None = None,
+        watch: Callable[[RoundReport], object] | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """Opens the link and publishes the task and the model. Raises `CoordinatorError`."""
+        """Opens the link and publishes the task and the model; `watch` is shown every report.
+
+        Raises `CoordinatorError`.
+        """
         self._run = run
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
@@ -170,7 +175,7 @@ class Service:
             retained=config.retained_chunks,
         )
         try:
-            self._parts, self._course = self._begin(config, evaluate)
+            self._parts, self._course = self._begin(config, evaluate, watch)
             self._callers.know(self._course.state.devices)
         except BaseException:
             self._link.close()
@@ -178,7 +183,10 @@ class Service:
             raise
 
     def _begin(
-        self, config: ServiceConfig, evaluate: Evaluate | None
+        self,
+        config: ServiceConfig,
+        evaluate: Evaluate | None,
+        watch: Callable[[RoundReport], object] | None,
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
         run, machine, keeping = self._run, self._machine, config.keeping
         journal, memory = Journal(run.folder / ROUND), None
@@ -208,6 +216,7 @@ class Service:
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
             fragments=isinstance(machine, FragmentsConfig),
+            watch=watch,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
