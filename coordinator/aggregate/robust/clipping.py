@@ -86,7 +86,8 @@ def yardstick(plan: ModelPlan, cohort: Sequence[Lengths]) -> Float64:
     of_tensor = np.maximum(np.where(few, usual / FLOOR**2, of_tensor), usual)
     least = of_tensor[tensors] * sizes
     medians, coverage = _block_medians(plan, cohort)
-    return np.where(coverage <= THIN, least, np.maximum(medians, FLOOR**2 * least))
+    limit: Float64 = np.where(coverage <= THIN, least, np.maximum(medians, FLOOR**2 * least))
+    return limit
 
 
 def clipped(

@@ -80,7 +80,7 @@ def weiszfeld(products: Float64, weights: Float64) -> Float64:
 
     An iterate is a weighted mean `z = Σ β_k x_k`, so `‖z − x_k‖² = βᵀGβ − 2 (Gβ)_k + G_kk`.
     """
-    shares = weights / weights.sum(axis=1, keepdims=True)
+    shares: Float64 = weights / weights.sum(axis=1, keepdims=True)
     least: Float64 | None = None
     going = np.arange(len(shares))
     for _ in range(ITERATIONS):
@@ -122,7 +122,8 @@ def _distances(products: Float64, shares: Float64) -> Float64:
     along = np.einsum("bij,bj->bi", products, shares)
     own = np.einsum("bi,bi->b", along, shares)
     squares = own[:, None] - 2 * along + np.einsum("bii->bi", products)
-    return np.sqrt(np.maximum(squares, 0))
+    distances: Float64 = np.sqrt(np.maximum(squares, 0))
+    return distances
 
 
 def _places(plan: ModelPlan, term: Term) -> Indices:

@@ -63,4 +63,5 @@ def robust_mean(
 
 def _mean_shares(weights: Float64) -> Float64:
     sums = weights.sum(axis=0)
-    return np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    shares: Float64 = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
+    return shares

@@ -144,7 +144,8 @@ class Strategy2(Rule):
         if closing.robust.combines:
             mean = closing.mean([Weighed(*pair) for pair in weighed])
             memory.write([_as_model(closing, part) for part in closing.fresh])
-            return np.multiply(mean, np.float32(self.server_rate), out=mean)
+            mean *= np.float32(self.server_rate)
+            return mean
         total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)
         memory.write([_as_model(closing, part) for part in closing.fresh])
         return divide(plan, total, block_sums(plan, weighed) / self.server_rate)

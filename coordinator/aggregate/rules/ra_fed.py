@@ -27,7 +27,8 @@ class RaFed(Rule):
         weighed = [(part.blocks, self.weight(part)) for part in contributions]
         if closing.robust.combines:
             mean = closing.mean([Weighed(*pair) for pair in weighed])
-            return np.multiply(mean, np.float32(self.server_rate), out=mean)
+            mean *= np.float32(self.server_rate)
+            return mean
         terms = [Term(blocks, weight) for blocks, weight in weighed]
         total = sum_terms(closing.plan, terms, threads=closing.threads)
         coverage = block_sums(closing.plan, weighed) / self.server_rate
