@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
 from coordinator.aggregate.published import find_recipe
@@ -33,6 +33,7 @@ from coordinator.operate.taskfile import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
+from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from coordinator.task.saved_model import check_folder_free
 from edge_sdk.program.files import remove, write_whole
@@ -226,7 +227,9 @@ def serve(
         )
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
-        joining = stack.enter_context(_join(config, run, entrance))
+        requests: Requests[Service] = Requests()
+        commands = forget_commands(requests)
+        joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
@@ -239,6 +242,7 @@ def serve(
             evaluate=evaluate,
             root=root,
             watchdog=watchdog,
+            requests=requests,
         )
         try:
             service.serve(stop)
@@ -248,10 +252,15 @@ def serve(
 
 
 @contextmanager
-def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[Joining | None]:
+def _join(
+    config: ServeConfig,
+    run: Run,
+    entrance: Entrance | None,
+    commands: dict[str, ControlCommand],
+) -> Iterator[Joining | None]:
     """Let devices join, if they can, and answer commands about the run."""
     with ExitStack() as stack:
-        joining, commands = None, dict[str, ControlCommand]()
+        joining = None
         if entrance is not None:
             from coordinator.operate.joining.opening import open_joining
 
@@ -262,6 +271,15 @@ def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[
         stack.callback(control.close)
         control.start()
         yield joining
+
+
+def forget_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
+    """Return the command of a run's control socket that forgets a device."""
+
+    def forget(device: str, by: str) -> dict[str, Any]:
+        return asdict(requests.ask(lambda service: service.forget(device, by)))
+
+    return {"forget": forget}
 
 
 def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.aggregate.robust.choice import THIN, Robust
 from coordinator.aggregate.robust.distances import distance_shares
 from coordinator.aggregate.robust.order import add_ordered
-from coordinator.aggregate.sums import Float64, Term, block_sums, divide, sum_terms
+from coordinator.aggregate.robust.sums import Float64, Term, block_sums, divide, sum_terms
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
 

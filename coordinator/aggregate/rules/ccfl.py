@@ -10,8 +10,8 @@ import numpy as np
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory, Piece
 from coordinator.aggregate.robust import Weighed
+from coordinator.aggregate.robust.sums import Term, block_sums, divide, sum_terms
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.sums import Term, block_sums, divide, sum_terms
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 

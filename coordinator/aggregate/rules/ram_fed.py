@@ -13,8 +13,7 @@ from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.robust import Weighed
 from coordinator.aggregate.robust.scratch import spool
-from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.sums import (
+from coordinator.aggregate.robust.sums import (
     PIECE,
     Float64,
     add_scaled,
@@ -22,6 +21,7 @@ from coordinator.aggregate.sums import (
     over_shards,
     spread,
 )
+from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
 
