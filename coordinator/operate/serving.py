@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
 from coordinator.aggregate.published import find_recipe
@@ -29,11 +29,13 @@ from coordinator.operate.taskfile import (
     compile_task,
     load_evaluation,
     make_evaluator,
+    make_root,
 )
 from coordinator.operate.tensorboard import TensorBoardSink
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
+from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from coordinator.task.saved_model import check_folder_free
 from edge_sdk.program.files import remove, write_whole
@@ -54,6 +56,8 @@ log = logging.getLogger(__name__)
 BROKER, BROKER_FILE = "broker", "broker.toml"
 EVALUATION = "evaluation"
 """Folder, in the run's, for test data that memory does not hold."""
+ROOT_DATA = "root"
+"""Folder for the operator's data of `robust = "root"` that memory does not hold."""
 RETRY_S = 5.0
 NO_TLS = (
     "join       join.enabled is ignored: without TLS every device would get this coordinator's own "
@@ -204,6 +208,13 @@ def serve(
             spec, cache = run.task.manifest.data, run.folder / EVALUATION
             data = load_evaluation(evaluation, config.base, spec, config.format, cache)
             evaluate = make_evaluator(run.task, data)
+        root = None
+        if config.robust.data is not None:
+            spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
+            found = load_evaluation(
+                config.robust.data, config.base, spec, config.format, cache, what="[robust] data"
+            )
+            root = make_root(run.task, found)
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False
@@ -223,7 +234,9 @@ def serve(
             board = stack.enter_context(TensorBoardSink(config.run.tensorboard))
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
-        joining = stack.enter_context(_join(config, run, entrance))
+        requests: Requests[Service] = Requests()
+        commands = forget_commands(requests)
+        joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
@@ -235,7 +248,9 @@ def serve(
             open_link=partial(open_link, settings),
             evaluate=evaluate,
             watch=None if board is None else board.write,
+            root=root,
             watchdog=watchdog,
+            requests=requests,
         )
         try:
             service.serve(stop)
@@ -245,10 +260,15 @@ def serve(
 
 
 @contextmanager
-def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[Joining | None]:
+def _join(
+    config: ServeConfig,
+    run: Run,
+    entrance: Entrance | None,
+    commands: dict[str, ControlCommand],
+) -> Iterator[Joining | None]:
     """Let devices join, if they can, and answer commands about the run."""
     with ExitStack() as stack:
-        joining, commands = None, dict[str, ControlCommand]()
+        joining = None
         if entrance is not None:
             from coordinator.operate.joining.opening import open_joining
 
@@ -259,6 +279,15 @@ def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[
         stack.callback(control.close)
         control.start()
         yield joining
+
+
+def forget_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
+    """Return the command of a run's control socket that forgets a device."""
+
+    def forget(device: str, by: str) -> dict[str, Any]:
+        return asdict(requests.ask(lambda service: service.forget(device, by)))
+
+    return {"forget": forget}
 
 
 def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:
@@ -292,6 +321,8 @@ def start_report(
         length = f"{machine.rounds} rounds"
         if machine.server_optimizer.name != "none":
             length += f", server optimiser {machine.server_optimizer.name}"
+        if machine.robust.active:
+            length += f", robust {machine.robust.name}"
     else:
         length = f"{machine.updates} updates"
     yield f"task       {run.about.task} ({run.about.source})"

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
+from coordinator.errors import ConfigError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
@@ -36,11 +37,13 @@ from coordinator.run.folder import (
     RunError,
     TaskFiles,
 )
+from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
-from coordinator.service.close import open_memory
+from coordinator.service.admission.requests import Requests
+from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.outgoing.outlet import BrokerOutlet
@@ -121,15 +124,19 @@ class Service:
         open_link: OpenLink,
         evaluate: Evaluate | None = None,
         watch: Callable[[RoundReport], object] | None = None,
+        root: RootTrainer | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
         watchdog: Watchdog | None = None,
+        requests: Requests[Service] | None = None,
     ) -> None:
-        """Opens the link and publishes the task and the model; `watch` is shown every report.
+        """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
-        Raises `CoordinatorError`.
+        `watch` is shown every report. `requests` are those of other threads, which the loop
+        answers; None: there are none.
         """
         self._run = run
+        self._requests: Requests[Service] = Requests() if requests is None else requests
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
         self._clock = clock
@@ -175,7 +182,7 @@ class Service:
             retained=config.retained_chunks,
         )
         try:
-            self._parts, self._course = self._begin(config, evaluate, watch)
+            self._parts, self._course = self._begin(config, evaluate, watch, root)
             self._callers.know(self._course.state.devices)
         except BaseException:
             self._link.close()
@@ -187,6 +194,7 @@ class Service:
         config: ServiceConfig,
         evaluate: Evaluate | None,
         watch: Callable[[RoundReport], object] | None,
+        root: RootTrainer | None,
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
         run, machine, keeping = self._run, self._machine, config.keeping
         journal, memory = Journal(run.folder / ROUND), None
@@ -197,6 +205,7 @@ class Service:
                 memory_type=keeping.memory_type,
                 threads=keeping.threads,
             )
+        finish_forgetting(run, memory)
         checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
@@ -217,6 +226,7 @@ class Service:
             threads=keeping.threads,
             fragments=isinstance(machine, FragmentsConfig),
             watch=watch,
+            root=root,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
@@ -295,6 +305,7 @@ class Service:
         if self._away_since is None and deadline is not None and now >= deadline:
             self._say(self._course.handle(events.Tick(), now))
             self._proceed()
+        self._requests.serve(self)
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -310,6 +321,14 @@ class Service:
             self._wait_due_s = now + MAX_WAIT_S
             if said := self._waits.note(self._course.waits_for, now):
                 self._watchdog.status(said)
+
+    def forget(self, device: str, by: str) -> Forgotten:
+        """Let go of all that is kept of a device. Raises `ConfigError` while a round closes."""
+        if isinstance(self._course, FragmentsCourse):
+            raise ConfigError(
+                "an asynchronous run keeps nothing of a device: its movements are in the model"
+            )
+        return self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
