@@ -1,4 +1,4 @@
-"""Standing of devices that were refused or stayed silent. A device in good standing has no entry.
+"""DeviceStanding of devices that were refused or stayed silent. A device in good standing has no entry.
 
 Rules:
 - A round in which a movement of a device is refused counts against it, a counted movement clears
@@ -21,7 +21,7 @@ from coordinator.rounds.persistent import PersistentMap
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DeviceStanding:
     """What is held against a device."""
 
     refusals: int = 0
@@ -44,10 +44,10 @@ class Standing:
         )
 
 
-GOOD = Standing()
+GOOD = DeviceStanding()
 
-Standings = PersistentMap[str, Standing]
-"""Standing of each device that is not in good standing."""
+Standings = PersistentMap[str, DeviceStanding]
+"""DeviceStanding of each device that is not in good standing."""
 
 
 def closed(
@@ -69,7 +69,7 @@ def closed(
         number, since = was.refusals + 1, was.quarantined
         if since is None and quarantine_after and number >= quarantine_after:
             since = round
-        standings = _with(standings, name, Standing(number, reason, quarantined=since))
+        standings = _with(standings, name, DeviceStanding(number, reason, quarantined=since))
     for name in sorted(silent):
         standings = _with(standings, name, replace(standings.get(name, GOOD), silent=True))
     return standings
@@ -92,10 +92,10 @@ def declines(standings: Standings, device: str) -> str:
     return "" if was is None else was.decline
 
 
-def quarantined(standings: Standings) -> dict[str, Standing]:
+def quarantined(standings: Standings) -> dict[str, DeviceStanding]:
     """Return the devices whose bids are declined, sorted by name."""
     return {name: each for name, each in sorted(standings.items()) if each.quarantined is not None}
 
 
-def _with(standings: Standings, name: str, standing: Standing) -> Standings:
+def _with(standings: Standings, name: str, standing: DeviceStanding) -> Standings:
     return standings.dropping(name) if standing == GOOD else standings.putting(name, standing)

@@ -44,7 +44,7 @@ from coordinator.aggregate.screening import block_squares, pack_usual, unpack_us
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import Standing
+from coordinator.rounds.reputation import DeviceStanding
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
@@ -498,7 +498,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             total_samples=sum(state["samples"].values()),
             usual=unpack_usual(arrays),
             standings=PersistentMap(
-                {name: Standing(**each) for name, each in state.get("standings", {}).items()}
+                {name: DeviceStanding(**each) for name, each in state.get("standings", {}).items()}
             ),
         ),
         best=(-math.inf if accuracy is None else accuracy, best_round),

@@ -51,7 +51,7 @@ def test_movement_that_could_not_be_stored_counts_when_it_comes_again(
     outcome: str,
 ) -> None:
     world = worlds.make(config)
-    world.add("other", level=lambda round: others if round == 1 else None)
+    world.add("other", level=lambda number: others if number == 1 else None)
     one = world.add("one", sends=False)
     world.settle()
     world.wait(wait_s)
