@@ -330,6 +330,11 @@ class Service:
             )
         return self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
 
+    def release(self, device: str) -> None:
+        """Hold nothing against a device any more."""
+        log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
+        self._say(self._course.handle(events.Released(device), self._now()))
+
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
         self._watchdog.stopping()
