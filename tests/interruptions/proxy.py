@@ -73,6 +73,13 @@ Tamper = Callable[[Packet], Sequence[Packet] | None]
 it arrived, as when a broker drops what it has acknowledged."""
 
 
+def publish_packet(topic: str, payload: bytes) -> bytes:
+    """A message of QoS 0 in MQTT 5, as a broker sends it."""
+    name = topic.encode()
+    body = len(name).to_bytes(2, "big") + name + b"\0" + payload
+    return bytes([PUBLISH << 4]) + _length(len(body)) + body
+
+
 def topic_ends(*ends: str, direction: Direction | None = None) -> Match:
     """Messages whose topic ends so."""
 

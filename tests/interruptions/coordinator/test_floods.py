@@ -79,15 +79,6 @@ def flood(world: World, folder: Path) -> Iterator[None]:
             process.kill()
 
 
-def memory_mb(world: World, field: str) -> float:
-    """Of the coordinator's process, as the system counts it."""
-    process = world.coordinator.process
-    assert process is not None
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    value = next(line.split()[1] for line in status.splitlines() if line.startswith(field))
-    return int(value) / 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
     """A hostile program floods under 168 names: bombs, noise, offers, chunks, presence"""
@@ -103,12 +94,12 @@ def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
     bid = world.proxy("one").hold(lambda packet: any_bid(packet) and not first(packet))
     world.start()
     bid.wait()
-    before = memory_mb(world, "VmHWM")
+    before = world.coordinator.peak_mb()
     with flood(world, tmp_path):
         bid.release()
         before_it = world.coordinator.wait_for("round_closed", round=1)
         closed = world.coordinator.wait_for("round_closed", after=before_it)
-        grown = memory_mb(world, "VmHWM") - before
+        grown = world.coordinator.peak_mb() - before
     outcome = world.finish()
     assert closed.content["movements"]["counted"] > 0
     assert all(receipts["counted"] > 1 for receipts in outcome.receipts.values())
