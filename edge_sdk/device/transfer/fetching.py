@@ -30,7 +30,7 @@ from threading import Condition
 from typing import TypeVar
 
 from edge_sdk.program.files import make_folder, remove, write_whole
-from edge_sdk.program.logs import fact
+from edge_sdk.program.logs import Seldom, fact
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob, chunk_hash, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
@@ -282,6 +282,7 @@ class Fetcher:
         self._arrivals: deque[tuple[bytes, bytes, bool]] = deque()
         self._awaiting = False
         self._direct = False
+        self._wrong = Seldom()
 
     def arrived(self, hash: bytes, payload: bytes, *, direct: bool) -> None:
         """Hand over a chunk that came directly or on its topic; an empty one clears the topic."""
@@ -381,7 +382,12 @@ class Fetcher:
                 if pull.cleared(hash):
                     raise FetchError("its version was replaced during the fetch")
             elif chunk_hash(chunk) != hash:
-                log.warning("chunk %s came with other bytes than its hash says", hash.hex())
+                if number := self._wrong.note():
+                    log.warning(
+                        "%d chunk(s), the last %s, came with other bytes than the hash says",
+                        number,
+                        hash.hex(),
+                    )
             elif pull.arrived(hash, self._clock(), direct=direct):
                 self._cache.put(hash, chunk)
 

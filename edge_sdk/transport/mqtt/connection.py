@@ -31,7 +31,7 @@ except ImportError:  # Windows
 
 import paho.mqtt.client as paho
 
-from edge_sdk.program.logs import fact
+from edge_sdk.program.logs import Seldom, fact
 from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.messages.topics import MAX_TOPIC_CHARACTERS
 from edge_sdk.protocol.messages.wire import MAX_CONTROL_BYTES
@@ -53,9 +53,6 @@ STABLE_S = 10.0
 
 PACKET_ROOM_BYTES = 2**12
 """Bytes of a packet besides the message or chunk that it carries, at most: topic, ids, header."""
-
-SKIPPED_S = 60.0
-"""Seconds between two lines in the log about messages that are too large."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
@@ -135,8 +132,7 @@ class Connection:
         self._finish_by = float("inf")
         self._version = NEWEST
         self._packet_bytes = (MAX_CHUNK_BYTES if bulk else MAX_CONTROL_BYTES) + PACKET_ROOM_BYTES
-        self._skipped = 0
-        self._skipped_due_s = float("-inf")
+        self._skipped = Seldom()
         self._thread = Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
 
     def start(self) -> None:
@@ -237,21 +233,19 @@ class Connection:
 
     def _note_skipped(self, topic: str, size: int) -> None:
         """Log a message that was too large, once in a while."""
-        self._skipped += 1
-        now = time.monotonic()
-        if now < self._skipped_due_s:
+        number = self._skipped.note()
+        if not number:
             return
         _log.warning(
             "%s: threw away %d message(s) over the limit of %d bytes, the last one with %d bytes "
             "on %r; somebody who may write to that topic sends them",
             self._client_id,
-            self._skipped,
+            number,
             self._packet_bytes,
             size,
             topic[:MAX_TOPIC_CHARACTERS],
             extra=fact("oversized", topic=topic[:MAX_TOPIC_CHARACTERS], size_bytes=size),
         )
-        self._skipped, self._skipped_due_s = 0, now + SKIPPED_S
 
 
 class _Session:

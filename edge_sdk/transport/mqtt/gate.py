@@ -87,7 +87,9 @@ class Gate:
                 self._head.clear()
                 return
             if self._head[0] >> 4 != _PUBLISH or self._quality > 1:
-                raise ConnectionError(f"the broker sent a packet of {rest} bytes that is no message")
+                raise ConnectionError(
+                    f"the broker sent a packet of {rest} bytes that is no message"
+                )
             self._skips, self._skipped = rest, 0
         self._skip(receive)
 
