@@ -56,7 +56,8 @@ from edge_sdk.device.service.training_thread import (
     Training,
 )
 from edge_sdk.device.stores.movements import DeviceFolder
-from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
+from edge_sdk.device.transfer.chunk_cache import ChunkCache
+from edge_sdk.device.transfer.fetching import Fetcher
 from edge_sdk.device.transfer.sending import Sending
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import Seldom, fact
