@@ -1,17 +1,21 @@
 """Chunks on disk that devices may ask for; versions of a model share equal chunks.
 
 Each set of chunks adds one file with its new chunks. A file is deleted once no set needs any of its
-chunks.
+chunks. Those that are less than half needed are replaced by one file with the needed chunks, so
+that the disk holds at most about twice what devices may ask for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_sdk.program.files import PlacedFile, make_folder, remove, remove_folder
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,10 @@ class ChunkStore:
         self._places: dict[bytes, _Place] = {}
         self._files: dict[int, PlacedFile] = {}
         """Open files, by number."""
-        self._held: Counter[int] = Counter()
-        """Number of needed chunks in each file."""
+        self._sizes: dict[int, int] = {}
+        """Bytes of each file that is complete."""
+        self._needed: Counter[int] = Counter()
+        """Bytes of the needed chunks in each file."""
         self._next = 1
 
     def __getitem__(self, hash: bytes) -> bytes:
@@ -61,9 +67,7 @@ class ChunkStore:
         """Add a set of chunks by hash, including chunks that are `here` already. Writes each chunk
         as it comes. Returns the hashes of the new ones. A set of this name is extended.
         """
-        number, self._next = self._next, self._next + 1
-        file, offset = PlacedFile(self._folder / f"{number:08}.bin"), 0
-        self._files[number] = file
+        (number, file), offset = self._new_file(), 0
         members, new = set(here), []
         for hash, chunk in chunks:
             members.add(hash)
@@ -73,7 +77,7 @@ class ChunkStore:
             self._places[hash] = _Place(number, offset, len(chunk))
             offset += len(chunk)
             new.append(hash)
-        self._held[number] = len(new)
+        self._sizes[number] = self._needed[number] = offset
         if not new:
             self._remove(number)
         before = self._sets.get(name, frozenset())
@@ -98,7 +102,9 @@ class ChunkStore:
                 continue
             del self._users[hash]
             gone.append(hash)
-            self._release(self._places.pop(hash).file)
+            place = self._places.pop(hash)
+            self._needed[place.file] -= place.size
+        self._tidy()
         return gone
 
     def close(self) -> None:
@@ -107,13 +113,39 @@ class ChunkStore:
             file.close()
         self._files.clear()
 
-    def _release(self, number: int) -> None:
-        self._held[number] -= 1
-        if not self._held[number]:
+    def _new_file(self) -> tuple[int, PlacedFile]:
+        number, self._next = self._next, self._next + 1
+        file = self._files[number] = PlacedFile(self._folder / f"{number:08}.bin")
+        return number, file
+
+    def _tidy(self) -> None:
+        """Remove files of which nothing is needed, and replace those with many gaps by one."""
+        for number in [each for each in self._sizes if not self._needed[each]]:
             self._remove(number)
+        sparse = {each for each, size in self._sizes.items() if 2 * self._needed[each] < size}
+        if not sparse:
+            return
+        number, file = self._new_file()
+        moved: dict[bytes, _Place] = {}
+        offset = 0
+        try:
+            for hash, place in self._places.items():
+                if place.file in sparse:
+                    file.write_at(self[hash], offset)
+                    moved[hash] = _Place(number, offset, place.size)
+                    offset += place.size
+        except OSError as error:
+            log.warning("chunks stay in files with gaps: %s", error)
+            self._remove(number)
+            return
+        self._sizes[number] = self._needed[number] = offset
+        self._places.update(moved)
+        for each in sparse:
+            self._remove(each)
 
     def _remove(self, number: int) -> None:
-        del self._held[number]
+        self._sizes.pop(number, None)
+        del self._needed[number]
         file = self._files.pop(number)
         file.close()
         remove(file.path)

@@ -126,6 +126,10 @@ class Receiving:
         known = offer.upload in self._receipts.get(offer.device, ())
         return known or self._uploads.knows(offer)
 
+    def expects(self, device: str, payload: bytes) -> bool:
+        """Return True if a chunk belongs to an upload in progress. Any thread may ask."""
+        return self._uploads.expects(device, payload)
+
     def received(self, device: str, payload: bytes, now: float) -> Progress:
         """Take a chunk. Raises `MessageError`."""
         return self._uploads.received(device, payload, now)

@@ -209,6 +209,7 @@ class Service:
         checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
+        self._inbox.expects = self._receiving.expects
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
@@ -479,7 +480,9 @@ class Service:
         """Let a device send what it offers, if there is room."""
         device, known = offer.device, self._receiving.knows(offer)
         if not known:
-            self._callers.check_offer(device)
+            self._callers.check_offer(
+                device, offer.round if offer.answers is None else offer.answers
+            )
         answer = self._receiving.offered(device, offer, self._clock())
         if isinstance(answer, Receipt):
             answer = replace(answer, run=offer.run)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, Literal, TextIO
 
@@ -18,9 +21,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        time = datetime.fromtimestamp(record.created, timezone.utc)
+        at = datetime.fromtimestamp(record.created, timezone.utc)
         content: dict[str, Any] = {
-            "time": time.isoformat(timespec="milliseconds"),
+            "time": at.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -35,6 +38,25 @@ class JsonLines(logging.Formatter):
 def fact(event: str, **facts: Any) -> dict[str, Any]:
     """Facts of a record for machines: `log.info("…", extra=fact("receipt", round=3))`."""
     return {"facts": {"event": event, **facts}}
+
+
+class Seldom:
+    """Lets a line of a log pass once in a while, for events that a stranger can cause at will."""
+
+    def __init__(self, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._due_s = -math.inf
+        self._held = 0
+
+    def note(self) -> int:
+        """Count an event; return how many to report now, this one included, or 0."""
+        self._held += 1
+        now = self._clock()
+        if now < self._due_s:
+            return 0
+        number, self._held, self._due_s = self._held, 0, now + self._every_s
+        return number
 
 
 def configure_logging(

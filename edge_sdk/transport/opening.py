@@ -9,7 +9,7 @@ from edge_sdk.transport.settings import BrokerSettings
 def open_link(
     settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None = None
 ) -> Link:
-    """Start a link over MQTT 3.1.1. Returns at once; `Connected` or `Disconnected` follow.
+    """Start a link over MQTT 5 or 3.1.1. Returns at once; `Connected` or `Disconnected` follow.
 
     `name` is the client id of the control connection, `<name>-bulk` that of the other. A broker
     that sees a second connection with the same id ends the first.

@@ -48,6 +48,8 @@ class Outbox:
     """The queue of one connection. Safe to use from several threads."""
 
     def __init__(self, max_bytes: int) -> None:
+        self.window = WINDOW
+        """Most messages under way without an acknowledgement; a broker may allow fewer."""
         self._max_bytes = max_bytes
         self._lock = Lock()
         self._waiting: deque[Publication] = deque()
@@ -74,7 +76,7 @@ class Outbox:
         `sent` must be called before the next call.
         """
         with self._lock:
-            window = 1 if self._one_by_one else WINDOW
+            window = 1 if self._one_by_one else self.window
             if not self._waiting or len(self._under_way) >= window:
                 return None
             return self._waiting[0]

@@ -379,6 +379,10 @@ class Uploads:
             return Progress(self._credit(incoming)) if due else Progress()
         return self._finish(sender, incoming)
 
+    def expects(self, device: str, payload: bytes) -> bool:
+        """True if a chunk names an upload of this device in progress. Any thread may ask."""
+        return (device, payload[:UPLOAD_BYTES]) in self._open
+
     def knows(self, offer: Offer) -> bool:
         """True if an upload is in progress, or its end is known."""
         sender = self._senders.get(offer.device)

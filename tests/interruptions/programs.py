@@ -164,6 +164,13 @@ class Program:
             assert time.monotonic() < by, f"{self.name} never said: {wanted}\n{self.tail()}"
             time.sleep(POLL_S)
 
+    def peak_mb(self) -> float:
+        """The most memory it had so far, as the system counts it."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
     def tail(self) -> str:
         """The last lines of its log."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []

@@ -50,6 +50,8 @@ class Packet:
     id: int | None = None
     """Of a message with QoS 1."""
     retain: bool = False
+    properties: bytes = field(default=b"", repr=False)
+    """Of a message in MQTT 5, with their length."""
 
     @property
     def kind(self) -> int:
@@ -61,7 +63,7 @@ class Packet:
         name = self.topic.encode()
         body = len(name).to_bytes(2, "big") + name
         body += b"" if self.id is None else self.id.to_bytes(2, "big")
-        body += payload
+        body += self.properties + payload
         return replace(self, data=self.data[:1] + _length(len(body)) + body, payload=payload)
 
 
@@ -69,6 +71,13 @@ Match = Callable[[Packet], bool]
 Tamper = Callable[[Packet], Sequence[Packet] | None]
 """The messages that go on in the place of one; None: nobody gets it, and its sender believes that
 it arrived, as when a broker drops what it has acknowledged."""
+
+
+def publish_packet(topic: str, payload: bytes, *, level: int = 5) -> bytes:
+    """A message of QoS 0 in MQTT 5; at level 4, in 3.1.1."""
+    name = topic.encode()
+    body = len(name).to_bytes(2, "big") + name + (b"" if level < 5 else b"\0") + payload
+    return bytes([PUBLISH << 4]) + _length(len(body)) + body
 
 
 def topic_ends(*ends: str, direction: Direction | None = None) -> Match:
@@ -125,6 +134,7 @@ class _Pipe:
 
     def __init__(self, proxy: Proxy, direction: Direction, reader: asyncio.StreamReader) -> None:
         self.client = ""
+        self.level = 4
         self.dead = False
         self.other: _Pipe = self
         self.writer: asyncio.StreamWriter | None = None
@@ -185,7 +195,9 @@ class _Pipe:
         while (end := _packet_end(self._buffer)) is not None:
             data = bytes(self._buffer[:end])
             del self._buffer[:end]
-            packet = _parse(self.direction, self.client, data)
+            if data[0] >> 4 == CONNECT:
+                self.level = self.other.level = _level(data)
+            packet = _parse(self.direction, self.client, self.level, data)
             if packet.kind == CONNECT:
                 self.client = self.other.client = packet.client
             yield packet
@@ -396,14 +408,25 @@ def _packet_end(buffer: bytearray) -> int | None:
     return None
 
 
-def _parse(direction: Direction, client: str, data: bytes) -> Packet:
+def _body(data: bytes) -> bytes:
     at = 1
     while data[at] & 128:
         at += 1
-    body = data[at + 1 :]
+    return data[at + 1 :]
+
+
+def _level(connect: bytes) -> int:
+    """The version of MQTT: 4 for 3.1.1."""
+    body = _body(connect)
+    return body[2 + int.from_bytes(body[:2], "big")]
+
+
+def _parse(direction: Direction, client: str, level: int, data: bytes) -> Packet:
+    body = _body(data)
     kind = data[0] >> 4
     if kind == CONNECT:
         start = 2 + int.from_bytes(body[:2], "big") + 4  # protocol's name, level, flags, keepalive
+        start += _properties_bytes(body[start:], level)
         length = int.from_bytes(body[start : start + 2], "big")
         return Packet(direction, body[start + 2 : start + 2 + length].decode(), data)
     if kind != PUBLISH:
@@ -412,7 +435,21 @@ def _parse(direction: Direction, client: str, data: bytes) -> Packet:
     topic, id = body[2:end].decode(), None
     if data[0] & 0b110:
         id, end = int.from_bytes(body[end : end + 2], "big"), end + 2
-    return Packet(direction, client, data, topic, body[end:], id, bool(data[0] & 1))
+    start, end = end, end + _properties_bytes(body[end:], level)
+    return Packet(
+        direction, client, data, topic, body[end:], id, bool(data[0] & 1), body[start:end]
+    )
+
+
+def _properties_bytes(rest: bytes, level: int) -> int:
+    """The bytes of the properties that a packet's rest begins with, from MQTT 5 on."""
+    if level < 5:
+        return 0
+    length = at = 0
+    while rest[at] & 128:
+        length |= (rest[at] & 127) << 7 * at
+        at += 1
+    return at + 1 + (length | rest[at] << 7 * at)
 
 
 def _length(number: int) -> bytes:

@@ -187,6 +187,15 @@ class World:
         self._programs[program or name] = made
         return made
 
+    def without_proxy(self, name: str) -> None:
+        """Let a program that is not started yet reach the broker directly: a flood is for it, and
+        the proxy would be what gives in.
+        """
+        path = self.folder / ("run.toml" if name == COORDINATOR else f"{name}/device.toml")
+        through, text = f"port = {self.proxy(name).port}\n", path.read_text()
+        assert through in text
+        path.write_text(text.replace(through, f"port = {self.broker.port}\n"))
+
     def trains_on(self, name: str) -> None:
         """Let a device be told to take so many steps that it trains until it is stopped, or until
         its proxy has no `tamper` any more and it is told again.

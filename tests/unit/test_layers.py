@@ -28,6 +28,7 @@ LAZY = {"torch", "onnxruntime", "paho", "sklearn", "matplotlib", "zstandard"}
 BACKENDS = {
     "edge_sdk/train/torch.py": "torch",
     "edge_sdk/train/onnx.py": "onnxruntime",
+    "edge_sdk/transport/mqtt/client.py": "paho",
     "edge_sdk/transport/mqtt/connection.py": "paho",
 }
 

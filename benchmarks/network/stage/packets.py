@@ -3,7 +3,9 @@
     packet = type and flags (1 byte) ‖ length of the rest (1 to 4 bytes, 7 bits each) ‖ rest
 
 A PUBLISH begins its rest with the topic (length as uint16, big-endian, then UTF-8) and, above QoS
-0, a packet id of 2 bytes; what is left is the payload.
+0, a packet id of 2 bytes; in MQTT 5, properties follow. What is left is the payload. The first
+packet of a direction tells the version: a CONNECT names it (5 is MQTT 5), and a CONNACK has
+properties, so more than 2 bytes, only in MQTT 5.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.report.figures import FigureError
 
-PUBLISH = 3
+CONNECT, CONNACK, PUBLISH = 1, 2, 3
 _MAX_LENGTH_BYTES = 4
 
 
@@ -38,6 +40,7 @@ class PacketReader:
     def __init__(self, *, up: bool) -> None:
         self._up = up
         self._held = bytearray()
+        self._has_properties = False
 
     def feed(self, data: bytes, at_s: float) -> Iterator[Packet]:
         """Return the packets that these bytes complete. Raises `FigureError` for non-MQTT bytes."""
@@ -47,13 +50,20 @@ class PacketReader:
             del self._held[:size]
 
     def _packet(self, raw: bytes, at_s: float) -> Packet:
-        if raw[0] >> 4 != PUBLISH:
-            return Packet(at_s, self._up, len(raw))
-        start = _header_size(raw)
+        start, kind = _header_size(raw), raw[0] >> 4
         behind = start + 2 + int.from_bytes(raw[start : start + 2], "big")
-        with_id = 2 if raw[0] & 0b110 else 0
+        if kind == CONNECT:
+            self._has_properties = raw[behind] >= 5
+        elif kind == CONNACK:
+            self._has_properties = len(raw) - start > 2
+        if kind != PUBLISH:
+            return Packet(at_s, self._up, len(raw))
         topic = raw[start + 2 : behind].decode()
-        return Packet(at_s, self._up, len(raw), topic, len(raw) - behind - with_id)
+        behind += 2 if raw[0] & 0b110 else 0
+        if self._has_properties:
+            size = _packet_size(bytearray(raw[behind - 1 :]))  # a length, as of a packet
+            behind += 0 if size is None else size - 1
+        return Packet(at_s, self._up, len(raw), topic, len(raw) - behind)
 
 
 def _header_size(raw: bytes | bytearray) -> int:

@@ -1,10 +1,11 @@
 """amqtt in a thread of this process, with its own event loop. Needs the extra `broker`.
 
-Works around three problems of amqtt 0.12.1. It treats anonymous clients differently, so there is
+Works around four problems of amqtt 0.12.1. It treats anonymous clients differently, so there is
 one named user. It sends to every new connection the messages retained for anybody's subscriptions,
 iterating over a table that others change meanwhile, which can leave a connection unserved; that
-replay is disabled, which loses nothing because links use clean sessions. And it does not close the
-sockets of clients that vanished.
+replay is disabled, which loses nothing because links use clean sessions. It does not close the
+sockets of clients that vanished. And it speaks MQTT 3.1.1 only, but waits for more instead of
+refusing another version.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ from edge_sdk.transport.settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 
+_LEVEL = 4
+"""Protocol level of MQTT 3.1.1."""
+_TO_LEVEL = 2 + len("MQTT") + 1
+"""Bytes from the protocol's name to its level."""
+_OTHER_LEVEL = b"\x20\x02\x00\x01"
+"""Answer to a connection with another protocol level."""
+
 
 class OneUserPlugin(BaseAuthPlugin):  # type: ignore[misc]
     """Lets in one user with one password. amqtt loads it by the path of this class."""
@@ -43,12 +51,48 @@ class OneUserPlugin(BaseAuthPlugin):  # type: ignore[misc]
         return hmac.compare_digest(given.encode(), wanted.encode())
 
 
+class _ReadAgain:
+    """A stream whose first bytes were read already, as far as amqtt reads it."""
+
+    def __init__(self, first: bytes, rest: asyncio.StreamReader) -> None:
+        self._first = first
+        self._rest = rest
+
+    async def read(self, size: int = -1) -> bytes:
+        """Read at most so many bytes; all that come, if negative."""
+        if not self._first:
+            return await self._rest.read(size)
+        if size < 0:
+            size = len(self._first)
+        data, self._first = self._first[:size], self._first[size:]
+        return data
+
+    async def readexactly(self, size: int) -> bytes:
+        """Read so many bytes. Raises `IncompleteReadError` if fewer come."""
+        data = await self.read(size) if self._first else b""
+        return data + await self._rest.readexactly(size - len(data))
+
+    def feed_eof(self) -> None:
+        """End the stream."""
+        self._rest.feed_eof()
+
+
 class _CleanBroker(Broker):  # type: ignore[misc]
     async def stream_connected(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, listener_name: str
     ) -> None:
         try:
-            await super().stream_connected(reader, writer, listener_name)
+            first = await reader.readexactly(2)
+            while first[-1] & 128:  # the length of the packet goes on
+                first += await reader.readexactly(1)
+            first += await reader.readexactly(_TO_LEVEL)
+            if first[-1] == _LEVEL:
+                await super().stream_connected(_ReadAgain(first, reader), writer, listener_name)
+            else:
+                writer.write(_OTHER_LEVEL)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            _log.debug("a connection broke off")
         finally:
             writer.close()
 

@@ -32,6 +32,8 @@ class Callers:
         self._clock = clock
         self._max_devices = max_devices
         self._offers = Buckets(OFFER, max_devices)
+        self._offered: dict[str, int] = {}
+        """Newest round that each known device offered an upload for."""
         self._useless = Buckets(USELESS, max_devices)
         self._warnings = Buckets(WARNING, max_devices)
         self._complaints = Buckets(COMPLAINT, max_devices)
@@ -62,9 +64,14 @@ class Callers:
             )
         return False
 
-    def check_offer(self, device: str) -> None:
-        """Raise `MessageError` if a device offers new uploads too often."""
-        if not self._offers.take(device, self._clock()):
+    def check_offer(self, device: str, round: int) -> None:
+        """Raise `MessageError` if a device offers new uploads too often.
+
+        The first one for a newer round is always welcome: rounds may be as short as they like.
+        """
+        if round > self._offered.get(device, -1):
+            self._offered[device] = round
+        elif not self._offers.take(device, self._clock()):
             raise MessageError("too many offers of new uploads")
 
     def note_useless(self, device: str) -> None:

@@ -21,14 +21,14 @@ class Rate:
 
 MAX_DEVICES = 10_000
 """Default limit on the device names that a run listens to."""
-CONTROL = Rate(50.0, 500.0)
+CONTROL = Rate(100.0, 500.0)
 """Control messages, or KiB of them: larger ones take longer to read, and honest ones are small. A
 device that has to ask for every chunk of a large model sends the most."""
 STRANGERS = Rate(200.0, 2000.0)
 """Messages of all unknown names together, besides one for every allowed device."""
 PRESENCE = Rate(0.5, 30.0)
 OFFER = Rate(2.0, 30.0)
-"""Offers of new uploads, each of which takes room on the disk."""
+"""Offers of further uploads for a round, each of which takes room on the disk."""
 USELESS = Rate(100.0, 2000.0)
 """Useless chunks. Some are honest, because a link may deliver messages twice."""
 WARNING = Rate(1 / 120, 5.0)

@@ -15,7 +15,8 @@ from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.ending import BrokerError
 from edge_sdk.device.service.offers import TaskList
 from edge_sdk.device.service.participation import FetchBlob
-from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
+from edge_sdk.device.transfer.chunk_cache import ChunkCache
+from edge_sdk.device.transfer.fetching import Fetcher
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.topics import EVERY_TASK, Topics, parse_topic

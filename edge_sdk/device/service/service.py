@@ -56,10 +56,11 @@ from edge_sdk.device.service.training_thread import (
     Training,
 )
 from edge_sdk.device.stores.movements import DeviceFolder
-from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
+from edge_sdk.device.transfer.chunk_cache import ChunkCache
+from edge_sdk.device.transfer.fetching import Fetcher
 from edge_sdk.device.transfer.sending import Sending
 from edge_sdk.machine.snapshot import Probe
-from edge_sdk.program.logs import fact
+from edge_sdk.program.logs import Seldom, fact
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import ConfigError, MessageError
 from edge_sdk.protocol.messages.delivery import ModelNotice
@@ -73,7 +74,12 @@ from edge_sdk.protocol.messages.round import (
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Complaint, Credit, Evaluation, Presence, TaskNotice
-from edge_sdk.protocol.messages.wire import ControlMessage, decode_received, encode_message
+from edge_sdk.protocol.messages.wire import (
+    ControlMessage,
+    decode_received,
+    encode_message,
+    may_be_message,
+)
 from edge_sdk.transport.link import (
     Connected,
     Disconnected,
@@ -178,6 +184,7 @@ class DeviceService:
         self._offers_asked = False
         self._round_due_s = math.inf
         self._last_reason = "no answer yet"
+        self._ignored = Seldom()
 
     def stop(self) -> None:
         """Let `run` end soon, from any thread or signal handler; unsent movements stay on disk."""
@@ -200,7 +207,7 @@ class DeviceService:
         own = (config.broker.certificate, config.broker.bulk_certificate)
         for advice in certificate_advice(own, name, datetime.now(timezone.utc)):
             log.warning("%s", advice, extra=fact("certificate"))
-        link = opener(name=name, deliver=self._events.put, will=self._will())
+        link = opener(name=name, deliver=self._deliver, will=self._will())
         try:
             self._serve(link, folder, cache)
         except BaseException as error:
@@ -414,6 +421,29 @@ class DeviceService:
 
     # -- messages ---------------------------------------------------------------------------
 
+    def _deliver(self, event: LinkEvent) -> None:
+        """Queue an event of the link; called from its threads.
+
+        Bytes that cannot be a message of our task are dropped here, where that costs least.
+        """
+        if isinstance(event, Received) and event.payload:
+            try:
+                topic = parse_topic(event.topic)
+            except MessageError:
+                return
+            ours = topic.task == self.config.task and topic.hash is None
+            if ours and not may_be_message(topic.kind, event.payload):
+                self._ignore(event.topic, "bytes that are no message")
+                return
+        self._events.put(event)
+
+    def _ignore(self, text: str, reason: str) -> None:
+        if number := self._ignored.note():
+            extra = fact("ignored", number=number)
+            log.warning(
+                "ignoring %d message(s), the last on %s: %s", number, text, reason, extra=extra
+            )
+
     def _received(self, text: str, payload: bytes, retained: bool, now: float) -> None:
         try:
             topic = parse_topic(text)
@@ -431,7 +461,7 @@ class DeviceService:
                 else:
                     self._told(topic, message, now)
         except MessageError as error:
-            log.warning("ignoring a message on %s: %s", text, error, extra=fact("ignored"))
+            self._ignore(text, str(error))
 
     def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
         if isinstance(message, RoundOpen | RoundClosed | Survey):

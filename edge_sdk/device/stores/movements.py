@@ -2,7 +2,7 @@
 
     <state_dir>/<task>/<device>/
         session                     counts the device's starts
-        chunks/<hash>               `fetching.ChunkCache`
+        chunks/                     `chunk_cache.ChunkCache`
         runs/<run>/movements/       12.movement   has no receipt yet
                                     11.copy       has one; kept for replays
         runs/<run>/residuals/       `residuals.FolderStore`

@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Condition
 from typing import TypeVar
 
-from edge_sdk.program.files import make_folder, remove, write_whole
-from edge_sdk.program.logs import fact
-from edge_sdk.protocol.chunks import HASH_BYTES, Blob, chunk_hash, join_blob
+from edge_sdk.device.transfer.chunk_cache import ChunkCache
+from edge_sdk.program.logs import Seldom
+from edge_sdk.protocol.chunks import Blob, chunk_hash, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.messages.survey import MAX_STATISTICS_BYTES, Survey, decode_statistics
@@ -148,117 +145,6 @@ class Pull:
         return Ask(drop=[*self._done, *(h for h, each in self._awaited.items() if each.subscribed)])
 
 
-class ChunkCache:
-    """Chunks in a folder, by hash. The least recently used go when there are too many bytes.
-
-    Chunks in use stay, however many they are. For one process and one thread. Files of one name
-    have the same bytes, so a half-written file after a crash does no harm: reading it shows the
-    damage, and the chunk is pulled again. A chunk for which the disk has no room is held in memory
-    while it is in use.
-    """
-
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        make_folder(folder)
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._sizes: OrderedDict[bytes, int] = OrderedDict()
-        self._in_use: frozenset[bytes] = frozenset()
-        self._held: dict[bytes, bytes] = {}
-        self._warned = False
-        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime):
-            if len(path.name) == 2 * HASH_BYTES:
-                self._sizes[bytes.fromhex(path.name)] = path.stat().st_size
-            else:
-                remove(path)
-        self._bytes = sum(self._sizes.values())
-
-    def __contains__(self, hash: bytes) -> bool:
-        return hash in self._sizes or hash in self._held
-
-    def __getitem__(self, hash: bytes) -> bytes:
-        """See `edge_sdk.protocol.chunks.Chunks`."""
-        if hash in self._held:
-            return self._held[hash]
-        if hash not in self._sizes:
-            raise KeyError(hash)
-        try:
-            return self._path(hash).read_bytes()
-        except FileNotFoundError:
-            self._forget(hash)
-            raise KeyError(hash) from None
-
-    def use(self, hashes: Iterable[bytes]) -> None:
-        """Mark these chunks, and no others, as in use."""
-        self._in_use = frozenset(hashes)
-        self._held = {hash: chunk for hash, chunk in self._held.items() if hash in self._in_use}
-        for hash in self._in_use:
-            if hash in self._sizes:
-                self._sizes.move_to_end(hash)
-                self._touch(hash)
-
-    def put(self, hash: bytes, chunk: bytes) -> None:
-        """Keep a chunk that was checked."""
-        try:
-            self._write(hash, chunk)
-        except OSError as error:
-            self._make_room(len(chunk))
-            try:
-                self._write(hash, chunk)
-            except OSError:
-                self._warn(error)
-                self._held[hash] = chunk
-                return
-        self._bytes += len(chunk) - self._sizes.pop(hash, 0)
-        self._sizes[hash] = len(chunk)
-        for old in [each for each in self._sizes if each not in self._in_use]:
-            if self._bytes <= self._max_bytes:
-                break
-            if old != hash:
-                self.drop([old])
-
-    def drop(self, hashes: Iterable[bytes]) -> None:
-        """Remove chunks, if they are here."""
-        for hash in hashes:
-            self._held.pop(hash, None)
-            remove(self._path(hash))
-            self._forget(hash)
-
-    def _write(self, hash: bytes, chunk: bytes) -> None:
-        write_whole(self._path(hash), chunk, synced=False)  # checked when it is read
-
-    def _make_room(self, size: int) -> None:
-        """Remove chunks that are not in use until this many bytes are free."""
-        for old in [each for each in self._sizes if each not in self._in_use]:
-            if size <= 0:
-                return
-            size -= self._sizes[old]
-            with suppress(OSError):
-                self.drop([old])
-
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            log.error(
-                "no room on disk for chunks, which are held in memory: %s",
-                error,
-                extra=fact("disk"),
-            )
-
-    def _forget(self, hash: bytes) -> None:
-        self._bytes -= self._sizes.pop(hash, 0)
-
-    def _touch(self, hash: bytes) -> None:
-        try:
-            os.utime(self._path(hash))
-        except FileNotFoundError:
-            self._forget(hash)
-        except OSError as error:
-            log.debug("%s: %s", hash.hex(), error)
-
-    def _path(self, hash: bytes) -> Path:
-        return self._folder / hash.hex()
-
-
 class Fetcher:
     """Chunks over a link, for one device."""
 
@@ -282,6 +168,7 @@ class Fetcher:
         self._arrivals: deque[tuple[bytes, bytes, bool]] = deque()
         self._awaiting = False
         self._direct = False
+        self._wrong = Seldom()
 
     def arrived(self, hash: bytes, payload: bytes, *, direct: bool) -> None:
         """Hand over a chunk that came directly or on its topic; an empty one clears the topic."""
@@ -381,7 +268,12 @@ class Fetcher:
                 if pull.cleared(hash):
                     raise FetchError("its version was replaced during the fetch")
             elif chunk_hash(chunk) != hash:
-                log.warning("chunk %s came with other bytes than its hash says", hash.hex())
+                if number := self._wrong.note():
+                    log.warning(
+                        "%d chunk(s), the last %s, came with other bytes than the hash says",
+                        number,
+                        hash.hex(),
+                    )
             elif pull.arrived(hash, self._clock(), direct=direct):
                 self._cache.put(hash, chunk)
 

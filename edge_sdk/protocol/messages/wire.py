@@ -252,6 +252,12 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
 """Messages that each topic carries; the other topics carry chunks."""
 
 _NAMES = {cls: name for name, cls in TYPES.items()}
+_TYPE_KEY = b"\xa4type"
+_TYPES_ON = {
+    kind: tuple(bytes([0xA0 | len(_NAMES[cls])]) + _NAMES[cls].encode() for cls in classes)
+    for kind, classes in ON_TOPIC.items()
+}
+"""Names of the messages that each topic carries, in msgpack."""
 
 
 def encode_message(message: ControlMessage) -> bytes:
@@ -278,6 +284,20 @@ def decode_message(data: bytes | memoryview) -> ControlMessage:
         return cls(**arguments)
     except MessageError as error:
         raise MessageError(f"{kind}: {error}") from error
+
+
+def may_be_message(kind: TopicKind, data: bytes) -> bool:
+    """False if bytes cannot be a message for such a topic; true of few bytes that are none.
+
+    Costs next to nothing, so that a flood of other bytes costs no more than that.
+    """
+    names, at = _TYPES_ON.get(kind, ()), data.find(_TYPE_KEY, 0, MAX_CONTROL_BYTES)
+    while at >= 0:
+        at += len(_TYPE_KEY)
+        if data.startswith(names, at):
+            return True
+        at = data.find(_TYPE_KEY, at, MAX_CONTROL_BYTES)
+    return False
 
 
 def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:

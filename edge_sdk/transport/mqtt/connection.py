@@ -5,6 +5,9 @@ Only that thread touches paho, through the calls meant for an external loop (`lo
 message, and no lock is held while the owner is notified. Each connection gets a new paho client:
 whatever must survive a connection (the outbox, the filters) is ours, and paho's own queue never
 holds more than the window.
+
+MQTT 5 is tried first. A broker that closes the connection or refuses this version is asked again
+at once in 3.1.1; one that does not answer is asked in turns.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ except ImportError:  # Windows
     fcntl = termios = None  # type: ignore[assignment]
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
+from edge_sdk.program.logs import Seldom, fact
+from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
+from edge_sdk.protocol.messages.topics import MAX_TOPIC_CHARACTERS
+from edge_sdk.protocol.messages.wire import MAX_CONTROL_BYTES
 from edge_sdk.transport.filters import matches
 from edge_sdk.transport.link import LinkEvent, Received, Refused, Will, Writable
 from edge_sdk.transport.mqtt import reasons
-from edge_sdk.transport.outbox import TRIES, Outbox, Publication
+from edge_sdk.transport.mqtt.client import NEWEST, OLDEST, GatedClient, receive_maximum
+from edge_sdk.transport.outbox import TRIES, WINDOW, Outbox, Publication
 from edge_sdk.transport.settings import BrokerSettings
 
 CONNECT_TIMEOUT_S = 10.0
@@ -43,6 +50,9 @@ GOODBYE_S = 1.0
 
 STABLE_S = 10.0
 """A connection that lasted this long was good: the next attempt comes soon."""
+
+PACKET_ROOM_BYTES = 2**12
+"""Bytes of a packet besides the message or chunk that it carries, at most: topic, ids, header."""
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
@@ -120,6 +130,9 @@ class Connection:
         self._killed = False
         self._renewing = False
         self._finish_by = float("inf")
+        self._version = NEWEST
+        self._packet_bytes = (MAX_CHUNK_BYTES if bulk else MAX_CONTROL_BYTES) + PACKET_ROOM_BYTES
+        self._skipped = Seldom()
         self._thread = Thread(target=self._run, name=f"mqtt {client_id}", daemon=True)
 
     def start(self) -> None:
@@ -194,13 +207,19 @@ class Connection:
             begun = time.monotonic()
             with self._lock:
                 self._renewing = False
+            session = _Session(self)
             try:
-                reason = _Session(self).run()
+                reason = session.run()
             except Exception:
                 # The outermost loop of this thread. paho raises many things on bytes that are not
                 # MQTT, and a link that ends silently would be worse than one that tries again.
-                _log.exception("%s: the connection failed", self._client_id)
+                level = logging.DEBUG if session.may_be_old else logging.ERROR
+                _log.log(level, "%s: the connection failed", self._client_id, exc_info=True)
                 reason = f"{self._settings.address}: the answer is not MQTT; see the log"
+            if not session.answered:
+                self._version = OLDEST if self._version is NEWEST else NEWEST
+                if session.may_be_old and not isinstance(reason, reasons.Denial):
+                    continue
             self.denials = self.denials + 1 if isinstance(reason, reasons.Denial) else 0
             if not self._ending.is_set():
                 self._owner.down(self, reason)
@@ -212,13 +231,33 @@ class Connection:
         self._alarm.close()
         self._bell.close()
 
+    def _note_skipped(self, topic: str, size: int) -> None:
+        """Log a message that was too large, once in a while."""
+        number = self._skipped.note()
+        if not number:
+            return
+        _log.warning(
+            "%s: threw away %d message(s) over the limit of %d bytes, the last one with %d bytes "
+            "on %r; somebody who may write to that topic sends them",
+            self._client_id,
+            number,
+            self._packet_bytes,
+            size,
+            topic[:MAX_TOPIC_CHARACTERS],
+            extra=fact("oversized", topic=topic[:MAX_TOPIC_CHARACTERS], size_bytes=size),
+        )
+
 
 class _Session:
     """The lifetime of one paho client, from connecting to the end."""
 
     def __init__(self, connection: Connection) -> None:
+        self.answered = False
+        """True once the broker accepted or refused us, in our version of MQTT."""
+        self._version = connection._version
         self._of = connection
         self._settings = connection._settings
+        self._reached = False
         self._welcomed = False
         self._announced = False
         self._reason: str | None = None
@@ -235,12 +274,13 @@ class _Session:
         """Connect and serve until the end; returns why the connection ended."""
         settings = self._settings
         try:
-            self._client.connect(settings.host, settings.port, settings.keepalive_s)
+            self._client.open(settings.host, settings.port, settings.keepalive_s)
         except (OSError, ValueError) as error:
             return reasons.connect_failure(settings, error)
         connected = self._client.socket()
         if not isinstance(connected, socket.socket):
             return self._why()
+        self._reached = True
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._serve(connected)
@@ -257,15 +297,15 @@ class _Session:
             )
         return self._why()
 
-    def _make_client(self) -> paho.Client:
+    @property
+    def may_be_old(self) -> bool:
+        """True if the broker may have ended this session because it speaks only MQTT 3.1.1."""
+        tried = self._version is NEWEST and self._reached and not self._of._ending.is_set()
+        return tried and not (self.answered or self._silent or self._given_up)
+
+    def _make_client(self) -> GatedClient:
         of, settings = self._of, self._settings
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=of._client_id,
-            clean_session=True,
-            protocol=paho.MQTTv311,
-            reconnect_on_failure=False,
-        )
+        client = GatedClient(of._client_id, self._version, of._packet_bytes)
         client.connect_timeout = CONNECT_TIMEOUT_S
         if of._context is not None:
             client.tls_set_context(of._context)
@@ -321,13 +361,13 @@ class _Session:
         if held or ready.get(connected, 0) & selectors.EVENT_READ:
             of.heard_s = time.monotonic()
             result = client.loop_read()
-            if result == paho.MQTT_ERR_PROTOCOL and not self._welcomed:
+            if result == paho.MQTT_ERR_PROTOCOL and not (self._welcomed or self._reason):
                 # paho reports this for a refused version, and for anything it cannot read.
-                self._reason = reasons.refusal(self._settings, "Unsupported protocol version")
+                self._reason = reasons.refusal(self._settings, reasons.OTHER_VERSION)
         if ready.get(connected, 0) & selectors.EVENT_WRITE:
             self._moved_s = time.monotonic()
             client.loop_write()
-        if not self._is_sending(connected):
+        if not self._is_sending(connected) and not self._is_skipping():
             client.loop_misc()
 
     def _is_sending(self, connected: socket.socket) -> bool:
@@ -339,6 +379,11 @@ class _Session:
             self._moved_s = time.monotonic()
         waits = self._unsent > 0 or self._client.want_write()
         return waits and time.monotonic() - self._moved_s < self._settings.keepalive_s
+
+    def _is_skipping(self) -> bool:
+        """True while a message that is too large comes in. An answer to a ping waits behind it."""
+        arrives = time.monotonic() - self._of.heard_s < self._settings.keepalive_s
+        return self._client.gate.skipping and arrives
 
     def _is_done(self) -> bool:
         return self._of.outbox.empty or time.monotonic() >= self._of._finish_by
@@ -407,11 +452,13 @@ class _Session:
     # paho calls these from inside loop_read, loop_write and loop_misc: on our own thread. They
     # record what happened; the loop does the sending and waiting.
 
-    def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
+    def _on_connect(self, _client: Any, _data: Any, _flags: Any, code: Any, rest: Any) -> None:
         if code.is_failure:
             self._reason = reasons.refusal(self._settings, str(code))
+            self.answered = str(code) != reasons.OTHER_VERSION
         else:
-            self._welcomed = True
+            self.answered = self._welcomed = True
+            self._of.outbox.window = min(WINDOW, receive_maximum(rest))
 
     def _on_disconnect(self, _client: Any, _data: Any, _flags: Any, code: Any, _rest: Any) -> None:
         self._silent = str(code) == "Keep alive timeout"
@@ -430,6 +477,9 @@ class _Session:
 
     def _on_message(self, _client: Any, _data: Any, message: Any) -> None:
         topic, filters = str(message.topic), self._of._filters
+        if (size := self._client.gate.take_cut()) is not None:
+            self._of._note_skipped(topic, size)
+            return
         # Some brokers send messages nobody asked for, and all send some we no longer want.
         if topic in filters or any(matches(topic, f) for f in filters):
             self._of._owner.deliver(Received(topic, bytes(message.payload), bool(message.retain)))

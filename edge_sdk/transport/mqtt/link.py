@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class MqttLink:
-    """`Link` over MQTT 3.1.1; `open_link` makes and starts it."""
+    """`Link` over MQTT 5 or 3.1.1; `open_link` makes and starts it."""
 
     def __init__(
         self, settings: BrokerSettings, *, name: str, deliver: Deliver, will: Will | None

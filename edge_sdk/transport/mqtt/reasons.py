@@ -20,6 +20,9 @@ class Denial(str):
     __slots__ = ()
 
 
+OTHER_VERSION = "Unsupported protocol version"
+"""MQTT's name for a refusal of the version that we speak."""
+
 _REFUSALS = {
     "Bad user name or password": "the broker refused the user name or password",
     "Not authorized": "the broker does not let this user connect: user name or password are wrong, "
@@ -27,7 +30,7 @@ _REFUSALS = {
     "Client identifier not valid": "the broker does not accept the client id; some brokers bind it "
     "to the user or certificate",
     "Server unavailable": "the broker is up but not ready; it may be starting or overloaded",
-    "Unsupported protocol version": "the server there does not speak MQTT 3.1.1",
+    OTHER_VERSION: "the server there does not speak MQTT 3.1.1",
 }
 _DENIALS = ("Bad user name or password", "Not authorized", "Client identifier not valid")
 

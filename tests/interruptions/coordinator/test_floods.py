@@ -1,18 +1,24 @@
-"""A hostile device floods a real coordinator over a real broker while honest devices train."""
+"""Hostile programs flood a real coordinator over a real broker while honest devices train."""
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from coordinator.service.admission.limits import WARNING
 from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.messages.topics import Topics
 from tests.interruptions.programs import ROOT
-from tests.interruptions.world import COORDINATOR, World, Worlds, is_message
+from tests.interruptions.proxy import publish_packet
+from tests.interruptions.world import COORDINATOR, TASK, World, Worlds, is_message
 
 GROWTH_MB = 48.0
 """Of the coordinator's memory: what the flood may have waiting, and what reading it takes."""
@@ -79,36 +85,23 @@ def flood(world: World, folder: Path) -> Iterator[None]:
             process.kill()
 
 
-def memory_mb(world: World, field: str) -> float:
-    """Of the coordinator's process, as the system counts it."""
-    process = world.coordinator.process
-    assert process is not None
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    value = next(line.split()[1] for line in status.splitlines() if line.startswith(field))
-    return int(value) / 1024
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
     """A hostile program floods under 168 names: bombs, noise, offers, chunks, presence"""
     # Names that join and never bid are waited for; not for long here.
     world = worlds.make(rounds=3, bid_s=6.0, round={"max_devices": 10})
-    # The flood is for the coordinator; the tests' own proxy would be what gives in.
-    config = world.folder / "run.toml"
-    through = f"port = {world.proxy(COORDINATOR).port}\n"
-    assert through in config.read_text()
-    config.write_text(config.read_text().replace(through, f"port = {world.broker.port}\n"))
+    world.without_proxy(COORDINATOR)
     # No round is complete from now on until the flood has begun.
     first, any_bid = is_message(Bid, round=1), is_message(Bid)
     bid = world.proxy("one").hold(lambda packet: any_bid(packet) and not first(packet))
     world.start()
     bid.wait()
-    before = memory_mb(world, "VmHWM")
+    before = world.coordinator.peak_mb()
     with flood(world, tmp_path):
         bid.release()
         before_it = world.coordinator.wait_for("round_closed", round=1)
         closed = world.coordinator.wait_for("round_closed", after=before_it)
-        grown = memory_mb(world, "VmHWM") - before
+        grown = world.coordinator.peak_mb() - before
     outcome = world.finish()
     assert closed.content["movements"]["counted"] > 0
     assert all(receipts["counted"] > 1 for receipts in outcome.receipts.values())
@@ -116,3 +109,63 @@ def test_coordinator_flooded(worlds: Worlds, tmp_path: Path) -> None:
     assert len(list(world.coordinator.find("full"))) == 1
     assert grown < GROWTH_MB, f"the coordinator's memory grew by {grown:.1f} MB"
     world.note(f"the coordinator's memory grew by less than {GROWTH_MB:.0f} MB")
+
+
+PER_S = 1000
+
+
+@contextmanager
+def garbage(world: World) -> Iterator[None]:
+    """A stranger's connection that sends 1000 messages a second, random bytes, to the topics of
+    everybody: its own, those of a device, and those that devices listen to.
+    """
+    topics, chance, ending = Topics(TASK), random.Random(1), threading.Event()
+
+    def where(number: int) -> str:
+        return (
+            topics.up_control("one"),
+            topics.up_control(f"stranger{number}"),
+            topics.up_chunk("one"),
+            topics.presence("one"),
+            topics.presence(f"stranger{number}"),
+            topics.down_control("one"),
+            topics.round,
+        )[number % 7]
+
+    def send(connected: socket.socket) -> None:
+        number = 0
+        while not ending.wait(0.01):
+            for _ in range(PER_S // 100):
+                number += 1
+                connected.sendall(publish_packet(where(number), chance.randbytes(200), level=4))
+
+    with socket.create_connection(("127.0.0.1", world.broker.port)) as connected:
+        connected.sendall(b"\x10\x14\x00\x04MQTT\x04\x02\x00\x00\x00\x08stranger")
+        assert connected.recv(4) == b"\x20\x02\x00\x00"
+        thread = threading.Thread(target=send, args=(connected,), daemon=True)
+        thread.start()
+        try:
+            yield
+            assert thread.is_alive()
+        finally:
+            ending.set()
+            thread.join()
+
+
+def test_garbage_from_strangers(worlds: Worlds) -> None:
+    """Strangers send 1000 messages of garbage a second, also under a device's name"""
+    world = worlds.make(rounds=12)
+    for name in (COORDINATOR, "one", "two"):
+        world.without_proxy(name)
+    world.start()
+    world.coordinator.wait_for("round_closed", round=1)
+    with garbage(world):
+        world.coordinator.wait_for("round_closed", round=11)
+    outcome = world.finish()
+    assert all(receipts["counted"] == 12 for receipts in outcome.receipts.values())
+    # Nothing but garbage was dropped, whatever came in between.
+    dropped = [line.content["message"] for line in world.coordinator.find("dropped")]
+    assert dropped
+    assert all("bytes that are no message" in each for each in dropped)
+    assert len(dropped) <= WARNING.burst
+    assert 1 <= len(list(world.device("one").find("ignored"))) <= 2

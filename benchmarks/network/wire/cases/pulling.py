@@ -7,7 +7,8 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from edge_sdk.device.transfer.fetching import ChunkCache, Fetcher
+from edge_sdk.device.transfer.chunk_cache import ChunkCache
+from edge_sdk.device.transfer.fetching import Fetcher
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import Assignment, Bid, RoundOpen
 from edge_sdk.protocol.messages.topics import Topics, parse_topic

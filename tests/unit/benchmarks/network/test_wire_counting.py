@@ -28,30 +28,43 @@ def packet(first: int, rest: bytes) -> bytes:
             return bytes([first]) + digits + rest
 
 
-def publish(topic: str, payload: bytes, qos: int = 1) -> bytes:
+def publish(topic: str, payload: bytes, qos: int = 1, properties: bytes = b"") -> bytes:
     name = topic.encode()
-    number = b"\x00\x07" if qos else b""
+    number = (b"\x00\x07" if qos else b"") + properties
     return packet(0x30 | qos << 1, len(name).to_bytes(2, "big") + name + number + payload)
 
 
 PUBLISHES = st.tuples(
     st.text(min_size=1, max_size=20), st.sampled_from([0, 1, 120, 128, 16_384]), st.booleans()
 )
-OTHERS = st.tuples(st.sampled_from([0x10, 0x20, 0x40, 0x82, 0xC0, 0xE0]), st.binary(max_size=200))
+OTHERS = st.tuples(st.sampled_from([0x40, 0x82, 0xC0, 0xE0]), st.binary(max_size=200))
+
+
+FIRST = {
+    "CONNECT 3.1.1": (packet(0x10, b"\x00\x04MQTT\x04\x02\x00\x1e\x00\x01a"), b""),
+    "CONNECT 5": (packet(0x10, b"\x00\x04MQTT\x05\x02\x00\x1e\x00\x00\x01a"), b"\x05\x02abcd"),
+    "CONNACK 3.1.1": (packet(0x20, b"\x00\x00"), b""),
+    "CONNACK 5": (packet(0x20, b"\x00\x00\x00"), b"\x00"),
+}
+"""The first packet of a direction, and properties that messages then have."""
 
 
 @given(
+    st.sampled_from(list(FIRST)),
     st.lists(st.one_of(PUBLISHES, OTHERS), max_size=5),
     st.lists(st.integers(1, 5000), max_size=10),
 )
 def test_stream_is_cut_into_its_packets_however_it_comes(
-    sent: list[tuple[str, int, bool] | tuple[int, bytes]], cuts: list[int]
+    first: str,
+    sent: list[tuple[str, int, bool] | tuple[int, bytes]],
+    cuts: list[int],
 ) -> None:
-    raw, wanted = [], []
+    head, properties = FIRST[first]
+    raw, wanted = [head], [Packet(3.0, True, len(head))]
     for each in sent:
         if isinstance(each[0], str):
             topic, size, qos = each[0], int(each[1]), bool(each[-1])
-            raw.append(publish(topic, bytes(size), qos=int(qos)))
+            raw.append(publish(topic, bytes(size), int(qos), properties))
             wanted.append(Packet(3.0, True, len(raw[-1]), topic, size))
         else:
             raw.append(packet(each[0], bytes(each[1])))

@@ -117,7 +117,8 @@ def test_flood_costs_nobody_else_anything(
             world.settle()
     two.send(1)
     assert one.receipts == two.receipts == [(1, "kept")]
-    assert len(evil.all(Complaint)) == 1
+    # A link may deliver chunks twice, so of some that nobody waits for the sender is not told.
+    assert len(evil.all(Complaint)) == (send is not send_chunks)
     world.wait(60)  # its limits are back
     evil.send(1)
     assert evil.receipts == [(1, "kept"), (1, "counted")]
@@ -137,13 +138,25 @@ def test_flood_is_answered_only_as_often_as_is_allowed(worlds: Worlds) -> None:
         send_offers(world, evil, number)
         world.settle()
     credits = [each for each in evil.heard[before:] if isinstance(each, Credit)]
-    assert 0 < len(credits) <= OFFER.burst
+    assert 0 < len(credits) <= OFFER.burst + 1  # the first one for a round is not counted
     assert len(evil.heard) - before <= len(credits) + 1
     world.clock.now += 600
     for _ in range(1000):
         send_bids(world, evil, 0)
         world.settle()
     assert len(evil.heard) - before <= CONTROL.burst + OFFER.burst + 2
+
+
+def test_short_rounds_are_no_flood(worlds: Worlds) -> None:
+    rounds = int(OFFER.burst) + 10
+    world = worlds.make(rounds_config(rounds=rounds))  # all at one moment of its clock
+    one, two = world.add("one"), world.add("two")
+    for _ in range(100 * rounds):
+        if not world.step():
+            break
+    assert world.service.finished
+    assert one.receipts == two.receipts == [(each + 1, "counted") for each in range(rounds)]
+    assert one.all(Complaint) == []
 
 
 def test_sender_of_useless_chunks_is_muted_and_comes_back(worlds: Worlds) -> None:

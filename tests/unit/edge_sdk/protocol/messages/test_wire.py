@@ -48,6 +48,7 @@ from edge_sdk.protocol.messages.wire import (
     decode_message,
     decode_received,
     encode_message,
+    may_be_message,
 )
 
 DATA = Path(__file__).parents[1] / "golden"
@@ -604,6 +605,20 @@ def test_message_is_accepted_on_its_topics_only(kind: str, topic: TopicKind) -> 
     else:
         with pytest.raises(MessageError, match="does not belong"):
             decode_received(topic_for(topic), golden(kind))
+
+
+@pytest.mark.parametrize("topic", TopicKind)
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_message_looks_like_one_on_its_topics_only(kind: str, topic: TopicKind) -> None:
+    turned = dict(reversed(msgpack.unpackb(golden(kind), strict_map_key=False).items()))
+    for data in (golden(kind), msgpack.packb(turned)):  # whatever the order of its fields
+        assert may_be_message(topic, data) == (TYPES[kind] in ON_TOPIC.get(topic, ()))
+        assert not may_be_message(topic, data.replace(b"\xa4type", b"\xa4typo"))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xa4type", b"\xa4type\xa3big", bytes(1000), b"bid"])
+def test_garbage_does_not_look_like_a_message(data: bytes) -> None:
+    assert not any(may_be_message(topic, data) for topic in TopicKind)
 
 
 def test_every_message_has_a_topic() -> None:

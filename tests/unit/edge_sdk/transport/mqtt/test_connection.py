@@ -154,7 +154,7 @@ def test_same_reason_is_said_once() -> None:
 
 @pytest.mark.parametrize("code", [2, 4, 5])
 def test_denials_are_counted_aloud_and_each_count_told_once(code: int) -> None:
-    events = events_of(code, attempts=5)
+    events = events_of(code, attempts=7)
     # The last attempts may not have been told of when the link was ended.
     counts = [event.denials for event in events if isinstance(event, Disconnected)]
     assert counts == list(range(1, len(counts) + 1))
