@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from coordinator.aggregate.arrivals import Arrival, GroupsByAxis
 from coordinator.rounds import events, fragments
@@ -344,8 +346,9 @@ class FragmentsCourse:
         )
         self._window, self._skips = [], dict(self._resting)
         self._scores = scores
-        self._save()
-        parts.record(report)
+        line = parts.describe(report)
+        self._save(line)
+        parts.store.record(report, line)
         is_best = scores.best is not None and (self._best is None or scores.best > self._best)
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         state = self._state
@@ -366,7 +369,8 @@ class FragmentsCourse:
             self._best = accuracy
             self._parts.deliver_best(best, {"best"})
 
-    def _save(self) -> None:
+    def _save(self, line: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, with the line of a report if there is one."""
         state, model = self._state, self._parts.model
         self._parts.store.save(
             Checkpoint(
@@ -379,6 +383,7 @@ class FragmentsCourse:
                 devices=state.devices,
                 counted=state.counted,
                 levels=self._scores,
+                line=line,
             )
         )
         self._state = replace(state, fleet=state.fleet.settled())

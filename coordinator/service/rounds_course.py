@@ -17,7 +17,8 @@ from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
-from coordinator.run.folder import Checkpoint, Run, RunError
+from coordinator.run.errors import RunError, repair_advice
+from coordinator.run.folder import MEMORY, Checkpoint, Run
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import (
@@ -43,14 +44,35 @@ def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Check
     """Return the newest checkpoint that memory has caught up with. Raises `RunError`.
 
     If a crash left memory behind the newest checkpoint, removes that checkpoint: the round in the
-    journal then closes again.
+    journal then closes again. Any other memory that does not belong to the checkpoint is refused.
+    Completes the history.
     """
     checkpoint, opened = run.latest(), journal.read()
-    behind = memory is not None and memory.now < checkpoint.round
-    if behind and opened is not None and opened.round == checkpoint.round:
+    behind = memory is not None and checkpoint.memory and memory.now < checkpoint.round
+    is_open = opened is not None and opened.round == checkpoint.round
+    if behind and is_open and not run.is_recorded(checkpoint):  # memory comes before the line
         run.drop_latest()
         checkpoint = run.latest()
+    if memory is not None:
+        _check_memory(run, memory, checkpoint)
+    run.check_journal(checkpoint.round)
+    run.record_line(checkpoint)
     return checkpoint
+
+
+def _check_memory(run: Run, memory: Memory, checkpoint: Checkpoint) -> None:
+    """Raise `RunError` unless memory is that of the checkpoint."""
+    folder, now, round = run.folder / MEMORY, memory.now, checkpoint.round
+    if now > round:
+        raise RunError(
+            f"{folder} is that of round {now}, but the newest checkpoint is that of round {round}: "
+            f"a checkpoint is missing; {repair_advice(run.folder)}"
+        )
+    if checkpoint.memory and now < round:
+        raise RunError(
+            f"{folder} is {f'that of round {now}' if now else 'missing or empty'}, and the newest "
+            f"checkpoint is that of round {round}: {repair_advice(run.folder)}"
+        )
 
 
 class RoundsCourse:
@@ -396,6 +418,7 @@ class RoundsCourse:
         commit, plan = closed.commit, self._config.plan
         levels = level_reports(plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)
+        line = parts.describe(report)
         self._norms = model.norms
         self._committed += 1
         parts.store.save(
@@ -411,16 +434,18 @@ class RoundsCourse:
                 past=state.past,
                 levels=scores,
                 optimizer=self._config.server_optimizer.name,
+                memory=self._memory is not None,
+                line=line,
             )
         )
         self._state = replace(self._state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
-        parts.record(report)
+        parts.store.record(report, line)
         self._arrivals.clear()
-        parts.store.clear_kept()
         parts.store.forget_round()
+        parts.store.clear_kept()
         if not closed.published:
             parts.outlet.publish()
         is_best = scores.best is not None and scores.best > state.best[0]
