@@ -45,6 +45,20 @@ def checksum(*parts: Bytes) -> bytes:
     return state.digest()
 
 
+def open_versioned(data: bytes, version: int) -> dict[str, Any]:
+    """Read what `seal_json` made, or a file of the version before, which had no checksums.
+
+    `version`: the present one, in the content. Raises `ValueError`.
+    """
+    try:
+        return open_json(data)
+    except DamagedBytes:
+        content = json.loads(data)
+        if not isinstance(content, dict) or content.get("version") != version - 1:
+            raise
+        return {**content, "version": version}
+
+
 class RunningChecksum:
     """The checksum of a file that grows."""
 

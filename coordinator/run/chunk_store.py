@@ -26,7 +26,7 @@ class ChunkStore:
 
     def __init__(self, folder: Path) -> None:
         remove_folder(folder)
-        make_folder(folder)
+        make_folder(folder, mode=0o700)
         self._folder = folder
         self._sets: dict[str, frozenset[bytes]] = {}
         self._users: Counter[bytes] = Counter()
@@ -62,7 +62,7 @@ class ChunkStore:
         as it comes. Returns the hashes of the new ones. A set of this name is extended.
         """
         number, self._next = self._next, self._next + 1
-        file, offset = PlacedFile(self._folder / f"{number:08}.bin"), 0
+        file, offset = PlacedFile(self._folder / f"{number:08}.bin", mode=0o600), 0
         self._files[number] = file
         members, new = set(here), []
         for hash, chunk in chunks:

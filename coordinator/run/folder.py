@@ -41,6 +41,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -107,7 +108,8 @@ READ_TRIES = 5
 """Attempts to read a checkpoint of a run that goes on and may remove it."""
 
 _BUFFER = "buffer/"
-_STATE = "state"
+STATE = "state"
+"""Array of a checkpoint with all that is no array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,22 +182,32 @@ class Checkpoint:
 
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
-    """Create the folder of a new run, completely or not at all. Raises `ConfigError`."""
-    check_folder_free(folder)
+    """Create the folder of a new run, completely or not at all; raises as `check_run_free`."""
+    check_run_free(folder)
     with whole_folder(folder) as draft:
         save_model(model, draft / MODEL)
         make_folder(draft / CHECKPOINTS)
         first = Checkpoint.first(model.plan, model.plan.flatten(model.weights), model.buffers)
         write_checkpoint(draft, replace(first, journals=Journals()))
-        _write_json(draft / COUNTERS, {"opened": 0, "assigned": 0, "session": 0})
+        write_json(draft / COUNTERS, {"opened": 0, "assigned": 0, "session": 0})
         write_about(draft, about)
         make_private(draft)
+
+
+def check_run_free(folder: Path) -> None:
+    """Raise `ConfigError` unless a new run can be made there, `RunError` if it holds an old one."""
+    if (folder / CHECKPOINTS).is_dir():
+        raise RunError(
+            f"{folder} holds checkpoints, but {folder / ABOUT} is missing: restore it from a "
+            "backup, or name another folder for a new run"
+        )
+    check_folder_free(folder)
 
 
 def write_about(folder: Path, about: About) -> None:
     """Write the identity of a run, with the checksums of its model."""
     content = {"format": FORMAT, **asdict(about), "model": model_checksums(folder)}
-    _write_json(folder / ABOUT, content)
+    write_json(folder / ABOUT, content)
 
 
 def model_checksums(folder: Path) -> dict[str, str]:
@@ -244,7 +256,7 @@ class Run:
         lock = _lock(folder)
         try:
             self._tidy()
-            self.about, checks = _read_about(folder)
+            self.about, checks = read_about(folder)
             check_model(folder, checks)
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
@@ -357,17 +369,17 @@ class Run:
         known = {each: self._accuracies[each] for each in numbers if each in self._accuracies}
         for number in numbers:
             if number not in known:
-                known[number] = _accuracy_of(_checkpoint_path(self.folder, number))
+                known[number] = _accuracy_of(checkpoint_path(self.folder, number))
         self._accuracies = known
         return _best(known)
 
     def read(self, round: int) -> Checkpoint:
         """Read the checkpoint of a round. Raises `RunError` if it is damaged or missing."""
-        return _decode(_checkpoint_path(self.folder, round), self.plan)
+        return read_checkpoint(checkpoint_path(self.folder, round), self.plan)
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
-        return _rounds(self.folder)
+        return checkpoint_rounds(self.folder)
 
     def latest(self) -> Checkpoint:
         """Read the newest checkpoint. Raises `RunError` if it is damaged or missing."""
@@ -411,8 +423,7 @@ class Run:
             raise ConfigError(f"round {to_round} has no checkpoint; there are {known}")
         checkpoint = self.read(to_round)
         back = {"from": rounds[-1], "to": to_round}
-        last = self.history.last()
-        if last is None or last.get("rolled_back", {}).get("to") != to_round:  # else cut short
+        if self.history.last().get("rolled_back", {}).get("to") != to_round:  # else cut short
             self.record({"rolled_back": back})
         write_checkpoint(self.folder, replace(checkpoint, memory=False))
         # First remove what belongs to the newest model: it would damage an older one.
@@ -426,7 +437,7 @@ class Run:
         sync_folder(self.folder / CHECKPOINTS)
 
     def _remove_checkpoint(self, round: int) -> None:
-        remove(_checkpoint_path(self.folder, round))
+        remove(checkpoint_path(self.folder, round))
         remove(moments_path(self.folder, round))
 
     def _remove_unused_moments(self) -> None:
@@ -454,9 +465,18 @@ class Run:
         journals = checkpoint.journals or Journals()
         self.history.settle(journals.history, checkpoint.line)
 
+    def check_digest(self, checkpoint: Checkpoint, digest: str) -> None:
+        """Raise `RunError` if the model of a checkpoint is not that of its line of history."""
+        noted = None if checkpoint.line is None else checkpoint.line.get("digest")
+        if noted not in (None, digest):
+            raise RunError(
+                f"the model of round {checkpoint.round} is not the one in {self.history.path}: its "
+                f"digest is {digest[:12]}…, not {str(noted)[:12]}…; {repair_advice(self.folder)}"
+            )
+
     def _write_counters(self) -> None:
         content = {"opened": self.opened, "assigned": self._assigned, "session": self._session}
-        _write_json(self.folder / COUNTERS, content)
+        write_json(self.folder / COUNTERS, content)
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:
@@ -478,14 +498,14 @@ def read_result(folder: Path, round: WhichRound = "last") -> SavedModel:
     """
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
-    about, checks = _read_about(folder)
+    about, checks = read_about(folder)
     check_model(folder, checks)
     model = read_model(folder / MODEL)
     for _ in range(READ_TRIES):
-        path = _checkpoint_path(folder, _pick_round(folder, round))
+        path = checkpoint_path(folder, _pick_round(folder, round))
         if path.is_file():
             break  # else a running coordinator removed it just now
-    found = _decode(path, model.plan)
+    found = read_checkpoint(path, model.plan)
     weights = model.plan.unflatten(found.theta)
     origin = Origin(about.task, about.run, found.round, found.fleet.last_covered > 0)
     return replace(
@@ -495,13 +515,13 @@ def read_result(folder: Path, round: WhichRound = "last") -> SavedModel:
 
 def _pick_round(folder: Path, round: WhichRound) -> int:
     """Return the number of a round that has a checkpoint. Raises `ConfigError`, `RunError`."""
-    rounds = _rounds(folder)
+    rounds = checkpoint_rounds(folder)
     if not rounds:
         raise RunError(f"{folder / CHECKPOINTS} contains no checkpoint")
     if round == "last":
         return rounds[-1]
     if round == "best":
-        paths = {each: _checkpoint_path(folder, each) for each in rounds}
+        paths = {each: checkpoint_path(folder, each) for each in rounds}
         best = _best({each: _accuracy_of(path) for each, path in paths.items() if path.is_file()})
         if best is None:
             raise ConfigError(
@@ -530,7 +550,7 @@ def _accuracy_of(path: Path) -> float | None:
 
     try:
         with safe_open(path, framework="np") as file:
-            state = open_json(file.get_tensor(_STATE).tobytes())
+            state = open_json(file.get_tensor(STATE).tobytes())
         return unpack_levels(state["levels"], {}).best if "levels" in state else None
     except FileNotFoundError:
         return None
@@ -540,7 +560,7 @@ def _accuracy_of(path: Path) -> float | None:
 
 def _damaged_checkpoint(path: Path, error: Exception) -> RunError:
     folder = path.parent.parent
-    earlier = [each for each in _rounds(folder) if each < int(path.stem)]
+    earlier = [each for each in checkpoint_rounds(folder) if each < int(path.stem)]
     back = f"tessera-coordinator rollback {folder} --to-round {earlier[-1]}" if earlier else ""
     return RunError(
         f"checkpoint {path} is damaged ({error}): {back}{', or ' if back else ''}"
@@ -548,7 +568,8 @@ def _damaged_checkpoint(path: Path, error: Exception) -> RunError:
     )
 
 
-def _rounds(folder: Path) -> list[int]:
+def checkpoint_rounds(folder: Path) -> list[int]:
+    """Return the rounds that have a checkpoint, in ascending order."""
     found = (folder / CHECKPOINTS).glob("*.safetensors")
     return sorted(int(path.stem) for path in found if path.stem.isdecimal())
 
@@ -564,7 +585,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         for part in parts:
             file.write(part)
 
-    write_whole(_checkpoint_path(folder, checkpoint.round), write, mode=PRIVATE)
+    write_whole(checkpoint_path(folder, checkpoint.round), write, mode=PRIVATE)
 
 
 def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
@@ -606,19 +627,20 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
     state |= {"memory": checkpoint.memory, "line": checkpoint.line}
     # An array, not the file's metadata, which is limited to 100 MB. Its own checksum lets it be
     # read alone.
-    arrays[_STATE] = np.frombuffer(seal_json(state), np.uint8)
+    arrays[STATE] = np.frombuffer(seal_json(state), np.uint8)
     return save_arrays({name: np.asarray(each, order="C") for name, each in arrays.items()})
 
 
-def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
+def read_checkpoint(path: Path, plan: ModelPlan) -> Checkpoint:
+    """Read a checkpoint. Raises `RunError` if it is damaged, missing or of another plan."""
     from safetensors import SafetensorError, safe_open
 
     try:
         check_arrays(mapped(path))
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state = open_json(arrays[_STATE].tobytes())
-        checkpoint = _build(state, arrays)
+        state = open_json(arrays[STATE].tobytes())
+        checkpoint = build_checkpoint(state, arrays)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
         raise _damaged_checkpoint(path, error) from error
     plan.check_buffers(checkpoint.buffers)
@@ -628,7 +650,8 @@ def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
     return checkpoint
 
 
-def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
+def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
+    """Make a checkpoint of its state and arrays. Raises as they do that lack something."""
     accuracy, best_round = state["best"]
     nobody = np.zeros_like(arrays["last_covered"])
     return Checkpoint(
@@ -671,7 +694,7 @@ def _expected(groups: Mapping[str, list[int]], level: float, samples: int) -> Ex
     return Expected({axis: tuple(ids) for axis, ids in groups.items()}, level, samples)
 
 
-def _read_about(folder: Path) -> tuple[About, Mapping[str, str]]:
+def read_about(folder: Path) -> tuple[About, Mapping[str, str]]:
     """Read the identity of a run, and the checksums of its model's files."""
     path = folder / ABOUT
     try:
@@ -727,12 +750,26 @@ def moments_path(folder: Path, round: int) -> Path:
     return folder / CHECKPOINTS / f"{round:08}.moments"
 
 
-def _checkpoint_path(folder: Path, round: int) -> Path:
+def checkpoint_path(folder: Path, round: int) -> Path:
+    """Return the path of a checkpoint."""
     return folder / CHECKPOINTS / f"{round:08}.safetensors"
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a mapping with its checksum, readable by its owner only."""
     write_whole(path, seal_json(content), mode=PRIVATE)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from opening a run. Raises `ConfigError`, `RunError`."""
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _lock(folder: Path) -> int:

@@ -53,12 +53,14 @@ class History(Lines):
                 f"it (tessera-coordinator rollback {self.path.parent} --to-round {round})"
             )
 
-    def last(self) -> dict[str, Any] | None:
-        """Return the last line; None if there is none. Raises `RunError` if it is damaged."""
+    def last(self) -> dict[str, Any]:
+        """Return the last line; nothing if there is none, or it is damaged."""
         end = self.trim()
         tail = self.read(start := max(0, end - TAIL_BYTES), end - start)
-        place = start + tail.rfind(b"\n", 0, -1) + 1
-        return next(self.entries(place), None)
+        try:
+            return next(self.entries(start + tail.rfind(b"\n", 0, -1) + 1), {})
+        except RunError:
+            return {}
 
 
 def _line(entry: Entry | None) -> bytes:

@@ -78,9 +78,8 @@ class DiskMoments:
             file.truncate(self._size)
             yield self._moments, put
             file.write_at(self._header(bytes(CHECK_BYTES)), 0)
-            with mmap(file.fileno(), self._size, access=ACCESS_READ) as data:
-                check = checksum(data)
-            file.write_at(self._header(check), 0)
+            written = mmap(file.fileno(), self._size, access=ACCESS_READ)
+            file.write_at(self._header(checksum(memoryview(written))), 0)
             file.sync()
         finally:
             file.close()

@@ -92,7 +92,7 @@ class UploadFile(mmap):
         self.flush()
         file = PlacedFile(self.path, new=False)
         try:
-            file.write_at(checksum(self), len(self))
+            file.write_at(checksum(memoryview(self)), len(self))
             file.sync()
         finally:
             file.close()
@@ -171,16 +171,9 @@ class Receiving:
         Their devices have receipts and no copies, so nothing but a backup brings one back.
         """
         paths = sorted(self._movements.iterdir())
-        if gone := self._named() - {path.name for path in paths}:
+        if gone := kept_names(self._names) - {path.name for path in paths}:
             raise _lost(self._movements / min(gone), "is missing")
         yield from map(read_kept, paths)
-
-    def _named(self) -> set[str]:
-        """Read the names of the kept movements."""
-        if not self._names.is_file():
-            return set()
-        lines = self._names.read_bytes().splitlines(keepends=True)
-        return {name for line in lines if (name := _name_in(line, self._names)) is not None}
 
     def clear_kept(self) -> None:
         """Delete the kept movements: they are in the model, or in memory."""
@@ -218,6 +211,14 @@ def read_kept(path: Path) -> Movement | Replay:
     except (MessageError, ValueError) as error:
         raise _lost(path, f"is damaged ({error})") from error
     return movement if answered == movement.round else Replay(round=answered, movement=movement)
+
+
+def kept_names(path: Path) -> set[str]:
+    """Read the names of the kept movements; lines that cannot be read are logged."""
+    if not path.is_file():
+        return set()
+    lines = path.read_bytes().splitlines(keepends=True)
+    return {name for line in lines if (name := _name_in(line, path)) is not None}
 
 
 def _name_in(line: bytes, path: Path) -> str | None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
@@ -181,7 +182,7 @@ class Service:
         self, config: ServiceConfig, evaluate: Evaluate | None
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
         run, machine, keeping = self._run, self._machine, config.keeping
-        journal, memory = Journal(run.folder / ROUND), None
+        memory = None
         if isinstance(machine, RoundsConfig):
             memory = open_memory(
                 machine,
@@ -189,10 +190,23 @@ class Service:
                 memory_type=keeping.memory_type,
                 threads=keeping.threads,
             )
+        try:
+            return self._begin_with(memory, config, evaluate)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
+
+    def _begin_with(
+        self, memory: Memory | None, config: ServiceConfig, evaluate: Evaluate | None
+    ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
+        run, machine, keeping = self._run, self._machine, config.keeping
+        journal = Journal(run.folder / ROUND)
         checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
+        run.check_digest(checkpoint, model.digest)
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
             model=model,

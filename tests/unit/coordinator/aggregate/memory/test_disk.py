@@ -139,14 +139,23 @@ def test_damaged_file_is_named(folder: Path, name: str, damage: object) -> None:
     assert (folder / "segment-1.bin").exists() or (name, damage) == ("segment-1.bin", Path.unlink)
 
 
-def test_rounds_cut_short_in_the_index_are_named(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE devices SET rounds = x'00' WHERE name = 'ada'", "name 'ada' in devices"),
+        ("UPDATE movements SET weight = weight * 2 WHERE key = 1", "key 1 in movements"),
+        ("UPDATE segments SET live = live + 1", "in segments"),
+        ("DELETE FROM movements WHERE key = 1", "rows are missing"),
+        ("UPDATE about SET value = value + 1 WHERE name = 'now'", "rows are missing"),
+        ("DELETE FROM about", "rows are missing"),
+    ],
+)
+def test_row_that_was_changed_or_lost_is_noticed(folder: Path, change: str, says: str) -> None:
     with sqlite3.connect(folder / "index.sqlite") as index:
-        index.execute("UPDATE devices SET rounds = x'00' WHERE name = 'ada'")
+        index.execute(change)
     index.close()
-    memory = open_disk(folder)
-    with pytest.raises(MemoryDamaged, match=r"index\.sqlite.*'ada'"):
-        memory.recall("ada")
-    memory.close()
+    with pytest.raises(MemoryDamaged, match=rf"index\.sqlite.*{says}.*repair"):
+        open_disk(folder)
 
 
 def test_segment_cut_short_while_open_is_named(folder: Path) -> None:
