@@ -70,7 +70,7 @@ from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run.errors import RunError as RunError  # its name for everybody else
 from coordinator.run.errors import repair_advice
-from coordinator.run.history import History
+from coordinator.run.history import RunHistory
 from coordinator.run.lines import PRIVATE, Lines, read_lines
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from coordinator.task.saved_model import (
@@ -252,7 +252,7 @@ class Run:
         self._teachers = Lines(folder / TEACHERS)
         self._taught: RunningChecksum | None = None
         """Of the teachers' file; None: not read yet."""
-        self.history = History(folder / HISTORY)
+        self.history = RunHistory(folder / HISTORY)
         lock = _lock(folder)
         try:
             self._tidy()

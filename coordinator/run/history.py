@@ -17,7 +17,7 @@ from edge_sdk.program.files import append_line
 Entry = Mapping[str, Any]
 
 
-class History(Lines):
+class RunHistory(Lines):
     """The file of a run's history."""
 
     def settle(self, at: int, entry: Entry | None) -> None:

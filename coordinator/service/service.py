@@ -254,11 +254,14 @@ class Service:
     def serve(self, stop: threading.Event) -> None:
         """Run until the run is complete or `stop` is set. Raises `RunError`."""
         self._watchdog.ready(f"coordinating {self._run.about.task}")
+        over = self.finished  # at the start: devices may have missed their last receipts
         while not self.finished and not stop.is_set():
             self._step(self._wait_s())
         until = self._clock() + LINGER_S
-        while self._present and not stop.is_set() and self._clock() < until:
+        while (self._present or over) and not stop.is_set() and self._clock() < until:
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
+            if over and self._away_since is not None:
+                until = self._clock() + LINGER_S  # not connected yet
 
     def _step(self, wait_s: float) -> None:
         now = self._clock()

@@ -42,7 +42,7 @@ from coordinator.run.folder import (
     read_checkpoint,
     read_counters,
 )
-from coordinator.run.history import History
+from coordinator.run.history import RunHistory
 from coordinator.run.journal import Journal
 from coordinator.run.lines import read_lines
 from coordinator.run.moments import read_moments
@@ -145,7 +145,7 @@ class Inspection:
             if path.is_file() or self._expects(name):
                 yield self._tried(path, partial(self._check_lines, path))
         if self.newest is not None and self.newest.journals is not None:
-            history, at = History(self._folder / HISTORY), self.newest.journals.history
+            history, at = RunHistory(self._folder / HISTORY), self.newest.journals.history
             try:
                 history.check_newest(at, self.newest.line, self.newest.round)
             except RunError as error:
@@ -217,7 +217,7 @@ class Inspection:
             opened = Journal(self._folder / ROUND).read()
         except RunError:
             return False
-        recorded = History(self._folder / HISTORY).size > self._expects(HISTORY)
+        recorded = RunHistory(self._folder / HISTORY).size > self._expects(HISTORY)
         return opened is not None and opened.round == newest.round and not recorded
 
     def others(self) -> Iterator[FileFinding]:
