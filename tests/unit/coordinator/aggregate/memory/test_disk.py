@@ -225,6 +225,29 @@ def test_folder_holds_at_most_what_was_estimated(tmp_path: Path, dtype: MemoryTy
     index.close()
 
 
+def test_values_leave_the_disk_at_most_twice_their_age_after_they_were_made(
+    tmp_path: Path,
+) -> None:
+    """Held, replaced or stale: no file is older than the retention and what it was copied at."""
+    retention = 3
+    memory = open_disk(tmp_path, replace(CONFIG, max_staleness=retention))
+    stream = np.random.default_rng(3)
+    born: dict[str, int] = {}
+    for now in range(1, 40):
+        memory.advance(now)
+        given = [each for each in "abcdef" if stream.random() < 0.4]
+        blocks = np.flatnonzero(stream.random(PLAN.block_count) < 0.6).tolist() or [0]
+        memory.write([movement(each, now, blocks, now) for each in given])
+        memory.commit()
+        names = {path.name for path in tmp_path.glob("segment-*")}
+        born = {name: born.get(name, now) for name in names}
+        # A value is copied only while it is held, that is until `made + retention`.
+        assert all(now - since <= retention for since in born.values())
+        oldest = memory.oldest()
+        assert oldest is None or now - oldest <= retention
+    memory.close()
+
+
 def test_estimate_counts_values_sums_and_index() -> None:
     one = estimate_bytes(PLAN, 1, "fp32")
     ten = estimate_bytes(PLAN, 10, "fp32")
