@@ -57,12 +57,15 @@ def add_commands(commands: Any) -> None:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from coordinator.operate.upkeep.inspection import Inspection
-    from coordinator.run.folder import locked
+    from coordinator.operate.upkeep.upgrade import needs_checksums
+    from coordinator.run.folder import locked, read_about
 
     folder: Path = arguments.folder
     files, size, bad = 0, 0, 0
     shows = sys.stderr.isatty()
     with locked(folder):
+        if needs_checksums(folder):
+            read_about(folder)  # says so
         for found in Inspection(folder).all():
             files, size = files + 1, size + found.size
             if shows:

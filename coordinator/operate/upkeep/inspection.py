@@ -244,7 +244,8 @@ class Inspection:
         there = path.exists()
         size = path.stat().st_size if path.is_file() else 0
         condition: Condition = "damaged" if there else "missing"
-        return FileFinding(path.relative_to(self._folder), condition, str(error), size)
+        cause = getattr(error, "__cause__", None) or error  # the error itself repeats the path
+        return FileFinding(path.relative_to(self._folder), condition, str(cause), size)
 
 
 def read_plan(path: Path) -> ModelPlan | None:

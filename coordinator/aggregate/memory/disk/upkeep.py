@@ -24,7 +24,7 @@ from coordinator.aggregate.memory.disk.memory import (
     write_sums,
 )
 from coordinator.aggregate.memory.disk.segments import SegmentMaps, map_segment, segment_name
-from coordinator.aggregate.memory.errors import MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.errors import ADVICE, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
 from edge_sdk.program.files import sync_folder
@@ -51,7 +51,7 @@ def check_memory(folder: Path, plan: ModelPlan) -> Iterator[MemoryFinding]:
     try:
         index = MemoryIndex(path, plan.block_count)
     except MemoryStoreError as error:
-        yield MemoryFinding(path, str(error))
+        yield MemoryFinding(path, _without_advice(error))
         return
     try:
         if "commits" not in index.about():
@@ -124,7 +124,7 @@ def _check_sums(folder: Path, plan: ModelPlan, index: MemoryIndex) -> MemoryFind
     try:
         read_sums(folder, commit, sums.arrays)
     except MemoryDamaged as error:
-        return MemoryFinding(path, str(error))
+        return MemoryFinding(path, _without_advice(error))
     return MemoryFinding(path)
 
 
@@ -136,7 +136,7 @@ def _check_segment(
     try:
         map_segment(path, segment.number, segment.size)
     except MemoryDamaged as error:
-        return MemoryFinding(path, str(error), frozenset(row.device for row in rows))
+        return MemoryFinding(path, _without_advice(error), frozenset(row.device for row in rows))
     kind = VALUE_TYPES[memory_config(index).memory_type]
     bad = set()
     for row in rows:
@@ -146,6 +146,10 @@ def _check_segment(
             bad.add(row.device)
     problem = f"movements of {', '.join(sorted(bad))} do not match their checksums" if bad else ""
     return MemoryFinding(path, problem, frozenset(bad))
+
+
+def _without_advice(error: MemoryStoreError) -> str:
+    return str(error).removesuffix(f"; {ADVICE}")
 
 
 def _live_values(plan: ModelPlan, index: MemoryIndex, row: Row) -> int:
