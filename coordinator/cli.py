@@ -18,6 +18,7 @@ from coordinator.operate.identity.commands import add_commands as add_identity_c
 from coordinator.operate.joining.commands import add_commands as add_join_commands
 from coordinator.operate.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.results import add_commands as add_result_commands
+from coordinator.operate.upkeep.commands import add_commands as add_upkeep_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
     EXIT_INTERRUPTED,
@@ -68,6 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run_commands(commands)
     _add_forget(commands)
     add_quarantine_commands(commands)
+    add_upkeep_commands(commands)
     add_join_commands(commands)
     add_identity_commands(commands)
     add_completion(commands, parser)
@@ -209,20 +211,6 @@ def _add_run_commands(commands: Any) -> None:
     history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     history.add_argument("--json", action="store_true", help="all details, one JSON line per round")
     history.set_defaults(run=_history)
-    rollback = commands.add_parser(
-        "rollback",
-        help="return to the model of an earlier round",
-        description=(
-            "Makes an earlier checkpoint the newest; serve then resumes from it. "
-            "Deletes later checkpoints and the rule's memory. Round numbers keep counting up. "
-            "Stop serve before you run this."
-        ),
-        epilog="example: tessera-coordinator rollback run --to-round 12",
-    )
-    rollback.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    rollback.add_argument("--to-round", type=int, required=True, metavar="N")
-    rollback.add_argument("--yes", action="store_true", help="do not ask")
-    rollback.set_defaults(run=_rollback)
 
 
 def _add_forget(commands: Any) -> None:
@@ -339,22 +327,6 @@ def _history_line(entry: dict[str, Any]) -> str:
         f"{entry['seconds']:8.1f} s  {up / 1e6:9.2f} MB up  {down / 1e6:9.2f} MB down"
         f"{deploy}"
     )
-
-
-def _rollback(arguments: argparse.Namespace) -> int:
-    from coordinator.run.folder import Run
-
-    with Run(arguments.folder) as run:
-        newest = run.rounds()[-1:]
-        if arguments.to_round in run.rounds():
-            confirm(
-                f"{arguments.folder}: the models after round {arguments.to_round}, up to round "
-                f"{newest[0]}, and the rule's memory will be deleted for good.",
-                yes=arguments.yes,
-            )
-        run.rollback(arguments.to_round)
-        print(f"{arguments.folder}: the run will resume from round {arguments.to_round}")
-    return 0
 
 
 def _forget(arguments: argparse.Namespace) -> int:

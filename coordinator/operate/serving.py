@@ -36,10 +36,9 @@ from coordinator.operate.taskfile import (
 from coordinator.operate.tensorboard import TensorBoardSink
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.run.folder import About, Run, create_run, is_run
+from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
-from coordinator.task.saved_model import check_folder_free
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import GraphError
@@ -77,7 +76,7 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
     """
     folder, task = config.run.folder, config.task
     if not is_run(folder):
-        check_folder_free(folder)  # before the work, not after it
+        check_run_free(folder)  # before the work, not after it
         if task.evaluation is not None:
             check_evaluation(task.evaluation, config.base)
         levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}

@@ -30,7 +30,7 @@ class ChunkStore:
 
     def __init__(self, folder: Path) -> None:
         remove_folder(folder)
-        make_folder(folder)
+        make_folder(folder, mode=0o700)
         self._folder = folder
         self._sets: dict[str, frozenset[bytes]] = {}
         self._users: Counter[bytes] = Counter()

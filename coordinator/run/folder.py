@@ -1,27 +1,35 @@
 """A run on disk: everything needed to resume after any stop.
 
     lock                          held by the process that has the run open
-    run.json                      task, run id, and the source of the run
+    run.json                      task, run id, the source of the run, checksums of `model/`
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
-    counters.json                 the newest round ever opened; number of coordinator starts
+    counters.json                 the newest round ever opened, and the newest with assignments;
+                                  number of coordinator starts
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet: of the last
                                   few rounds, every n-th and the one with the best accuracy
     checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
     memory/                       the rule's memory (`memory/disk/`)
     round.json                    assignments of the open round (`journal.py`)
     movements/, uploads/          movements for open rounds (`receiving.py`)
+    movements.jsonl               names of the movements that were kept, so that none can be lost
+                                  unnoticed
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     teachers.jsonl                blocks that each device ever trained, a line per round with news
-    history.jsonl                 one line per closed round, and one per rollback
+    history.jsonl                 one line per closed round, and one per rollback (`history.py`)
     evaluation/                   test data that memory does not hold, converted and mapped
 
 Rules:
 - A round's number is used once: it is on disk before any device hears of it. An interrupted run
   resumes its round if there were assignments, and otherwise opens the next one.
-- A round's teachers are written before its checkpoint. Lines of rounds without one are removed.
+- A round's teachers are written before its checkpoint, which knows their checksum. Lines of rounds
+  without one are removed.
+- A round's line of history is part of its checkpoint and is appended after it.
 - A round's checkpoint is written before its memory. If a crash leaves memory behind, the round
   closes again from the previous checkpoint, to the same bits.
 - Files appear whole or not at all: they are written under another name, synced and renamed.
+- Every file has a checksum (`checksums.py`), which is checked when it is read. Damage is refused
+  and named; nothing damaged is replaced by nothing. `inspection.py` looks at everything.
+- Only the run's owner may read its files.
 - A rollback removes the open round and the memory, whose entries came from later models, and then
   the later checkpoints, newest first; round numbers still increase.
 """
@@ -29,24 +37,42 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected
 from coordinator.aggregate.screening import block_squares, pack_usual, unpack_usual
-from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.checksums import (
+    PIECE,
+    Bytes,
+    DamagedBytes,
+    RunningChecksum,
+    check_arrays,
+    checksum,
+    mapped,
+    open_json,
+    save_arrays,
+    seal_json,
+)
+from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.reputation import DeviceStanding
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
+from coordinator.run.errors import RunError as RunError  # its name for everybody else
+from coordinator.run.errors import repair_advice
+from coordinator.run.history import RunHistory
+from coordinator.run.lines import PRIVATE, Lines, read_lines
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
 from coordinator.task.saved_model import (
     Origin,
@@ -56,7 +82,6 @@ from coordinator.task.saved_model import (
     save_model,
 )
 from edge_sdk.program.files import (
-    append_line,
     lock_file,
     make_folder,
     remove,
@@ -72,21 +97,20 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
-FORMAT = 1
+log = logging.getLogger(__name__)
+
+FORMAT = 2
 LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
-ROUND, TEACHERS = "round.json", "teachers.jsonl"
+ROUND, TEACHERS, KEPT = "round.json", "teachers.jsonl", "movements.jsonl"
 
 READ_TRIES = 5
 """Attempts to read a checkpoint of a run that goes on and may remove it."""
 
 _BUFFER = "buffer/"
-_STATE = "state"
-
-
-class RunError(CoordinatorError):
-    """A run's folder cannot be used: it is open elsewhere, damaged, or belongs to another task."""
+STATE = "state"
+"""Array of a checkpoint with all that is no array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +130,18 @@ class TaskFiles:
     plan: ModelPlan
     manifest: Manifest
     files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """Contents of the run's journals when a checkpoint was written."""
+
+    teachers: int = 0
+    """Bytes of the teachers' file, with the checkpoint's own line."""
+    check: str = checksum().hex()
+    """Checksum of those bytes."""
+    history: int = 0
+    """Bytes of the history, without the checkpoint's own line."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -132,6 +168,12 @@ class Checkpoint:
     """The run's levels, as far as this model was evaluated."""
     optimizer: str = "none"
     """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
+    memory: bool = False
+    """True if the rule's memory was written with it, and must be there to go on from it."""
+    line: Mapping[str, Any] | None = None
+    """The round's line of history; None: it has none."""
+    journals: Journals | None = None
+    """Places in the run's journals; set when the checkpoint is written."""
 
     @classmethod
     def first(cls, plan: ModelPlan, theta: Float32, buffers: Mapping[str, Array]) -> Checkpoint:
@@ -141,15 +183,55 @@ class Checkpoint:
 
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
-    """Create the folder of a new run, completely or not at all. Raises `ConfigError`."""
-    check_folder_free(folder)
+    """Create the folder of a new run, completely or not at all; raises as `check_run_free`."""
+    check_run_free(folder)
     with whole_folder(folder) as draft:
         save_model(model, draft / MODEL)
         make_folder(draft / CHECKPOINTS)
         first = Checkpoint.first(model.plan, model.plan.flatten(model.weights), model.buffers)
-        write_whole(_checkpoint_path(draft, 0), _encode(first))
-        write_whole(draft / COUNTERS, _json({"opened": 0, "session": 0}))
-        write_whole(draft / ABOUT, _json({"format": FORMAT, **asdict(about)}))
+        write_checkpoint(draft, replace(first, journals=Journals()))
+        write_json(draft / COUNTERS, {"opened": 0, "assigned": 0, "session": 0})
+        write_about(draft, about)
+        make_private(draft)
+
+
+def check_run_free(folder: Path) -> None:
+    """Raise `ConfigError` unless a new run can be made there, `RunError` if it holds an old one."""
+    if (folder / CHECKPOINTS).is_dir():
+        raise RunError(
+            f"{folder} holds checkpoints, but {folder / ABOUT} is missing: restore it from a "
+            "backup, or name another folder for a new run"
+        )
+    check_folder_free(folder)
+
+
+def write_about(folder: Path, about: About) -> None:
+    """Write the identity of a run, with the checksums of its model."""
+    content = {"format": FORMAT, **asdict(about), "model": model_checksums(folder)}
+    write_json(folder / ABOUT, content)
+
+
+def model_checksums(folder: Path) -> dict[str, str]:
+    """Return the checksums of the files of a run's model, by path."""
+    model = folder / MODEL
+    files = sorted(path for path in model.rglob("*") if path.is_file())
+    return {path.relative_to(model).as_posix(): checksum_of(path) for path in files}
+
+
+def checksum_of(path: Path) -> str:
+    """Return the checksum of a file's bytes, in hex digits."""
+    return checksum(mapped(path)).hex()
+
+
+def make_private(folder: Path) -> int:
+    """Let only the owner read a folder and all in it; returns how many others could read."""
+    changed = 0
+    for path in (folder, *folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if mode & 0o077 and not path.is_symlink():
+            path.chmod(mode & 0o700)
+            changed += 1
+    return changed
 
 
 def is_run(folder: Path) -> bool:
@@ -168,22 +250,39 @@ class Run:
         self._accuracies: dict[int, float | None] = {}
         """Accuracy of the level to deploy, by round, of checkpoints that were looked at."""
         self._lock: int | None = None
+        self._teachers = Lines(folder / TEACHERS)
+        self._taught: RunningChecksum | None = None
+        """Of the teachers' file; None: not read yet."""
+        self.history = RunHistory(folder / HISTORY)
         lock = _lock(folder)
         try:
-            for each in (folder, folder / CHECKPOINTS):
-                remove_leftovers(each)
-            self._remove_unused_moments()
-            self.about = _read_about(folder)
+            self._tidy()
+            self.about, checks = read_about(folder)
+            check_model(folder, checks)
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
-            counters = json.loads((folder / COUNTERS).read_text())
-            self.opened, self._session = int(counters["opened"]), int(counters["session"])
+            counters = read_counters(folder)
+            self.opened, self._session = counters["opened"], counters["session"]
+            self._assigned = counters["assigned"]
             self._lock = lock
-        except (ValueError, KeyError, OSError) as error:
-            raise RunError(f"{folder} is damaged: {error!r}") from error
         finally:
             if self._lock is None:
                 os.close(lock)
+
+    def _tidy(self) -> None:
+        """Remove what killed processes left, and close the folder to other accounts."""
+        folder = self.folder
+        for each in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+            if each.name not in (CHUNKS, UPLOADS):  # emptied by their users
+                remove_leftovers(each)
+        self._remove_unused_moments()
+        if changed := make_private(folder):
+            log.warning(
+                "%s: %d files and folders could be read by other accounts; now only this account "
+                "can",
+                folder,
+                changed,
+            )
 
     def __enter__(self) -> Run:
         return self
@@ -213,6 +312,20 @@ class Run:
             self.opened = round
             self._write_counters()
 
+    def note_assigned(self, round: int) -> None:
+        """Note that a round has assignments in the journal, which must not be lost from now on."""
+        if round > self._assigned:
+            self._assigned = round
+            self._write_counters()
+
+    def check_journal(self, newest: int) -> None:
+        """Raise `RunError` if a round behind the newest checkpoint has lost its assignments."""
+        if self._assigned > newest and not (self.folder / ROUND).is_file():
+            raise RunError(
+                f"{self.folder / ROUND} is missing, and round {self._assigned} is open: "
+                f"{repair_advice(self.folder)}"
+            )
+
     def next_session(self, wall_s: float) -> int:
         """Return the number of this start, above all earlier ones in any folder of the task."""
         self._session = max(self._session + 1, int(wall_s))
@@ -221,13 +334,20 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint, and before it the news of its teachers."""
+    def save(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Write a checkpoint, and before it the news of its teachers. Returns it as written.
+
+        Its line of history is appended by `record_line`, once the round is complete.
+        """
+        taught = self._taught = self._taught or self._read_taught(self._teachers.trim())
         if news := checkpoint.fleet.teachers.news:
-            line = {"round": checkpoint.round, "blocks": {n: b.hex() for n, b in news.items()}}
-            append_line(self.folder / TEACHERS, _json(line))
-        write_whole(_checkpoint_path(self.folder, checkpoint.round), _encode(checkpoint))
+            blocks = {name: held.hex() for name, held in news.items()}
+            taught.add(self._teachers.append({"round": checkpoint.round, "blocks": blocks}))
+        journals = Journals(taught.size, taught.hex, self.history.trim())
+        written = replace(checkpoint, journals=journals)
+        write_checkpoint(self.folder, written)
         self._accuracies[checkpoint.round] = checkpoint.levels.best
+        return written
 
     def drop_latest(self) -> None:
         """Remove the newest checkpoint, unless it is the only one."""
@@ -250,36 +370,51 @@ class Run:
         known = {each: self._accuracies[each] for each in numbers if each in self._accuracies}
         for number in numbers:
             if number not in known:
-                known[number] = _accuracy_of(_checkpoint_path(self.folder, number))
+                known[number] = _accuracy_of(checkpoint_path(self.folder, number))
         self._accuracies = known
         return _best(known)
 
     def read(self, round: int) -> Checkpoint:
         """Read the checkpoint of a round. Raises `RunError` if it is damaged or missing."""
-        return _decode(_checkpoint_path(self.folder, round), self.plan)
+        return read_checkpoint(checkpoint_path(self.folder, round), self.plan)
 
     def rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in ascending order."""
-        return _rounds(self.folder)
+        return checkpoint_rounds(self.folder)
 
     def latest(self) -> Checkpoint:
         """Read the newest checkpoint. Raises `RunError` if it is damaged or missing."""
         rounds = self.rounds()
         if not rounds:
-            raise RunError(f"{self.folder / CHECKPOINTS} contains no checkpoint")
-        checkpoint = _decode(_checkpoint_path(self.folder, rounds[-1]), self.plan)
+            raise RunError(
+                f"{self.folder / CHECKPOINTS} contains no checkpoint: restore it from a backup"
+            )
+        checkpoint = self.read(rounds[-1])
+        journals = checkpoint.journals or Journals()
+        self.history.check_newest(journals.history, checkpoint.line, checkpoint.round)
         fleet = checkpoint.fleet
-        teachers = fleet.teachers.joined(self._read_teachers(checkpoint.round), fleet.samples)
+        teachers = fleet.teachers.joined(self._read_teachers(journals), fleet.samples)
         return replace(checkpoint, fleet=replace(fleet, teachers=teachers).settled())
 
-    def _read_teachers(self, round: int) -> dict[str, bytes]:
-        """Read the blocks that devices had trained by a round; remove the lines of later rounds."""
-        path = self.folder / TEACHERS
-        entries = list(_read_lines(path))
-        if len(kept := [entry for entry in entries if entry["round"] <= round]) < len(entries):
-            write_whole(path, b"".join(map(_json, kept)))
+    def _read_teachers(self, journals: Journals) -> dict[str, bytes]:
+        """Read the blocks that devices had trained by a checkpoint; remove the lines behind."""
+        path, taught = self._teachers.path, self._read_taught(journals.teachers)
+        if (taught.size, taught.hex) != (journals.teachers, journals.check):
+            raise RunError(
+                f"{path} is damaged: its first {journals.teachers} bytes are not those of the "
+                f"newest checkpoint; {repair_advice(self.folder)}"
+            )
+        self._teachers.cut(taught.size)
+        self._taught = taught
         # A later line of a device has all that an earlier one has.
-        return {n: bytes.fromhex(b) for entry in kept for n, b in entry["blocks"].items()}
+        entries = self._teachers.entries()
+        return {n: bytes.fromhex(b) for entry in entries for n, b in entry["blocks"].items()}
+
+    def _read_taught(self, size: int) -> RunningChecksum:
+        taught = RunningChecksum()
+        while piece := self._teachers.read(taught.size, min(size - taught.size, PIECE)):
+            taught.add(piece)
+        return taught
 
     def rollback(self, to_round: int) -> None:
         """Return to a checkpoint and continue from it. Raises `ConfigError`, `RunError`."""
@@ -287,18 +422,23 @@ class Run:
         if to_round not in rounds:
             known = ", ".join(map(str, rounds))
             raise ConfigError(f"round {to_round} has no checkpoint; there are {known}")
-        _decode(_checkpoint_path(self.folder, to_round), self.plan)
+        checkpoint = self.read(to_round)
+        back = {"from": rounds[-1], "to": to_round}
+        if self.history.last().get("rolled_back", {}).get("to") != to_round:  # else cut short
+            self.record({"rolled_back": back})
+        write_checkpoint(self.folder, replace(checkpoint, memory=False))
         # First remove what belongs to the newest model: it would damage an older one.
-        for name in (ROUND, MOVEMENTS, MEMORY):
+        self._assigned = 0
+        self._write_counters()
+        for name in (ROUND, KEPT, MOVEMENTS, MEMORY):
             remove_folder(self.folder / name)
         sync_folder(self.folder)
         for number in reversed([each for each in rounds if each > to_round]):
             self._remove_checkpoint(number)
         sync_folder(self.folder / CHECKPOINTS)
-        self.record({"rolled_back": {"from": rounds[-1], "to": to_round}})
 
     def _remove_checkpoint(self, round: int) -> None:
-        remove(_checkpoint_path(self.folder, round))
+        remove(checkpoint_path(self.folder, round))
         remove(moments_path(self.folder, round))
 
     def _remove_unused_moments(self) -> None:
@@ -312,18 +452,39 @@ class Run:
 
     def record(self, entry: Mapping[str, Any]) -> None:
         """Append a line to the history."""
-        append_line(self.folder / HISTORY, _json(entry))
+        self.history.append(entry)
+
+    def is_recorded(self, checkpoint: Checkpoint) -> bool:
+        """True if the history has the line of a checkpoint, or part of it."""
+        return self.history.size > (checkpoint.journals or Journals()).history
+
+    def record_line(self, checkpoint: Checkpoint) -> None:
+        """Append the line of a checkpoint to the history, unless it is there.
+
+        Raises `RunError` if the history is damaged.
+        """
+        journals = checkpoint.journals or Journals()
+        self.history.settle(journals.history, checkpoint.line)
+
+    def check_digest(self, checkpoint: Checkpoint, digest: str) -> None:
+        """Raise `RunError` if the model of a checkpoint is not that of its line of history."""
+        noted = None if checkpoint.line is None else checkpoint.line.get("digest")
+        if noted not in (None, digest):
+            raise RunError(
+                f"the model of round {checkpoint.round} is not the one in {self.history.path}: its "
+                f"digest is {digest[:12]}…, not {str(noted)[:12]}…; {repair_advice(self.folder)}"
+            )
 
     def _write_counters(self) -> None:
-        content = _json({"opened": self.opened, "session": self._session})
-        write_whole(self.folder / COUNTERS, content)
+        content = {"opened": self.opened, "assigned": self._assigned, "session": self._session}
+        write_json(self.folder / COUNTERS, content)
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:
     """Read a run's history, even if the run is open elsewhere. Raises `ConfigError`."""
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
-    return _read_lines(folder / HISTORY)
+    return read_lines(folder / HISTORY)
 
 
 WhichRound = int | Literal["best", "last"]
@@ -338,12 +499,14 @@ def read_result(folder: Path, round: WhichRound = "last") -> SavedModel:
     """
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
-    about, model = _read_about(folder), read_model(folder / MODEL)
+    about, checks = read_about(folder)
+    check_model(folder, checks)
+    model = read_model(folder / MODEL)
     for _ in range(READ_TRIES):
-        path = _checkpoint_path(folder, _pick_round(folder, round))
+        path = checkpoint_path(folder, _pick_round(folder, round))
         if path.is_file():
             break  # else a running coordinator removed it just now
-    found = _decode(path, model.plan)
+    found = read_checkpoint(path, model.plan)
     weights = model.plan.unflatten(found.theta)
     origin = Origin(about.task, about.run, found.round, found.fleet.last_covered > 0)
     return replace(
@@ -353,13 +516,13 @@ def read_result(folder: Path, round: WhichRound = "last") -> SavedModel:
 
 def _pick_round(folder: Path, round: WhichRound) -> int:
     """Return the number of a round that has a checkpoint. Raises `ConfigError`, `RunError`."""
-    rounds = _rounds(folder)
+    rounds = checkpoint_rounds(folder)
     if not rounds:
         raise RunError(f"{folder / CHECKPOINTS} contains no checkpoint")
     if round == "last":
         return rounds[-1]
     if round == "best":
-        paths = {each: _checkpoint_path(folder, each) for each in rounds}
+        paths = {each: checkpoint_path(folder, each) for each in rounds}
         best = _best({each: _accuracy_of(path) for each, path in paths.items() if path.is_file()})
         if best is None:
             raise ConfigError(
@@ -383,28 +546,31 @@ def _best(accuracies: Mapping[int, float | None]) -> int | None:
 
 def _accuracy_of(path: Path) -> float | None:
     """Read the accuracy of a checkpoint's level to deploy, and nothing else of it; None: unknown,
-    or it cannot be read."""
+    or it was removed. Raises `RunError` if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            state = json.loads(file.get_tensor(_STATE).tobytes())
+            state = open_json(file.get_tensor(STATE).tobytes())
         return unpack_levels(state["levels"], {}).best if "levels" in state else None
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError):
+    except FileNotFoundError:
         return None
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+        raise _damaged_checkpoint(path, error) from error
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # cut short by a crash
-        if isinstance(entry, dict):
-            yield entry
+def _damaged_checkpoint(path: Path, error: Exception) -> RunError:
+    folder = path.parent.parent
+    earlier = [each for each in checkpoint_rounds(folder) if each < int(path.stem)]
+    back = f"tessera-coordinator rollback {folder} --to-round {earlier[-1]}" if earlier else ""
+    return RunError(
+        f"checkpoint {path} is damaged ({error}): {back}{', or ' if back else ''}"
+        f"{repair_advice(folder)}"
+    )
 
 
-def _rounds(folder: Path) -> list[int]:
+def checkpoint_rounds(folder: Path) -> list[int]:
+    """Return the rounds that have a checkpoint, in ascending order."""
     found = (folder / CHECKPOINTS).glob("*.safetensors")
     return sorted(int(path.stem) for path in found if path.stem.isdecimal())
 
@@ -412,9 +578,18 @@ def _rounds(folder: Path) -> list[int]:
 # -- formats -------------------------------------------------------------------------------------
 
 
-def _encode(checkpoint: Checkpoint) -> bytes:
-    from safetensors.numpy import save
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint to its file, with its places in the journals."""
+    parts = _encode(checkpoint)
 
+    def write(file: BinaryIO) -> None:
+        for part in parts:
+            file.write(part)
+
+    write_whole(checkpoint_path(folder, checkpoint.round), write, mode=PRIVATE)
+
+
+def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
     fleet = checkpoint.fleet
     levels, statistics = pack_levels(checkpoint.levels)
     arrays = {
@@ -451,24 +626,27 @@ def _encode(checkpoint: Checkpoint) -> bytes:
     }
     if checkpoint.optimizer != "none":
         state["optimizer"] = checkpoint.optimizer
-    # An array, not the file's metadata, which is limited to 100 MB.
-    arrays[_STATE] = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    encoded: bytes = save({name: np.asarray(each, order="C") for name, each in arrays.items()})
-    return encoded
+    if checkpoint.journals is not None:
+        state["journals"] = asdict(checkpoint.journals)
+    state |= {"memory": checkpoint.memory, "line": checkpoint.line}
+    # An array, not the file's metadata, which is limited to 100 MB. Its own checksum lets it be
+    # read alone.
+    arrays[STATE] = np.frombuffer(seal_json(state), np.uint8)
+    return save_arrays({name: np.asarray(each, order="C") for name, each in arrays.items()})
 
 
-def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
+def read_checkpoint(path: Path, plan: ModelPlan) -> Checkpoint:
+    """Read a checkpoint. Raises `RunError` if it is damaged, missing or of another plan."""
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_arrays(mapped(path))
         with safe_open(path, framework="np") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state = json.loads(arrays[_STATE].tobytes())
-        checkpoint = _build(state, arrays)
+        state = open_json(arrays[STATE].tobytes())
+        checkpoint = build_checkpoint(state, arrays)
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError) as error:
-        raise RunError(
-            f"checkpoint {path} cannot be read ({error}); remove it to resume from the previous one"
-        ) from error
+        raise _damaged_checkpoint(path, error) from error
     plan.check_buffers(checkpoint.buffers)
     blocks = checkpoint.fleet.last_covered.shape
     if checkpoint.theta.shape != (plan.parameters,) or blocks != (plan.block_count,):
@@ -476,7 +654,8 @@ def _decode(path: Path, plan: ModelPlan) -> Checkpoint:
     return checkpoint
 
 
-def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
+def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
+    """Make a checkpoint of its state and arrays. Raises as they do that lack something."""
     accuracy, best_round = state["best"]
     nobody = np.zeros_like(arrays["last_covered"])
     return Checkpoint(
@@ -514,6 +693,9 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
         counted=state["counted"],
         levels=unpack_levels(state["levels"], arrays) if "levels" in state else LevelScores(),
         optimizer=state.get("optimizer", "none"),
+        memory=state["memory"],
+        line=state["line"],
+        journals=Journals(**state["journals"]) if "journals" in state else None,
     )
 
 
@@ -523,13 +705,55 @@ def _expected(
     return Expected({axis: tuple(ids) for axis, ids in groups.items()}, level, samples, limit)
 
 
-def _read_about(folder: Path) -> About:
-    content = json.loads((folder / ABOUT).read_text())
-    if content["format"] != FORMAT:
+def read_about(folder: Path) -> tuple[About, Mapping[str, str]]:
+    """Read the identity of a run, and the checksums of its model's files."""
+    path = folder / ABOUT
+    try:
+        data = path.read_bytes()
+        try:
+            content = open_json(data)
+        except DamagedBytes:
+            content = json.loads(data)
+            if content["format"] != FORMAT - 1:
+                raise
+        if content["format"] != FORMAT:
+            raise RunError(
+                f"{folder} has format {content['format']}, and this version reads {FORMAT}: "
+                + (
+                    "its files have no checksums yet; tessera-coordinator repair adds them"
+                    if content["format"] == FORMAT - 1
+                    else "go on with the version that made it"
+                )
+            )
+        about = About(**{entry.name: content[entry.name] for entry in fields(About)})
+        return about, dict(content["model"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
         raise RunError(
-            f"{folder} has format {content['format']}; this version reads format {FORMAT}"
-        )
-    return About(**{entry.name: content[entry.name] for entry in fields(About)})
+            f"{path} is damaged ({error}): restore it from a backup; the model of a checkpoint can "
+            "still be read with the safetensors library"
+        ) from error
+
+
+def check_model(folder: Path, checks: Mapping[str, str]) -> None:
+    """Compare the files of a run's model with their checksums. Raises `RunError`."""
+    for name, check in checks.items():
+        path = folder / MODEL / name
+        found = checksum_of(path) if path.is_file() else None
+        if found != check:
+            raise RunError(
+                f"{path} is {'missing' if found is None else 'damaged'}: restore it from a backup, "
+                "or from another run of the same task and seed"
+            )
+
+
+def read_counters(folder: Path) -> dict[str, int]:
+    """Read the counters of a run. Raises `RunError`."""
+    path = folder / COUNTERS
+    try:
+        content = open_json(path.read_bytes())
+        return {name: int(content[name]) for name in ("opened", "assigned", "session")}
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise RunError(f"{path} is damaged ({error}): {repair_advice(folder)}") from error
 
 
 def moments_path(folder: Path, round: int) -> Path:
@@ -537,16 +761,30 @@ def moments_path(folder: Path, round: int) -> Path:
     return folder / CHECKPOINTS / f"{round:08}.moments"
 
 
-def _checkpoint_path(folder: Path, round: int) -> Path:
+def checkpoint_path(folder: Path, round: int) -> Path:
+    """Return the path of a checkpoint."""
     return folder / CHECKPOINTS / f"{round:08}.safetensors"
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, allow_nan=False) + "\n").encode()
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a mapping with its checksum, readable by its owner only."""
+    write_whole(path, seal_json(content), mode=PRIVATE)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from opening a run. Raises `ConfigError`, `RunError`."""
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run's folder: it has no {ABOUT}")
+    lock = _lock(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _lock(folder: Path) -> int:
     try:
-        return lock_file(folder / LOCK)
+        return lock_file(folder / LOCK, mode=PRIVATE)
     except BlockingIOError as error:
         raise RunError(f"{folder} is open in another process: stop that process") from error

@@ -9,7 +9,6 @@ changes in one transaction of its own. What is in the model stays there.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from dataclasses import asdict, dataclass
@@ -18,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.aggregate.memory import DiskMemory, Memory, stored_config
+from coordinator.checksums import open_json, seal_json
 from coordinator.errors import ConfigError
-from coordinator.run.folder import MEMORY, MOVEMENTS, Run, RunError, read_history
+from coordinator.run.errors import RunError
+from coordinator.run.folder import KEPT, MEMORY, MOVEMENTS, ROUND, Run, read_history
+from coordinator.run.journal import Journal
+from coordinator.run.lines import PRIVATE
+from coordinator.run.resuming import whole_checkpoint
 from edge_sdk.program.files import remove, sync_folder, write_whole
 
 log = logging.getLogger(__name__)
@@ -59,7 +63,7 @@ def forget(run: Run, memory: Memory | None, device: str, by: str) -> Forgotten:
         )
     now = datetime.now(timezone.utc)
     asked = {"device": device, "id": secrets.token_hex(8), "by": by, "time": f"{now:%FT%TZ}"}
-    write_whole(run.folder / FORGET, json.dumps(asked).encode())
+    write_whole(run.folder / FORGET, seal_json(asked), mode=PRIVATE)
     forgotten = finish_forgetting(run, memory)
     if forgotten is None:
         raise RunError(f"{run.folder / FORGET} vanished while {device!r} was being forgotten")
@@ -76,6 +80,7 @@ def finish_forgetting(run: Run, memory: Memory | None) -> Forgotten | None:
         return None
     asked = _read(path)
     movements = _movements(run.folder, asked["device"])
+    _leave_out(run.folder / KEPT, {seal_json({"file": each.name}) for each in movements})
     for each in movements:
         remove(each)
     if movements:
@@ -109,6 +114,7 @@ def forget_in_folder(folder: Path, device: str, by: str) -> Forgotten:
             config = stored_config(folder / MEMORY, run.plan)
             memory = DiskMemory(folder / MEMORY, run.plan, config, reserve_bytes=0)
         try:
+            whole_checkpoint(run, memory, Journal(folder / ROUND))
             finish_forgetting(run, memory)
             return forget(run, memory, device, by)
         finally:
@@ -124,9 +130,16 @@ def _movements(folder: Path, device: str) -> list[Path]:
     return sorted(path for path in found.iterdir() if path.name.partition("-")[2] == device)
 
 
+def _leave_out(path: Path, lines: set[bytes]) -> None:
+    """Take the names of movements out of the list of those that must be there."""
+    if lines and path.is_file():
+        rest = [each for each in path.read_bytes().splitlines(keepends=True) if each not in lines]
+        write_whole(path, b"".join(rest), mode=PRIVATE)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        asked = json.loads(path.read_bytes())
+        asked = open_json(path.read_bytes())
         return {name: str(asked[name]) for name in ("device", "id", "by", "time")}
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(

@@ -14,13 +14,14 @@ own round.)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from coordinator.checksums import open_json, seal_json
 from coordinator.rounds.state import OpenRound, RoundsConfig
-from coordinator.run.folder import RunError
+from coordinator.run.errors import RunError, repair_advice
+from coordinator.run.lines import PRIVATE
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import Bid
@@ -59,14 +60,14 @@ class Journal:
             "closed": opened.closed,
             "terms": dict(terms),
         }
-        write_whole(self._path, (json.dumps(content, allow_nan=False) + "\n").encode())
+        write_whole(self._path, seal_json(content), mode=PRIVATE)
 
     def read(self) -> OpenRound | None:
         """Read the open round; None if there is none. Raises `RunError` if the file is damaged."""
         if not self._path.is_file():
             return None
         try:
-            content = json.loads(self._path.read_text())
+            content = open_json(self._path.read_bytes())
             dict(content["terms"])  # used only by `check_terms`
             bids = [Bid(**each) for each in content["bids"]]
             return OpenRound(
@@ -82,12 +83,12 @@ class Journal:
             )
         except (ValueError, KeyError, TypeError, AttributeError, MessageError) as error:
             raise RunError(
-                f"{self._path} is damaged ({error!r}); remove it to continue with the next round"
+                f"{self._path} is damaged ({error!r}): {repair_advice(self._path.parent)}"
             ) from error
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `RunError` if the round returned by `read` has other terms."""
-        content = json.loads(self._path.read_text())
+        content = open_json(self._path.read_bytes())
         for name, was in content["terms"].items():
             if terms.get(name) != was:
                 raise RunError(

@@ -1,7 +1,7 @@
 """Moments of the server's optimiser on disk, beside the checkpoint of the same round.
 
-    checkpoints/<n>.moments    header of 64 bytes: magic, optimiser, parameters; then every moment
-                               (float32, in block order)
+    checkpoints/<n>.moments    header of 64 bytes: magic, optimiser, parameters, checksum; then
+                               every moment (float32, in block order)
 
 The file of a round is complete on disk before the round's checkpoint appears and is never written
 to afterwards, so a crash leaves both or a file without a checkpoint, which is written anew.
@@ -14,20 +14,26 @@ import logging
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.aggregate.optimizer import Put, ServerOptimizer
-from coordinator.run.folder import CHECKPOINTS, Checkpoint, RunError, moments_path
+from coordinator.checksums import CHECK_BYTES, DamagedBytes, checksum, mapped
+from coordinator.run.errors import RunError, repair_advice
+from coordinator.run.folder import CHECKPOINTS, Checkpoint, moments_path
+from coordinator.run.lines import PRIVATE
 from edge_sdk.program.files import PlacedFile, sync_folder
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"tessera moments 1"
-HEADER = struct.Struct("<24s16sq16x")
+MAGIC = b"tessera moments 2"
+HEADER = struct.Struct("<24s16sq8s8x")
+"""The checksum is that of the header with zeros in its place, and of the moments."""
+PADDING = 8
 ITEM = np.dtype("<f4")
 
 
@@ -44,7 +50,7 @@ class DiskMoments:
         self._folder = folder
         self._starts = optimizer.starts
         self._parameters = plan.parameters
-        self._header = HEADER.pack(MAGIC, optimizer.name.encode(), plan.parameters)
+        self._optimizer = optimizer.name
         if checkpoint.optimizer == optimizer.name:
             self._moments = self._open(checkpoint.round)
             return
@@ -62,7 +68,7 @@ class DiskMoments:
     @contextmanager
     def updated(self, round: int) -> Iterator[tuple[Sequence[Float32], Put]]:
         """See `ServerMoments`."""
-        file = PlacedFile(moments_path(self._folder, round), new=False)
+        file = PlacedFile(moments_path(self._folder, round), new=False, mode=PRIVATE)
 
         def put(moment: int, start: int, values: Float32) -> None:
             at = HEADER.size + ITEM.itemsize * (moment * self._parameters + start)
@@ -70,8 +76,10 @@ class DiskMoments:
 
         try:
             file.truncate(self._size)
-            file.write_at(self._header, 0)
             yield self._moments, put
+            file.write_at(self._header(bytes(CHECK_BYTES)), 0)
+            written = mmap(file.fileno(), self._size, access=ACCESS_READ)
+            file.write_at(self._header(checksum(memoryview(written))), 0)
             file.sync()
         finally:
             file.close()
@@ -82,20 +90,44 @@ class DiskMoments:
     def _size(self) -> int:
         return HEADER.size + ITEM.itemsize * len(self._starts) * self._parameters
 
+    def _header(self, check: bytes) -> bytes:
+        return HEADER.pack(MAGIC, self._optimizer.encode(), self._parameters, check)
+
     def _open(self, round: int) -> list[Float32]:
         path = moments_path(self._folder, round)
         try:
-            with path.open("rb") as file:
-                header, size = file.read(HEADER.size), path.stat().st_size
-            if header != self._header or size != self._size:
-                raise RunError(
-                    f"{path} does not hold the moments of its checkpoint: roll back to an earlier "
-                    "round"
-                )
+            read_moments(path, self._header(bytes(CHECK_BYTES)), self._size)
             shape = (len(self._starts), self._parameters)
             return list(np.memmap(path, ITEM, mode="r", offset=HEADER.size, shape=shape))
         except FileNotFoundError as error:
-            raise RunError(
-                f"{path} is missing, and the checkpoint of round {round} needs it: roll back to an "
-                "earlier round"
+            problem = "is missing, and its checkpoint needs it"
+            raise _unusable(path, problem) from error
+        except DamagedBytes as error:
+            raise _unusable(
+                path, f"does not hold the moments of its checkpoint ({error})"
             ) from error
+
+
+def read_moments(path: Path, header: bytes | None = None, size: int | None = None) -> None:
+    """Check a file of moments, and that it has this header (without its checksum) and size.
+
+    None: as the file says. Raises `DamagedBytes` and `OSError`.
+    """
+    data = mapped(path)
+    if len(data) < HEADER.size or len(data) != (len(data) if size is None else size):
+        raise DamagedBytes(f"it has {len(data)} bytes")
+    magic, optimizer, parameters, check = HEADER.unpack(data[: HEADER.size])
+    found = HEADER.pack(magic, optimizer, parameters, bytes(CHECK_BYTES))
+    padding = data[HEADER.size - PADDING : HEADER.size]
+    if found != (found if header is None else header) or any(padding):
+        raise DamagedBytes("it begins otherwise")
+    if checksum(found, data[HEADER.size :]) != check:
+        raise DamagedBytes("its checksum does not match")
+
+
+def _unusable(path: Path, problem: str) -> RunError:
+    folder = path.parent.parent
+    return RunError(
+        f"{path} {problem}: roll back to an earlier round (tessera-coordinator rollback), or "
+        f"{repair_advice(folder)}"
+    )

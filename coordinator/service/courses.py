@@ -10,8 +10,9 @@ the model itself and a virtual clock (`coordinator/simulate/federation.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds import events
@@ -204,10 +205,14 @@ class Parts:
             return not (isinstance(event, Offer) and self.store.knows(event))
         return isinstance(event, events.Kept)
 
-    def record(self, report: RoundReport) -> None:
-        """Store a report, with the evaluations and outcomes since the last one."""
+    def describe(self, report: RoundReport) -> Mapping[str, Any] | None:
+        """Return a report's line of history, with the evaluations and outcomes since the last."""
         tally, self.tally = self.tally, Tally()
-        self.store.record(report, tally, self.model)
+        return self.store.describe(report, tally, self.model)
+
+    def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
+        """Store a report of the newest round, which `describe` made this line of."""
+        self.store.record(report, line)
         if self.watch is not None:
             self.watch(report)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -354,8 +356,9 @@ class FragmentsCourse:
         )
         self._window, self._skips = [], dict(self._resting)
         self._scores = scores
-        self._save()
-        parts.record(report)
+        line = parts.describe(report)
+        self._save(line)
+        parts.record(report, line)
         is_best = scores.best is not None and (self._best is None or scores.best > self._best)
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         state = self._state
@@ -376,7 +379,8 @@ class FragmentsCourse:
             self._best = accuracy
             self._parts.deliver_best(best, {"best"})
 
-    def _save(self) -> None:
+    def _save(self, line: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, with the line of a report if there is one."""
         state, model = self._state, self._parts.model
         self._parts.store.save(
             Checkpoint(
@@ -389,6 +393,7 @@ class FragmentsCourse:
                 devices=state.devices,
                 counted=state.counted,
                 levels=self._scores,
+                line=line,
             )
         )
         self._state = replace(state, fleet=state.fleet.settled())

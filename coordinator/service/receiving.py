@@ -1,8 +1,9 @@
 """Uploads from devices: written to disk as they arrive, checked, kept until their round commits.
 
     uploads/<n>.part               an upload in progress; deleted when the process ends
-    movements/<round>-<device>     a movement kept for a round; deleted when the round commits.
-                                   A replay is kept under the round that it answers
+    movements/<round>-<device>     a movement kept for a round, and its checksum; deleted when the
+                                   round commits. A replay is kept under the round that it answers
+    movements.jsonl                the names of those files, so that none is lost unnoticed
 
 Movements are read in place, through a mapping of their file; none is copied into memory. A receipt
 tells a device the outcome of an upload. The last few receipts are remembered, because a device that
@@ -18,10 +19,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from math import prod
-from mmap import ACCESS_READ, mmap
+from mmap import mmap
 from pathlib import Path
 
-from edge_sdk.program.files import PlacedFile, make_folder, move, remove, remove_folder
+from coordinator.checksums import DamagedBytes, checksum, mapped, open_json, open_sealed, seal_json
+from coordinator.run.errors import RunError, repair_advice
+from coordinator.run.lines import PRIVATE
+from edge_sdk.program.files import (
+    PlacedFile,
+    append_line,
+    make_folder,
+    move,
+    remove,
+    remove_folder,
+    sync_folder,
+)
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -74,12 +86,13 @@ class UploadFile(mmap):
             remove(path)
 
     def keep(self, path: Path) -> None:
-        """Make the bytes durable under this name."""
+        """Make the bytes durable under this name, with their checksum behind them."""
         if self.path is None:
             return
         self.flush()
         file = PlacedFile(self.path, new=False)
         try:
+            file.write_at(checksum(memoryview(self)), len(self))
             file.sync()
         finally:
             file.close()
@@ -94,10 +107,11 @@ class Receiving:
         _allow_open_files()
         remove_folder(uploads)
         for folder in (uploads, movements):
-            make_folder(folder)
+            make_folder(folder, mode=0o700)
         self.folder = uploads
         """Files that are gone with this process."""
         self._movements = movements
+        self._names = movements.with_name(movements.name + ".jsonl")
         self._numbers = count(1)
         self._uploads = Uploads(limits, allocate=self._allocate)
         self._receipts: dict[str, OrderedDict[bytes, Receipt]] = {}
@@ -138,7 +152,11 @@ class Receiving:
         """Make an upload durable, as a device's movement for this round."""
         if not isinstance(upload.data, UploadFile):
             raise TypeError("this upload is not in a file of this folder")
-        upload.data.keep(self._movements / f"{round:08}-{device}")
+        path = self._movements / f"{round:08}-{device}"
+        upload.data.keep(path)
+        # Not synced: the movement is safe. A name that a power cut loses only makes its file's loss
+        # go unnoticed.
+        append_line(self._names, seal_json({"file": path.name}), mode=PRIVATE, synced=False)
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember the receipt for an upload; None means none, and it may be sent again."""
@@ -152,23 +170,20 @@ class Receiving:
             receipts.popitem(last=False)
 
     def kept(self) -> Iterator[Movement | Replay]:
-        """Read the kept movements, by round and device; logs and skips damaged ones."""
-        for path in sorted(self._movements.iterdir()):
-            number, _, _ = path.name.partition("-")
-            try:
-                with path.open("rb") as file:
-                    movement = decode_movement(mmap(file.fileno(), 0, access=ACCESS_READ))
-                answered = int(number)
-            except (MessageError, ValueError) as error:
-                log.error("skipped %s, which is not a movement: %s", path, error)
-                continue
-            if answered == movement.round:
-                yield movement
-            else:
-                yield Replay(round=answered, movement=movement)
+        """Read the kept movements, by round and device. Raises `RunError` for a damaged one.
+
+        Their devices have receipts and no copies, so nothing but a backup brings one back.
+        """
+        paths = sorted(self._movements.iterdir())
+        if gone := kept_names(self._names) - {path.name for path in paths}:
+            raise _lost(self._movements / min(gone), "is missing")
+        yield from map(read_kept, paths)
 
     def clear_kept(self) -> None:
         """Delete the kept movements: they are in the model, or in memory."""
+        if self._names.is_file():
+            remove(self._names)
+            sync_folder(self._names.parent)  # no name may come back without its file
         for path in self._movements.iterdir():
             remove(path)
 
@@ -187,6 +202,39 @@ def _allow_open_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):  # macOS allows fewer than it says
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def read_kept(path: Path) -> Movement | Replay:
+    """Read a kept movement. Raises `RunError` if it is damaged."""
+    try:
+        movement = decode_movement(open_sealed(mapped(path)))
+        number, _, device = path.name.partition("-")
+        if movement.device != device:
+            raise MessageError(f"it is a movement of {movement.device!r}")
+        answered = int(number)
+    except (MessageError, ValueError) as error:
+        raise _lost(path, f"is damaged ({error})") from error
+    return movement if answered == movement.round else Replay(round=answered, movement=movement)
+
+
+def kept_names(path: Path) -> set[str]:
+    """Read the names of the kept movements; lines that cannot be read are logged."""
+    if not path.is_file():
+        return set()
+    lines = path.read_bytes().splitlines(keepends=True)
+    return {name for line in lines if (name := _name_in(line, path)) is not None}
+
+
+def _name_in(line: bytes, path: Path) -> str | None:
+    try:
+        return str(open_json(line)["file"])
+    except (DamagedBytes, KeyError) as error:
+        log.warning("%s: a line cannot be read (%s)", path, error)
+        return None
+
+
+def _lost(path: Path, problem: str) -> RunError:
+    return RunError(f"{path} {problem}: {repair_advice(path.parent.parent)}")
 
 
 def is_kept(upload: Upload) -> bool:

@@ -19,9 +19,10 @@ from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
-from coordinator.run.folder import Checkpoint, Run, RunError
+from coordinator.run.errors import RunError
+from coordinator.run.folder import Checkpoint
 from coordinator.run.forgetting import Forgotten
-from coordinator.run.journal import Journal, terms_of
+from coordinator.run.journal import terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import (
     Parts,
@@ -40,20 +41,6 @@ from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 
 log = logging.getLogger(__name__)
-
-
-def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Checkpoint:
-    """Return the newest checkpoint that memory has caught up with. Raises `RunError`.
-
-    If a crash left memory behind the newest checkpoint, removes that checkpoint: the round in the
-    journal then closes again.
-    """
-    checkpoint, opened = run.latest(), journal.read()
-    behind = memory is not None and memory.now < checkpoint.round
-    if behind and opened is not None and opened.round == checkpoint.round:
-        run.drop_latest()
-        checkpoint = run.latest()
-    return checkpoint
 
 
 class RoundsCourse:
@@ -441,6 +428,7 @@ class RoundsCourse:
         commit, plan = closed.commit, self._config.plan
         levels = level_reports(plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)
+        line = parts.describe(report)
         self._norms = model.norms
         self._committed += 1
         parts.store.save(
@@ -456,6 +444,8 @@ class RoundsCourse:
                 past=state.past,
                 levels=scores,
                 optimizer=self._config.server_optimizer.name,
+                memory=self._memory is not None,
+                line=line,
             )
         )
         self._state = replace(self._state, fleet=state.fleet.settled())
@@ -463,10 +453,10 @@ class RoundsCourse:
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()
-        parts.record(report)
+        parts.record(report, line)
         self._arrivals.clear()
-        parts.store.clear_kept()
         parts.store.forget_round()
+        parts.store.clear_kept()
         if not closed.published:
             parts.outlet.publish()
         is_best = scores.best is not None and scores.best > state.best[0]

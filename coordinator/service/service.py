@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
 from coordinator.masks import settle_masks
@@ -39,6 +40,7 @@ from coordinator.run.folder import (
 )
 from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
+from coordinator.run.resuming import whole_checkpoint
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
@@ -50,7 +52,7 @@ from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
-from coordinator.service.rounds_course import RoundsCourse, whole_checkpoint
+from coordinator.service.rounds_course import RoundsCourse
 from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -197,7 +199,7 @@ class Service:
         root: RootTrainer | None,
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
         run, machine, keeping = self._run, self._machine, config.keeping
-        journal, memory = Journal(run.folder / ROUND), None
+        memory = None
         if isinstance(machine, RoundsConfig):
             memory = open_memory(
                 machine,
@@ -205,12 +207,30 @@ class Service:
                 memory_type=keeping.memory_type,
                 threads=keeping.threads,
             )
-        finish_forgetting(run, memory)
+        try:
+            return self._begin_with(memory, config, evaluate, watch, root)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
+
+    def _begin_with(
+        self,
+        memory: Memory | None,
+        config: ServiceConfig,
+        evaluate: Evaluate | None,
+        watch: Callable[[RoundReport], object] | None,
+        root: RootTrainer | None,
+    ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
+        run, machine, keeping = self._run, self._machine, config.keeping
+        journal = Journal(run.folder / ROUND)
         checkpoint = whole_checkpoint(run, memory, journal)
+        finish_forgetting(run, memory)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
         self._inbox.expects = self._receiving.expects
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
+        run.check_digest(checkpoint, model.digest)
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
             model=model,
@@ -260,11 +280,14 @@ class Service:
     def serve(self, stop: threading.Event) -> None:
         """Run until the run is complete or `stop` is set. Raises `RunError`."""
         self._watchdog.ready(f"coordinating {self._run.about.task}")
+        over = self.finished  # at the start: devices may have missed their last receipts
         while not self.finished and not stop.is_set():
             self._step(self._wait_s())
         until = self._clock() + LINGER_S
-        while self._present and not stop.is_set() and self._clock() < until:
+        while (self._present or over) and not stop.is_set() and self._clock() < until:
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
+            if over and self._away_since is not None:
+                until = self._clock() + LINGER_S  # not connected yet
 
     def _step(self, wait_s: float) -> None:
         now = self._clock()

@@ -132,8 +132,17 @@ class RunStore:
         """Return the kept checkpoint with the best accuracy; None if no accuracy is known."""
         return None
 
-    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
-        """Store a report of the round that made this model."""
+    def describe(
+        self,
+        report: RoundReport,  # noqa: ARG002  there is no history
+        tally: Tally,  # noqa: ARG002
+        model: GlobalModel,  # noqa: ARG002
+    ) -> Mapping[str, Any] | None:
+        """Return the line of history for the round that made this model, to save with it."""
+        return None
+
+    def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
+        """Store a report of the newest round, which `describe` made this line of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +173,8 @@ class RunOnDisk(RunStore):
         self._receiving = receiving
         self._keeping = keeping
         self.opened = run.opened
+        self._saved: Checkpoint | None = None
+        """The newest checkpoint of this process."""
         # Emptied at every start; the folder for temporary files may be RAM.
         self.scratch = receiving.folder
 
@@ -181,8 +192,9 @@ class RunOnDisk(RunStore):
         self._journal.check_terms(terms)
 
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """Write the journal."""
+        """Write the journal, and note that there is one."""
         self._journal.write(opened, terms)
+        self._run.note_assigned(opened.round)
 
     def forget_round(self) -> None:
         """Remove the journal."""
@@ -219,7 +231,7 @@ class RunOnDisk(RunStore):
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""
-        self._run.save(checkpoint)
+        self._saved = self._run.save(checkpoint)
 
     def prune(self) -> None:
         """Keep the last few checkpoints, every n-th one and the best."""
@@ -231,20 +243,27 @@ class RunOnDisk(RunStore):
         round = self._run.best_round()
         return None if round is None else self._run.read(round)
 
-    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
-        """Append a line to the history and log it."""
+    def describe(
+        self, report: RoundReport, tally: Tally, model: GlobalModel
+    ) -> Mapping[str, Any] | None:
+        """Return all that is known of a round."""
         verdicts = [each for each in Outcome if each is not Outcome.KEPT]
-        outcomes = {each.value: tally.outcomes[each.value] for each in verdicts}
-        line = {
+        return {
             **asdict(report),
             "accuracy": report.accuracy,
-            "movements": outcomes,
+            "movements": {each.value: tally.outcomes[each.value] for each in verdicts},
             "refusals": tally.refusals,
             "evaluations": _summary(tally.evaluations.values()),
             "digest": model.digest,
             "time": round(time.time(), 3),
         }
-        self._run.record(line)
+
+    def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
+        """Append the newest checkpoint's line to the history and log it."""
+        if line is None or self._saved is None:
+            raise StateError("a report is recorded after its checkpoint was saved")
+        self._run.record_line(self._saved)
+        outcomes = line["movements"]
         said = "" if report.accuracy is None else f", accuracy {report.accuracy:.2%}"
         if report.best is not None and report.deploy != 1:
             said += f", {report.best:.2%} at level {report.deploy:g}"

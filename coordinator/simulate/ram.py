@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import GlobalModel
 from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import LevelStatistics
-from coordinator.service.store import RunStore, Tally
+from coordinator.service.store import RunStore
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
@@ -32,7 +33,7 @@ class RunInRam(RunStore):
         """Hold the levels alone: no process would read the rest."""
         self.levels = checkpoint.levels
 
-    def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
+    def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
         """Hold a report until it is taken."""
         self.reports.append(report)
 

@@ -143,23 +143,27 @@ def _hold(folder: Path, *, shared: bool = False) -> int | None:
     return handle
 
 
-def append_line(path: Path, line: bytes) -> None:
-    """Append a line, which ends with a newline; a line that a crash cut short is ended first."""
+def append_line(path: Path, line: bytes, *, mode: int = 0o666, synced: bool = True) -> None:
+    """Append a line, which ends with a newline; a line that a crash cut short is ended first.
+
+    `mode`: permissions of a new file, less the umask. Not `synced`: a power cut may lose the line.
+    """
     is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, mode)
     try:
         size = os.lseek(handle, 0, os.SEEK_END)
         if size:
             os.lseek(handle, -1, os.SEEK_END)
             line = line if os.read(handle, 1) == b"\n" else b"\n" + line
         _write_all(handle, line)
-        os.fsync(handle)
+        if synced:
+            os.fsync(handle)
     except OSError as error:
         _name(error, path)
         raise
     finally:
         os.close(handle)
-    if is_new:
+    if is_new and synced:
         sync_folder(path.parent)
 
 

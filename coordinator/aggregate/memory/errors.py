@@ -12,6 +12,12 @@ from __future__ import annotations
 
 from coordinator.errors import CoordinatorError
 
+ADVICE = (
+    "restore the folder from a backup, or let tessera-coordinator repair say what it can save and "
+    "what would be lost"
+)
+"""The cure for damage."""
+
 
 class MemoryStoreError(CoordinatorError):
     """A memory folder cannot be used; the text names the file and says what to do."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -207,6 +207,26 @@ class Memory:
                 segments |= {stored.segment for stored, _, _ in taken.lost}
                 old += len(taken.leaving)
         yield batches, True
+
+    def recount(self, devices: Iterable[str]) -> None:
+        """Compute the sums anew from the entries of these devices, which are all that are held.
+
+        The last bits may differ from those of sums that were kept up to date.
+        """
+        total, weight, entries = (np.zeros_like(array) for array in self._sums.arrays)
+        for device in devices:
+            for piece in self.recall(device):
+                ids, values = piece.blocks.ids, piece.blocks.values
+                entries[ids] += 1
+                if len(total):
+                    weight[ids] += piece.made.weight
+                    sizes = self.plan.block_sizes[ids]
+                    starts = np.repeat(self.plan.block_offsets[ids], sizes)
+                    within = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+                    total[starts + within] += self._factor(piece.made) * values.astype(np.float64)
+        with self._changing():
+            for array, found in zip(self._sums.arrays, (total, weight, entries), strict=True):
+                array[...] = found
 
     def commit(self) -> None:
         """Make all changes since the last commit durable at once; a crash before leaves none."""

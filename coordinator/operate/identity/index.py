@@ -6,17 +6,17 @@ existing one can be revoked.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinator.checksums import open_versioned, seal_json
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.files import File, write_file
 from edge_sdk.protocol.messages.topics import COORDINATOR
 
-VERSION = 1
+VERSION = 2
 
 Standing = Literal["valid", "expired", "revoked"]
 
@@ -108,7 +108,7 @@ class EnrolmentIndex:
 def read_index(path: Path) -> EnrolmentIndex:
     """Read an index. Raises `IdentityError` when it is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = open_versioned(path.read_bytes(), VERSION)
         if content["version"] != VERSION:
             raise IdentityError(
                 f"{path} has version {content['version']}; this program reads version {VERSION}"
@@ -144,7 +144,7 @@ def write_index(path: Path, index: EnrolmentIndex) -> None:
             for each in index.enrolments
         ],
     }
-    write_file(path, File((json.dumps(content, indent=1) + "\n").encode()))
+    write_file(path, File(seal_json(content)))
 
 
 def _read_enrolment(content: dict[str, Any]) -> Enrolment:

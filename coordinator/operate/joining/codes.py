@@ -10,7 +10,6 @@ code, which then counts once: an answer that was lost can be fetched again.
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 import threading
@@ -20,12 +19,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Literal
 
+from coordinator.checksums import open_versioned, seal_json
 from coordinator.errors import CoordinatorError
 from edge_sdk.join.code import SECRET_BYTES, JoinCode
 from edge_sdk.program.files import lock_file, make_folder, remove_leftovers, write_whole
 
 FOLDER, BOOK, LOCK = "join", "codes.json", "lock"
-VERSION = 1
+VERSION = 2
 MAX_CODES = 1_000
 """Most codes of a book; the oldest that cannot be used any more are dropped first."""
 MAX_HOURS = 24 * 366
@@ -117,7 +117,7 @@ class CodeBook:
             ) from error
         try:
             remove_leftovers(folder)
-            known, self._entries = _read(self._path)
+            known, self._entries = read_book(self._path)
             if place is None and known is None:
                 raise CodeError(
                     f"{run} was never served, so nothing is known to put into a code: start "
@@ -256,7 +256,7 @@ class CodeBook:
             "place": _write_place(place),
             "codes": [_write_entry(each) for each in entries],
         }
-        write_whole(self._path, (json.dumps(content, indent=1) + "\n").encode(), mode=0o600)
+        write_whole(self._path, seal_json(content), mode=0o600)
         self._entries = entries
 
 
@@ -295,9 +295,10 @@ def _write_entry(entry: CodeEntry) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> tuple[JoinPlace | None, tuple[CodeEntry, ...]]:
+def read_book(path: Path) -> tuple[JoinPlace | None, tuple[CodeEntry, ...]]:
+    """Read a book: its place and its codes, none if there is no file. Raises `CodeError`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = open_versioned(path.read_bytes(), VERSION)
     except FileNotFoundError:
         return None, ()
     except ValueError as error:

@@ -11,10 +11,12 @@ If a broker cannot retain enough, only the pointers are published, and devices a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.checksums import DamagedBytes, checksum, open_sealed
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import TaskFiles
 from coordinator.service.outgoing.sending import ChunkSending
@@ -30,6 +32,8 @@ from edge_sdk.protocol.packs.index import ModelIndex, encode_index, pack_chunks
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
+
+log = logging.getLogger(__name__)
 
 TASK, STATISTICS, _DRAFT = "task", "statistics", "draft"
 MAX_WAITING = 4096
@@ -225,7 +229,8 @@ class Publisher:
         self._sending.pump()
 
     def _note(self) -> None:
-        write_whole(self._noted, b"".join({*self._store, *self._left_over}))
+        hashes = b"".join({*self._store, *self._left_over})
+        write_whole(self._noted, hashes + checksum(hashes), mode=0o600)
 
 
 def _name(version: int) -> str:
@@ -233,5 +238,11 @@ def _name(version: int) -> str:
 
 
 def _read_hashes(path: Path) -> list[bytes]:
-    data = path.read_bytes() if path.is_file() else b""
+    if not path.is_file():
+        return []
+    try:
+        data = bytes(open_sealed(path.read_bytes()))
+    except DamagedBytes as error:
+        log.warning("%s: %s; the broker may keep chunks that nobody needs", path, error)
+        return []
     return [data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)]

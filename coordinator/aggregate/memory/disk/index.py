@@ -3,26 +3,32 @@
 SQLite, changed in one transaction from one commit to the next. Which blocks a movement's file part
 holds is a packed bit set; which of them are live follows from the device's round array. There is
 never a row for a block.
+
+Every row has a checksum of its own; a movement's row also has that of its values in the segment.
+`about` has a checksum of itself and of the sum, modulo 2⁶⁴, of all rows' checksums, which a commit
+adjusts by what it changed. So a changed, lost or surplus row is found when the index is opened.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from coordinator.aggregate.memory.contract import Made, Rounds
-from coordinator.aggregate.memory.errors import MemoryDamaged
+from coordinator.aggregate.memory.errors import ADVICE, MemoryDamaged, MemoryStoreError
+from coordinator.checksums import checksum, checksum_number
 from edge_sdk.protocol.plan.layout import Indices
 
 SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE devices (name TEXT PRIMARY KEY, rounds BLOB NOT NULL);
+CREATE TABLE devices (name TEXT PRIMARY KEY, rounds BLOB NOT NULL, sum INTEGER NOT NULL);
 CREATE TABLE movements (
     key INTEGER PRIMARY KEY,
     device TEXT NOT NULL,
@@ -32,7 +38,9 @@ CREATE TABLE movements (
     weight REAL NOT NULL,
     segment INTEGER NOT NULL,
     offset INTEGER NOT NULL,
-    blocks BLOB NOT NULL
+    blocks BLOB NOT NULL,
+    content INTEGER,
+    sum INTEGER NOT NULL
 );
 CREATE INDEX movements_device ON movements (device, made, key);
 CREATE INDEX movements_made ON movements (made, device);
@@ -41,12 +49,19 @@ CREATE TABLE segments (
     number INTEGER PRIMARY KEY,
     size INTEGER NOT NULL,
     total INTEGER NOT NULL,
-    live INTEGER NOT NULL
+    live INTEGER NOT NULL,
+    sum INTEGER NOT NULL
 );
 """
-"""`segments`: bytes of the file; values ever put in it; values that are some device's newest."""
+"""`movements`: `content` is the checksum of the scales and values; NULL before the commit.
+`segments`: bytes of the file; values ever put in it; values that are some device's newest.
+`sum`: checksum of the row's other columns."""
 
-COLUMNS = "key, device, made, learning_rate, level, weight, segment, offset, blocks"
+COLUMNS = "key, device, made, learning_rate, level, weight, segment, offset, blocks, content"
+KEYS = {"devices": "name", "movements": "key", "segments": "number"}
+"""The tables whose rows have checksums, and their keys."""
+CHECK = "check"
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +74,8 @@ class Row:
     segment: int
     offset: int
     ids: Indices
+    content: int | None
+    """Checksum of its scales and values; None before the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +111,51 @@ class MemoryIndex:
             raise sqlite3.DatabaseError(problem)
         if not self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
             self._db.executescript(f"BEGIN;{SCHEMA}COMMIT;")
+        self._about = dict(self._all("SELECT name, value FROM about"))
+        self._next_key = 1 + (self._all("SELECT max(key) FROM movements")[0][0] or 0)
+        self._sum = 0
+        """Of all rows' checksums, modulo 2⁶⁴."""
+        if self._about.get("version", str(VERSION)) != str(VERSION):
+            raise MemoryStoreError(
+                f"{self._path} has version {self._about['version']}, and this program reads "
+                f"{VERSION}; {ADVICE}"
+            )
+        if self._about or self._next_key > 1:
+            self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Compare all rows with their checksums. Raises `MemoryDamaged`."""
+        if bad := self.bad_rows():
+            raise MemoryDamaged(
+                f"{self._path}: the row of {bad[0]} is damaged, {len(bad)} in all; {ADVICE}"
+            )
+        if self._about.get(CHECK) != self._about_check():
+            raise MemoryDamaged(f"{self._path}: rows are missing or were changed; {ADVICE}")
+
+    def bad_rows(self) -> list[str]:
+        """Return the names of the rows that do not match their checksums, and add up the others."""
+        self._sum, bad = 0, []
+        for table, key in KEYS.items():
+            for *row, found in self._db.execute(f"SELECT * FROM {table}"):  # noqa: S608
+                if _row_sum(table, row) != found:
+                    bad.append(f"{key} {row[0]!r} in {table}")
+                self._sum += found if isinstance(found, int) else 0
+        return bad
+
+    def _about_check(self) -> str:
+        facts = [self._sum % 2**64, sorted((n, v) for n, v in self._about.items() if n != CHECK)]
+        return checksum(json.dumps(facts).encode()).hex()
 
     # -- what it is about -------------------------------------------------------------------
 
     def about(self) -> dict[str, str]:
         """Return the memory's settings and state; empty in a new index."""
-        return dict(self._all("SELECT name, value FROM about"))
+        return dict(self._about)
 
     def set_about(self, values: Mapping[str, object]) -> None:
         """Change some settings or state."""
         for name, value in values.items():
+            self._about[name] = str(value)
             self._run("INSERT OR REPLACE INTO about VALUES (?, ?)", name, str(value))
 
     # -- devices and movements --------------------------------------------------------------
@@ -121,10 +173,9 @@ class MemoryIndex:
     def set_rounds(self, device: str, rounds: Rounds) -> None:
         """Keep a device's round array; a device with nothing held is dropped."""
         if rounds.any():
-            data = rounds.astype("<i4").tobytes()
-            self._run("INSERT OR REPLACE INTO devices VALUES (?, ?)", device, data)
+            self._put("devices", device, rounds.astype("<i4").tobytes())
         else:
-            self._run("DELETE FROM devices WHERE name = ?", device)
+            self._drop("devices", device)
 
     def of_device(self, device: str) -> list[Row]:
         """Return a device's movements, by round made."""
@@ -134,25 +185,39 @@ class MemoryIndex:
         """Return the movements in a segment."""
         return self._rows("WHERE segment = ? ORDER BY key", number)
 
-    def add(self, device: str, made: Made, segment: int, offset: int, ids: Indices) -> None:
-        """Add a movement."""
-        self._run(
-            "INSERT INTO movements (device, made, learning_rate, level, weight, segment, offset,"
-            " blocks) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            *(device, made.round, made.learning_rate, made.level, made.weight),
-            *(segment, offset, self._pack(ids)),
-        )
+    def of_key(self, key: int) -> Row | None:
+        """Return one movement; None if it is unknown."""
+        return next(iter(self._rows("WHERE key = ?", key)), None)
 
-    def move(self, key: int, segment: int, offset: int, ids: Indices) -> None:
+    def device_names(self) -> list[str]:
+        """Return the devices that anything is kept of, in order."""
+        return [str(name) for (name,) in self._all("SELECT name FROM devices ORDER BY name")]
+
+    def add(self, device: str, made: Made, segment: int, offset: int, ids: Indices) -> int:
+        """Add a movement, whose values are not in the segment yet. Returns its key."""
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._put_movement(Row(key, device, made, segment, offset, ids, None))
+        return key
+
+    def move(self, row: Row, segment: int, offset: int, ids: Indices) -> None:
         """Set a new place for a movement, or for what is left of it."""
-        self._run(
-            "UPDATE movements SET segment = ?, offset = ?, blocks = ? WHERE key = ?",
-            *(segment, offset, self._pack(ids), key),
-        )
+        self._put_movement(replace(row, segment=segment, offset=offset, ids=ids, content=None))
+
+    def seal(self, row: Row, content: int) -> None:
+        """Set the checksum of a movement's scales and values."""
+        self._put_movement(replace(row, content=content))
 
     def drop(self, key: int) -> None:
         """Forget a movement."""
-        self._run("DELETE FROM movements WHERE key = ?", key)
+        self._drop("movements", key)
+
+    def _put_movement(self, row: Row) -> None:
+        made = row.made
+        self._put(
+            "movements",
+            *(row.key, row.device, made.round, made.learning_rate, made.level, made.weight),
+            *(row.segment, row.offset, self._pack(row.ids), row.content),
+        )
 
     def made_before(self, round: int, most: int) -> list[str]:
         """See `Store`."""
@@ -184,14 +249,11 @@ class MemoryIndex:
 
     def set_segment(self, row: SegmentRow) -> None:
         """Set the numbers of a segment."""
-        self._run(
-            "INSERT OR REPLACE INTO segments VALUES (?, ?, ?, ?)",
-            *(row.number, row.size, row.total, row.live),
-        )
+        self._put("segments", row.number, row.size, row.total, row.live)
 
     def drop_segment(self, number: int) -> None:
         """Forget a segment."""
-        self._run("DELETE FROM segments WHERE number = ?", number)
+        self._drop("segments", number)
 
     # -- transactions -----------------------------------------------------------------------
 
@@ -199,11 +261,29 @@ class MemoryIndex:
         """Make all changes since the last commit durable at once."""
         with self._naming():
             if self._db.in_transaction:
+                self.set_about({CHECK: self._about_check()})
                 self._db.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file; changes that were not committed are undone."""
         self._db.close()
+
+    def _put(self, table: str, key: str | int, *values: object) -> None:
+        """Insert or replace a row, with its checksum."""
+        row = (key, *values)
+        self._sum += _row_sum(table, row) - self._sum_of(table, key)
+        places = ", ".join("?" * (len(row) + 1))
+        statement = f"INSERT OR REPLACE INTO {table} VALUES ({places})"  # noqa: S608
+        self._run(statement, *row, _row_sum(table, row))
+
+    def _drop(self, table: str, key: str | int) -> None:
+        self._sum -= self._sum_of(table, key)
+        self._run(f"DELETE FROM {table} WHERE {KEYS[table]} = ?", key)  # noqa: S608
+
+    def _sum_of(self, table: str, key: str | int) -> int:
+        """Return the checksum of a row; 0 if there is none."""
+        found = self._all(f"SELECT sum FROM {table} WHERE {KEYS[table]} = ?", key)  # noqa: S608
+        return int(found[0][0]) if found else 0
 
     def _run(self, statement: str, *values: object) -> None:
         with self._naming():
@@ -217,8 +297,10 @@ class MemoryIndex:
 
     def _rows(self, where: str, *values: object) -> list[Row]:
         return [
-            Row(key, device, Made(made, rate, level, weight), segment, offset, self._unpack(blocks))
-            for key, device, made, rate, level, weight, segment, offset, blocks in self._all(
+            Row(
+                key, name, Made(made, rate, level, weight), segment, at, self._unpack(held), content
+            )
+            for key, name, made, rate, level, weight, segment, at, held, content in self._all(
                 f"SELECT {COLUMNS} FROM movements {where}",  # noqa: S608  (our own constants)
                 *values,
             )
@@ -240,4 +322,19 @@ class MemoryIndex:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise MemoryDamaged(f"{self._path}: the memory's index failed: {error}") from error
+            raise MemoryDamaged(
+                f"{self._path}: the memory's index failed ({error}); {ADVICE}"
+            ) from error
+
+
+def _row_sum(table: str, row: Iterable[object]) -> int:
+    """Return the checksum of a row's columns."""
+    facts: list[object] = [table]
+    data = b""
+    for value in row:
+        if isinstance(value, bytes):
+            facts.append(len(value))
+            data += value
+        else:
+            facts.append(value)
+    return checksum_number(json.dumps(facts).encode(), data)

@@ -5,6 +5,9 @@
     sums-0.bin, -1.bin   the running sums: those of the last commit, and room for those of the next
     lock                 held by the process that has the folder open
 
+Everything has a checksum. The index and the sums are checked when the folder is opened, a movement
+when it is first read: opening takes no longer for devices that nobody asks for.
+
 Nothing that the index of the last commit names is ever written to. `commit` brings new files to
 disk first and then changes the index in one transaction, so `kill -9` anywhere leaves one commit or
 the next, to the bit. Files that the index does not name are deleted on opening.
@@ -34,7 +37,7 @@ from coordinator.aggregate.memory.contract import (
     MemoryType,
     Rounds,
 )
-from coordinator.aggregate.memory.disk.index import MemoryIndex, Row, SegmentRow
+from coordinator.aggregate.memory.disk.index import VERSION, MemoryIndex, Row, SegmentRow
 from coordinator.aggregate.memory.disk.segments import (
     FileSlot,
     SegmentMaps,
@@ -43,11 +46,17 @@ from coordinator.aggregate.memory.disk.segments import (
     write_at,
 )
 from coordinator.aggregate.memory.disk.space import SHARE_LIVE, check_space, estimate_bytes
-from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.errors import (
+    ADVICE,
+    MemoryBusy,
+    MemoryDamaged,
+    MemoryStoreError,
+)
 from coordinator.aggregate.memory.newest import Memory, pick
 from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
+from coordinator.checksums import CHECK_BYTES, checksum
 from coordinator.errors import ConfigError
 from edge_sdk.program.files import PlacedFile, lock_file, make_folder, remove, sync_folder
 from edge_sdk.protocol.plan.layout import Indices
@@ -55,11 +64,10 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 
 INDEX = "index.sqlite"
 LOCK = "lock"
-VERSION = 1
 
-SUMS_MAGIC = b"tessera memory sums 1   "
-SUMS_HEADER = struct.Struct("<24sq32x")
-"""Magic and the number of the commit."""
+SUMS_MAGIC = b"tessera memory sums 2   "
+SUMS_HEADER = struct.Struct("<24sq8s24x")
+"""Magic, the number of the commit, and the checksum of both and of the sums."""
 
 
 class DiskMemory(Memory):
@@ -104,7 +112,7 @@ def stored_config(folder: Path, plan: ModelPlan) -> MemoryConfig:
 
     Its entries stay however old they are.
     """
-    _check_index_there(folder)
+    _prepare_index(folder)
     index = MemoryIndex(folder / INDEX, plan.block_count)
     try:
         about = index.about()
@@ -132,7 +140,7 @@ class DiskStore:
         devices: int,
         reserve_bytes: int,
     ) -> None:
-        make_folder(folder)
+        make_folder(folder, mode=0o700)
         self._folder = folder
         self._sizes = plan.block_sizes
         self._kind = VALUE_TYPES[config.memory_type]
@@ -140,6 +148,10 @@ class DiskStore:
         self._writer: SegmentWriter | None = None
         self._added = 0
         """Values put in the writer's segment."""
+        self._unsealed: set[int] = set()
+        """Keys of movements whose values have no checksum yet."""
+        self._checked: set[int] = set()
+        """Keys of movements whose values match their checksum."""
         self._died: dict[int, int] = {}
         """Values that died since the last commit, by segment."""
         self._lock: int | None = _lock(folder)
@@ -147,7 +159,7 @@ class DiskStore:
         try:
             needed = estimate_bytes(plan, devices, config.memory_type, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
-            _check_index_there(folder)
+            _prepare_index(folder)
             self._index = MemoryIndex(folder / INDEX, plan.block_count)
         except BaseException:
             self._unlock()
@@ -197,10 +209,12 @@ class DiskStore:
         sizes = {path.name: path.stat().st_size for path in self._folder.glob("segment-*.bin")}
         for name, size in named.items():
             if name not in sizes:
-                raise MemoryDamaged(f"{self._folder / name} is missing, and the index names it")
+                raise MemoryDamaged(
+                    f"{self._folder / name} is missing, and the index names it; {ADVICE}"
+                )
             if sizes[name] < size:
                 raise MemoryDamaged(
-                    f"{self._folder / name} was cut short: {sizes[name]} of {size} bytes"
+                    f"{self._folder / name} was cut short: {sizes[name]} of {size} bytes; {ADVICE}"
                 )
         for name in sizes.keys() - named.keys():
             remove(self._folder / name)
@@ -208,18 +222,7 @@ class DiskStore:
     def restore(self, sums: Sequence[NDArray[np.generic]]) -> int:
         """Fill the sums with those of the last commit. Returns its round."""
         if self._commits:
-            path = self._sums_path(self._commits)
-            size = SUMS_HEADER.size + sum(array.nbytes for array in sums)
-            try:
-                with path.open("rb") as file:
-                    header = file.read(SUMS_HEADER.size)
-                    read = [file.readinto(array.data.cast("B")) for array in sums if array.size]
-            except FileNotFoundError as error:
-                raise MemoryDamaged(f"{path} is missing, and the index names it") from error
-            if SUMS_HEADER.size + sum(read) < size:
-                raise MemoryDamaged(f"{path} was cut short: {path.stat().st_size} of {size} bytes")
-            if header != SUMS_HEADER.pack(SUMS_MAGIC, self._commits):
-                raise MemoryDamaged(f"{path} does not begin as the sums of commit {self._commits}")
+            read_sums(self._folder, self._commits, sums)
         return self._now
 
     # -- reading ----------------------------------------------------------------------------
@@ -238,20 +241,28 @@ class DiskStore:
         return self._index.oldest()
 
     def _stored(self, row: Row) -> Stored:
-        scales, values = self._maps.read(
-            row.segment,
-            row.offset,
-            len(row.ids) if self._kind.scaled else 0,
-            int(self._sizes[row.ids].sum()),
-        )
+        place = self._place(row)
+        if row.content is not None and row.key not in self._checked:
+            if self._maps.content(*place) != row.content:
+                raise MemoryDamaged(
+                    f"{self._folder / segment_name(row.segment)}: the movement of {row.device!r} "
+                    f"of round {row.made.round} does not match its checksum; {ADVICE}"
+                )
+            self._checked.add(row.key)
+        scales, values = self._maps.read(*place)
         return Stored(row.key, row.made, row.ids, values, scales, row.segment)
+
+    def _place(self, row: Row) -> tuple[int, int, int, int]:
+        """Return a movement's segment and offset, and the number of its scales and values."""
+        scales = len(row.ids) if self._kind.scaled else 0
+        return row.segment, row.offset, scales, int(self._sizes[row.ids].sum())
 
     # -- changing ---------------------------------------------------------------------------
 
     def add(self, device: str, made: Made, ids: Indices, scales: Float64, size: int) -> Slot:
         """See `Store`."""
         segment, offset, slot = self._reserve(scales, size)
-        self._index.add(device, made, segment, offset, ids)
+        self._unsealed.add(self._index.add(device, made, segment, offset, ids))
         return slot
 
     def update(self, device: str, rounds: Rounds, lost: Sequence[tuple[Stored, int, int]]) -> None:
@@ -261,14 +272,17 @@ class DiskStore:
             self._died[stored.segment] = self._died.get(stored.segment, 0) + died
             if not left:
                 self._index.drop(stored.key)
+                self._unsealed.discard(stored.key)
+                self._checked.discard(stored.key)
 
     def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
         """See `Store`."""
         gone = self._settle()
         if self._writer is not None:
             self._writer.sync()
+        self._seal()
         self._commits += 1
-        self._write_sums(sums)
+        write_sums(self._folder, self._commits, sums)
         sync_folder(self._folder)
         self._index.set_about(
             {"commits": self._commits, "now": now, "next_segment": self._next_segment}
@@ -280,6 +294,14 @@ class DiskStore:
         for number in gone:
             self._maps.forget(number)
             remove(self._folder / segment_name(number))
+
+    def _seal(self) -> None:
+        """Note the checksums of the values that are new since the last commit."""
+        for key in sorted(self._unsealed):
+            row = self._index.of_key(key)
+            if row is not None:
+                self._index.seal(row, self._maps.content(*self._place(row)))
+        self._unsealed.clear()
 
     def close(self) -> None:
         """See `Store`."""
@@ -340,35 +362,72 @@ class DiskStore:
             scales = stored.scales[live] if self._kind.scaled else stored.scales
             segment, offset, slot = self._reserve(scales, len(values))
             slot.put(0, values)
-            self._index.move(row.key, segment, offset, row.ids[live])
+            self._index.move(row, segment, offset, row.ids[live])
+            self._unsealed.add(row.key)
 
-    def _sums_path(self, commit: int) -> Path:
-        return self._folder / f"sums-{commit % 2}.bin"
 
-    def _write_sums(self, sums: Sequence[NDArray[np.generic]]) -> None:
-        """Write the sums over those of the commit before the last."""
-        file = PlacedFile(self._sums_path(self._commits), new=False)
-        try:
-            file.write_at(SUMS_HEADER.pack(SUMS_MAGIC, self._commits), 0)
-            position = SUMS_HEADER.size
-            for array in sums:
-                write_at(file, array, position)
-                position += array.nbytes
-            file.sync()
-        finally:
-            file.close()
+def sums_path(folder: Path, commit: int) -> Path:
+    """Return the path of the sums of a commit."""
+    return folder / f"sums-{commit % 2}.bin"
+
+
+def sums_header(commit: int, sums: Sequence[NDArray[np.generic]]) -> bytes:
+    """Return the first bytes of the sums of a commit."""
+    start = SUMS_HEADER.pack(SUMS_MAGIC, commit, bytes(CHECK_BYTES))
+    check = checksum(start, *(array.data.cast("B") for array in sums if array.size))
+    return SUMS_HEADER.pack(SUMS_MAGIC, commit, check)
+
+
+def read_sums(folder: Path, commit: int, sums: Sequence[NDArray[np.generic]]) -> None:
+    """Fill the sums with those of a commit. Raises `MemoryDamaged`."""
+    path = sums_path(folder, commit)
+    size = SUMS_HEADER.size + sum(array.nbytes for array in sums)
+    try:
+        with path.open("rb") as file:
+            header = file.read(SUMS_HEADER.size)
+            read = [file.readinto(array.data.cast("B")) for array in sums if array.size]
+    except FileNotFoundError as error:
+        raise MemoryDamaged(f"{path} is missing, and the index names it; {ADVICE}") from error
+    if SUMS_HEADER.size + sum(read) < size:
+        raise MemoryDamaged(
+            f"{path} was cut short: {path.stat().st_size} of {size} bytes; {ADVICE}"
+        )
+    if header != sums_header(commit, sums):
+        raise MemoryDamaged(
+            f"{path} does not match its checksum, or is not of commit {commit}; {ADVICE}"
+        )
+
+
+def write_sums(folder: Path, commit: int, sums: Sequence[NDArray[np.generic]]) -> None:
+    """Write the sums of a commit over those of the commit before the last."""
+    file = PlacedFile(sums_path(folder, commit), new=False, mode=0o600)
+    try:
+        file.write_at(sums_header(commit, sums), 0)
+        position = SUMS_HEADER.size
+        for array in sums:
+            write_at(file, array, position)
+            position += array.nbytes
+        file.sync()
+    finally:
+        file.close()
 
 
 def _lock(folder: Path) -> int:
     try:
-        return lock_file(folder / LOCK)
+        return lock_file(folder / LOCK, mode=0o600)
     except BlockingIOError as error:
         raise MemoryBusy(
             f"{folder} is open in another process: stop it, or name another folder"
         ) from error
 
 
-def _check_index_there(folder: Path) -> None:
-    """Refuse segments without an index: they would be deleted as leftovers."""
-    if not (folder / INDEX).exists() and any(folder.glob("segment-*.bin")):
-        raise MemoryDamaged(f"{folder / INDEX} is missing, and there are segments: restore it")
+def _prepare_index(folder: Path) -> None:
+    """Make an empty index that only its owner may read; SQLite's other files are then alike.
+
+    Refuses segments without an index: they would be deleted as leftovers.
+    """
+    path = folder / INDEX
+    if not (path.is_file() and path.stat().st_size) and any(folder.glob("segment-*.bin")):
+        raise MemoryDamaged(f"{path} is missing or empty, and there are segments; {ADVICE}")
+    if not path.exists():
+        PlacedFile(path, mode=0o600).close()

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.memory.contract import Float64
-from coordinator.aggregate.memory.errors import MemoryDamaged, MemoryStoreError
+from coordinator.aggregate.memory.errors import ADVICE, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.values import Held, ValueType
+from coordinator.checksums import checksum_number
 from edge_sdk.program.files import PlacedFile
 
 ALIGN = 64
@@ -61,7 +62,7 @@ class SegmentWriter:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self.path = folder / segment_name(number)
-        self._file = PlacedFile(self.path)
+        self._file = PlacedFile(self.path, mode=0o600)
         self.size = HEADER.size
         self._file.write_at(HEADER.pack(MAGIC, number), 0)
 
@@ -105,6 +106,11 @@ class SegmentMaps:
             np.frombuffer(opened, self._kind.dtype, values, start if values else 0),
         )
 
+    def content(self, number: int, offset: int, scales: int, values: int) -> int:
+        """Return the checksum of a movement's scales and values. Raises `MemoryDamaged`."""
+        end = values_start(offset, scales) + values * self._kind.dtype.itemsize
+        return checksum_number(memoryview(self._open(number, end))[offset:end])
+
     def forget(self, number: int) -> None:
         """Drop the map of a deleted segment."""
         self._maps.pop(number, None)
@@ -128,13 +134,17 @@ def map_segment(path: Path, number: int, size: int) -> mmap.mmap:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError as error:
-        raise MemoryDamaged(f"{path} is missing, and the memory's index names it") from error
+        raise MemoryDamaged(
+            f"{path} is missing, and the memory's index names it; {ADVICE}"
+        ) from error
     try:
         there = os.fstat(descriptor).st_size
         if there < max(size, HEADER.size):
-            raise MemoryDamaged(f"{path} was cut short: {there} bytes of at least {size}")
+            raise MemoryDamaged(f"{path} was cut short: {there} bytes of at least {size}; {ADVICE}")
         if os.pread(descriptor, HEADER.size, 0) != HEADER.pack(MAGIC, number):
-            raise MemoryDamaged(f"{path} does not begin as segment {number} of a memory does")
+            raise MemoryDamaged(
+                f"{path} does not begin as segment {number} of a memory does; {ADVICE}"
+            )
         return mmap.mmap(descriptor, there, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
     finally:
         os.close(descriptor)

@@ -39,6 +39,7 @@ def report(round: int) -> RoundReport:
         skip_share=1 / 3,
         longest_skip=2,
         seconds=0.25,
+        thin_share=0.5,
         levels=(LevelReport(1.0, 10, 0.5, 1, None), LevelReport(0.5, 4, None, 2, None)),
     )
 

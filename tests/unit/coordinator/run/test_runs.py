@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.arrivals import Expected
+from coordinator.checksums import open_json, seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, new_fleet
@@ -318,13 +319,17 @@ def test_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_run_of_another_format_is_refused(run: Run) -> None:
     path = run.folder / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    content = open_json(path.read_bytes())
     run.close()
-    with pytest.raises(RunError, match="format 2"):
+    path.write_bytes(seal_json({**content, "format": 3}))
+    with pytest.raises(RunError, match="format 3"):
+        Run(run.folder)
+    path.write_text(json.dumps({**content, "format": 1}))
+    with pytest.raises(RunError, match="repair adds them"):
         Run(run.folder)
     path.write_text("{}")
     with pytest.raises(RunError, match="damaged"):
         Run(run.folder)
-    path.write_text(json.dumps({"format": 1, "task": "t", "run": "r", "source": "s"}))
+    path.write_bytes(seal_json({"format": 2, "task": "t", "run": "r", "source": "s"}))
     with pytest.raises(RunError, match="batch_size"):
         Run(run.folder)

@@ -139,14 +139,19 @@ class World:
             chunk_bytes=CHUNK_BYTES,
         )
         self.run = Run(self.folder)
-        self.service = Service(
-            self.run,
-            replace(config, **self._changes),
-            open_link=self.broker.open_link,
-            evaluate=self._evaluate,
-            clock=self.clock,
-            wall=self.clock,
-        )
+        try:
+            self.service = Service(
+                self.run,
+                replace(config, **self._changes),
+                open_link=self.broker.open_link,
+                evaluate=self._evaluate,
+                clock=self.clock,
+                wall=self.clock,
+            )
+        except BaseException:
+            self.running = False
+            self.run.close()
+            raise
 
     def crash(self) -> None:
         """The coordinator is gone, without a goodbye."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.checksums import checksum
+from coordinator.run.errors import RunError
 from coordinator.service.receiving import Receiving, UploadFile, largest_movement, read_upload
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -85,7 +87,7 @@ def test_kept_upload_stays_until_cleared_and_others_go(tmp_path: Path) -> None:
     bench.receiving.keep(upload, "a", 3)
     del upload
     assert os.listdir(bench.uploads) == []
-    assert (bench.movements / "00000003-a").read_bytes() == data
+    assert (bench.movements / "00000003-a").read_bytes() == data + checksum(data)
     bench.send(encode_movement(movement()), answers=9)  # not kept: gone with its object
     assert os.listdir(bench.uploads) == []
     bench.receiving.clear_kept()
@@ -144,24 +146,40 @@ def test_full_disk_makes_a_device_wait(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_half_uploads_of_an_earlier_process_are_deleted_and_what_was_kept_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
 ) -> None:
     bench = Bench(tmp_path)
     (bench.uploads / "9.part").write_bytes(b"old")
     sent = movement()
-    for name in ("00000004-b", f"{sent.round:08}-a"):
-        (bench.movements / name).write_bytes(encode_movement(sent))
-    (bench.movements / "00000009-c").write_bytes(b"no movement")
+    data = encode_movement(sent)
+    for name in (f"{sent.round:08}-a", "00000004-a"):
+        (bench.movements / name).write_bytes(data + checksum(data))
     again = Bench(tmp_path)
     assert os.listdir(bench.uploads) == []
     fresh, replay = again.receiving.kept()
     assert isinstance(fresh, Movement)
-    assert encode_movement(fresh) == encode_movement(sent)
+    assert encode_movement(fresh) == data
     assert isinstance(replay, Replay)
     assert (replay.round, replay.movement.round) == (4, sent.round)
-    assert "00000009-c, which is not a movement" in caplog.text
     again.receiving.clear_kept()
     assert os.listdir(bench.movements) == []
+
+
+def test_kept_movement_that_is_damaged_missing_or_misnamed_is_named(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.receiving.keep(bench.send(encode_movement(movement())), "a", 3)
+    path = bench.movements / "00000003-a"
+    whole = path.read_bytes()
+    for data in (b"", whole[:-1], whole[:-9] + b"!" + whole[-8:]):
+        path.write_bytes(data)
+        with pytest.raises(RunError, match="00000003-a is damaged"):
+            list(Bench(tmp_path).receiving.kept())
+    path.write_bytes(whole)
+    path.rename(bench.movements / "00000003-b")
+    with pytest.raises(RunError, match="00000003-a is missing"):
+        list(Bench(tmp_path).receiving.kept())
+    bench.receiving.clear_kept()
+    assert list(Bench(tmp_path).receiving.kept()) == []
 
 
 @pytest.mark.parametrize("text", ["fp32", "fp16", "int8", "top-k:1.0", "fp32+zstd"])
@@ -178,4 +196,5 @@ def test_upload_file_refuses_a_name_that_is_taken(tmp_path: Path) -> None:
     first[0:4] = b"data"
     first.keep(tmp_path / "y")
     del first
-    assert (tmp_path / "y").read_bytes() == b"data" + bytes(6)
+    whole = b"data" + bytes(6)
+    assert (tmp_path / "y").read_bytes() == whole + checksum(whole)

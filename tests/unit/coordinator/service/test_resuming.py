@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.aggregate.memory import DiskMemory
 from coordinator.aggregate.rules import RULES
+from coordinator.checksums import checksum
 from coordinator.masks import make_masks
 from coordinator.rounds.state import OpenRound
 from coordinator.rounds.synchronous import RoundPhase, RoundsConfig
@@ -317,7 +318,7 @@ def test_kept_movement_that_is_of_no_use_any_more_is_logged(
     world.settle()
     world.crash()
     other = encode_movement(replace(a.movements[1], learning_rate=0.2))
-    (world.folder / MOVEMENTS / "00000001-a").write_bytes(other)
+    (world.folder / MOVEMENTS / "00000001-a").write_bytes(other + checksum(other))
     world.start()
     assert set(world.state.kept) == {"b"}
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
@@ -420,7 +421,7 @@ class Crash(Exception):
 
 @pytest.mark.parametrize(
     ("rule", "where"),
-    [(rule, where) for rule in RULE_NAMES for where in ("save", "prune", "record")]
+    [(rule, where) for rule in RULE_NAMES for where in ("save", "prune", "record_line")]
     + [(rule, "memory") for rule in RULE_NAMES[1:]],
 )
 def test_crash_inside_a_commit_ends_with_the_same_model(
@@ -449,6 +450,7 @@ def test_crash_inside_a_commit_ends_with_the_same_model(
     world.restart()
     finish(world, slow)
     assert world.service.model.digest == expected
+    assert [line["round"] for line in world.history] == [1, 2, 3]
     assert not [each for each in caplog.records if "no longer be used" in each.getMessage()]
 
 

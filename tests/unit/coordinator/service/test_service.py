@@ -420,6 +420,33 @@ def test_finished_run_that_is_started_again_is_finished(worlds: Worlds) -> None:
     assert isinstance(world.retained(TOPICS.round), RoundClosed)
 
 
+def test_finished_run_that_is_started_again_gives_the_last_receipts(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=1))
+    one, _ = world.add("one"), world.add("two")
+    world.settle()
+    assert world.service.finished
+    world.crash()
+    world.start()
+    stop = threading.Event()
+    thread = threading.Thread(target=world.service.serve, args=(stop,))
+    thread.start()
+    del one.heard[:]  # its receipt was lost
+    one.offer(one.movements[1])
+
+    def ended() -> bool:
+        world.broker.run()
+        for device in world.devices:
+            device.pump()
+        if one.receipts:
+            world.clock.now += 10
+        return not thread.is_alive()
+
+    until(ended)
+    stop.set()
+    thread.join(HANGS_S)
+    assert one.receipts == [(1, "counted")]
+
+
 def test_broker_that_comes_back_empty_is_filled_again(worlds: Worlds) -> None:
     world = worlds.make(rounds_config(rounds=2, train_deadline_s=1e6))
     one, two = world.add("one"), world.add("two", sends=False)

@@ -139,14 +139,23 @@ def test_damaged_file_is_named(folder: Path, name: str, damage: object) -> None:
     assert (folder / "segment-1.bin").exists() or (name, damage) == ("segment-1.bin", Path.unlink)
 
 
-def test_rounds_cut_short_in_the_index_are_named(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("UPDATE devices SET rounds = x'00' WHERE name = 'ada'", "name 'ada' in devices"),
+        ("UPDATE movements SET weight = weight * 2 WHERE key = 1", "key 1 in movements"),
+        ("UPDATE segments SET live = live + 1", "in segments"),
+        ("DELETE FROM movements WHERE key = 1", "rows are missing"),
+        ("UPDATE about SET value = value + 1 WHERE name = 'now'", "rows are missing"),
+        ("DELETE FROM about", "rows are missing"),
+    ],
+)
+def test_row_that_was_changed_or_lost_is_noticed(folder: Path, change: str, says: str) -> None:
     with sqlite3.connect(folder / "index.sqlite") as index:
-        index.execute("UPDATE devices SET rounds = x'00' WHERE name = 'ada'")
+        index.execute(change)
     index.close()
-    memory = open_disk(folder)
-    with pytest.raises(MemoryDamaged, match=r"index\.sqlite.*'ada'"):
-        memory.recall("ada")
-    memory.close()
+    with pytest.raises(MemoryDamaged, match=rf"index\.sqlite.*{says}.*repair"):
+        open_disk(folder)
 
 
 def test_segment_cut_short_while_open_is_named(folder: Path) -> None:
@@ -214,6 +223,29 @@ def test_folder_holds_at_most_what_was_estimated(tmp_path: Path, dtype: MemoryTy
     mixed = "SELECT segment FROM movements GROUP BY segment HAVING count(DISTINCT made) > 1"
     assert index.execute(mixed).fetchall()  # only rewriting puts two rounds in one segment
     index.close()
+
+
+def test_values_leave_the_disk_at_most_twice_their_age_after_they_were_made(
+    tmp_path: Path,
+) -> None:
+    """Held, replaced or stale: no file is older than the retention and what it was copied at."""
+    retention = 3
+    memory = open_disk(tmp_path, replace(CONFIG, max_staleness=retention))
+    stream = np.random.default_rng(3)
+    born: dict[str, int] = {}
+    for now in range(1, 40):
+        memory.advance(now)
+        given = [each for each in "abcdef" if stream.random() < 0.4]
+        blocks = np.flatnonzero(stream.random(PLAN.block_count) < 0.6).tolist() or [0]
+        memory.write([movement(each, now, blocks, now) for each in given])
+        memory.commit()
+        names = {path.name for path in tmp_path.glob("segment-*")}
+        born = {name: born.get(name, now) for name in names}
+        # A value is copied only while it is held, that is until `made + retention`.
+        assert all(now - since <= retention for since in born.values())
+        oldest = memory.oldest()
+        assert oldest is None or now - oldest <= retention
+    memory.close()
 
 
 def test_estimate_counts_values_sums_and_index() -> None:

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coordinator.checksums import seal_json
 from coordinator.operate.identity.authority import (
     Authority,
     Issued,
@@ -249,7 +250,8 @@ def test_authority_is_changed_by_one_process_at_a_time(tmp_path: Path) -> None:
         ("ca.key", b"", "cannot be read"),
         ("ca.pem", b"no PEM", "cannot be read"),
         ("index.json", b"{", "restore it from a backup"),
-        ("index.json", b'{"version": 9}', "version 9"),
+        ("index.json", b'{"version": 9}', "no checksum"),
+        ("index.json", seal_json({"version": 9}), "version 9"),
         ("index.json", b'{"version": 1, "broker": null, "enrolments": [3]}', "cannot be read"),
     ],
 )
@@ -363,7 +365,8 @@ def test_runs_stand_beside_the_broker_and_each_other(tmp_path: Path) -> None:
     # An index of an earlier version names the last started run as the broker.
     write_index(tmp_path / "index.json", EnrolmentIndex(broker=two))
     old = json.loads((tmp_path / "index.json").read_text())
-    del old["runs"]
+    del old["runs"], old["check"]
+    old["version"] = 1  # had no checksum
     (tmp_path / "index.json").write_text(json.dumps(old))
     read = read_index(tmp_path / "index.json")
     assert (read.broker, read.runs) == (two, ())
