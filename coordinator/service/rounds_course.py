@@ -428,6 +428,7 @@ class RoundsCourse:
         commit, plan = closed.commit, self._config.plan
         levels = level_reports(plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)
+        parts.tally.close(commit.round, [*commit.fresh, *commit.replayed], commit.refused)
         line = parts.describe(report)
         self._norms = model.norms
         self._committed += 1
@@ -449,7 +450,6 @@ class RoundsCourse:
             )
         )
         self._state = replace(self._state, fleet=state.fleet.settled())
-        parts.tally.close(commit.round, [*commit.fresh, *commit.replayed], commit.refused)
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()

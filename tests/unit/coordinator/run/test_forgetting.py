@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.aggregate.memory import DiskMemory, Memory, stored_config
 from coordinator.aggregate.rules import RULES
+from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.operate.serving import forget_commands
@@ -161,8 +162,8 @@ def test_kill_at_any_step_leaves_a_device_that_is_forgotten_or_not(
 def test_next_process_finishes_what_was_begun(worlds: Worlds) -> None:
     world = second_round(worlds)
     world.crash()
-    request = '{"device": "b", "id": "1", "by": "me", "time": "2030-01-01T00:00:00Z"}'
-    (world.folder / FORGET).write_text(request)
+    request = {"device": "b", "id": "1", "by": "me", "time": "2030-01-01T00:00:00Z"}
+    (world.folder / FORGET).write_bytes(seal_json(request))
     world.start()
     assert [line["by"] for line in forgotten_lines(world.folder)] == ["me"]
     assert "b" not in {path.name[9:] for path in (world.folder / MOVEMENTS).iterdir()}

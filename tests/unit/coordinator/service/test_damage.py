@@ -100,7 +100,7 @@ def play(world: World, slow: ScriptedDevice, until: Callable[[World], bool]) -> 
 def is_there(world: World) -> bool:
     if isinstance(world.machine, FragmentsConfig):
         return len(world.history) >= 2
-    return world.state.round == OPEN and world.state.counted == {"a", "b"}
+    return world.state.round == OPEN and set(world.state.kept) == {"a", "b"}
 
 
 Result = tuple[str, list[dict[str, Any]]]

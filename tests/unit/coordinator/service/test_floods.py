@@ -155,7 +155,7 @@ def test_short_rounds_are_no_flood(worlds: Worlds) -> None:
         if not world.step():
             break
     assert world.service.finished
-    assert one.receipts == two.receipts == [(each + 1, "counted") for each in range(rounds)]
+    assert one.verdicts == two.verdicts == [(each + 1, "counted") for each in range(rounds)]
     assert one.all(Complaint) == []
 
 
