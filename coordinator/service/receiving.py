@@ -21,7 +21,15 @@ from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from edge_sdk.program.files import PlacedFile, make_folder, move, remove, remove_folder
+from edge_sdk.program.files import (
+    DiskFull,
+    PlacedFile,
+    make_folder,
+    move,
+    remove,
+    remove_folder,
+    waiting_for_room,
+)
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -71,7 +79,8 @@ class UploadFile(mmap):
     def __del__(self) -> None:
         path = getattr(self, "path", None)
         if path is not None:
-            remove(path)
+            with suppress(OSError):  # the next start removes it
+                remove(path)
 
     def keep(self, path: Path) -> None:
         """Make the bytes durable under this name."""
@@ -97,6 +106,8 @@ class Receiving:
             make_folder(folder)
         self.folder = uploads
         """Files that are gone with this process."""
+        self.full: DiskFull | None = None
+        """Why the last offer found no room; None: it found some, or needed none."""
         self._movements = movements
         self._numbers = count(1)
         self._uploads = Uploads(limits, allocate=self._allocate)
@@ -110,9 +121,11 @@ class Receiving:
         known = self._receipts.get(device, OrderedDict()).get(offer.upload)
         if known is not None and offer.device == device:
             return known
+        self.full = None
         try:
             return self._uploads.offered(device, offer, now)
         except OSError as error:
+            self.full = error if isinstance(error, DiskFull) else None
             return Credit(
                 device=device,
                 upload=offer.upload,
@@ -173,7 +186,8 @@ class Receiving:
         return self._uploads.drop_idle(now)
 
     def _allocate(self, size: int) -> UploadFile:
-        return UploadFile(self.folder / f"{next(self._numbers)}.part", size)
+        with waiting_for_room(None):  # the device waits instead, which holds up nobody else
+            return UploadFile(self.folder / f"{next(self._numbers)}.part", size)
 
 
 def _allow_open_files() -> None:
