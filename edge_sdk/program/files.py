@@ -82,7 +82,7 @@ def _with_room(path: Path, needed: int, step: Callable[[], T]) -> T:
         try:
             return step()
         except OSError as error:  # noqa: PERF203  to try again is the point
-            if error.errno not in _NO_ROOM:
+            if error.errno is None or error.errno not in _NO_ROOM:
                 raise
             full = DiskFull(path, needed, free_bytes(path), error.errno)
             wait = _wait.get()

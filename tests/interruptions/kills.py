@@ -34,6 +34,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from subprocess import TimeoutExpired
 from tempfile import gettempdir
 
 from edge_sdk.protocol.messages.round import Bid
@@ -123,7 +124,7 @@ def run_trial(trial: int, folder: Path) -> TrialOutcome:
     with made(World(place, setup, shared)) as world:
         try:
             _kill(world, moments_of(trial), kills)
-            outcome = world.finish()
+            outcome = world.finish(whole_log=False)
             if not setup.asynchronous:
                 void = frozenset(range(1, outcome.rounds[-1])) - frozenset(outcome.rounds)
                 if world.digest() != undisturbed_digest(setup, void, shared):
@@ -157,16 +158,13 @@ def _kill(world: World, moments: Sequence[Moment], kills: list[str]) -> None:
 
 def _killed(coordinator: Program, moment: Moment) -> bool:
     """Wait for a kill; False if the coordinator finished the run before."""
-    if moment.operation:
-        code = coordinator.wait()
-    else:
-        assert coordinator.process is not None
-        with suppress(Exception):
-            coordinator.process.wait(moment.seconds)
-        code = coordinator.process.poll()
-        if code is None:
-            coordinator.process.kill()
-            code = coordinator.process.wait()
+    process = coordinator.process
+    assert process is not None
+    if not moment.operation:
+        with suppress(TimeoutExpired):
+            process.wait(moment.seconds)
+        process.kill()
+    code = coordinator.wait()
     assert code in (0, -signal.SIGKILL), f"ended with {code}\n{coordinator.tail()}"
     return code != 0
 

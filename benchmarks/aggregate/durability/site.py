@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,7 +31,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import CHUNKS, UPLOADS, About, Run, create_run, read_history
-from coordinator.service.courses import make_model
+from coordinator.service.courses import make_model as model_of
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel
@@ -58,16 +58,20 @@ class Stuck(Exception):
 
 
 @cache
-def tiny_model() -> SavedModel:
-    """Return a small model with a statistic, and without graphs: nobody trains it."""
+def make_model(inputs: int = 4, groups: tuple[int, ...] = (2, 2, 1, 1)) -> SavedModel:
+    """Return a model with a statistic, and without graphs: nobody trains it.
+
+    Its hidden layer has these groups of units; the default is tiny.
+    """
+    units = sum(groups)
     plan = ModelPlan(
-        axes=(Axis("hidden", (2, 2, 1, 1)),),
+        axes=(Axis("hidden", groups),),
         tensors=(
-            Tensor("w1", "float32", (Dim(6, 0), Dim(4))),
-            Tensor("b1", "float32", (Dim(6, 0),)),
-            Tensor("w2", "float32", (Dim(3), Dim(6, 0))),
+            Tensor("w1", "float32", (Dim(units, 0), Dim(inputs))),
+            Tensor("b1", "float32", (Dim(units, 0),)),
+            Tensor("w2", "float32", (Dim(3), Dim(units, 0))),
         ),
-        buffers=(Buffer("mean", "float32", (Dim(6, 0),), statistic=True),),
+        buffers=(Buffer("mean", "float32", (Dim(units, 0),), statistic=True),),
     )
     random = np.random.default_rng(3)
     weights = {
@@ -81,17 +85,16 @@ def tiny_model() -> SavedModel:
         min_onnxruntime="1.18.0",
         loss="cross-entropy",
         tolerance=0.0,
-        data=DataSpec((ArraySpec("float32", (4,)),), ArraySpec("int64", ())),
+        data=DataSpec((ArraySpec("float32", (inputs,)),), ArraySpec("int64", ())),
         graphs=(),
     )
-    return SavedModel(plan, weights, {"mean": np.zeros(6, dtype=np.float32)}, manifest, {})
+    return SavedModel(plan, weights, {"mean": np.zeros(units, dtype=np.float32)}, manifest, {})
 
 
-@cache
-def machine_of(case: str) -> RoundsConfig | FragmentsConfig:
+def machine_of(case: str, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
     """Return the settings of a case."""
     common: dict[str, Any] = {
-        "plan": tiny_model().plan,
+        "plan": plan,
         "local_rule": LocalRule(learning_rate=LEARNING_RATE),
         "steps": 50,
         "batch_size": 4,
@@ -118,18 +121,20 @@ def machine_of(case: str) -> RoundsConfig | FragmentsConfig:
     )
 
 
-def make_devices(case: str, wire: Wire, void: frozenset[int]) -> list[ScriptedDevice]:
+def make_devices(
+    case: str, wire: Wire, plan: ModelPlan, void: frozenset[int], chunk_bytes: int
+) -> list[ScriptedDevice]:
     """Return the fleet of a case. In rounds, of every three
 
     - the first closes at its deadline: a movement is withheld, and enters memory in the second;
     - the second closes at its deadline: that device skips, and another never sends;
     - the third closes with the last movement.
     """
-    plan = tiny_model().plan
 
     def device(name: str, value: float, **options: Any) -> ScriptedDevice:
         level = options.pop("level", lambda _: 1.0)
-        return ScriptedDevice(wire, plan, name, value, level, void=void, **options)
+        options |= {"void": void, "chunk_bytes": chunk_bytes}
+        return ScriptedDevice(wire, plan, name, value, level, **options)
 
     if case == "fed-raa":
         return [device("a", 0.02), device("b", -0.03, level=lambda _: 0.5), device("c", 0.05)]
@@ -170,6 +175,9 @@ class CrashSite:
     """The fault of each process; later ones have none."""
     looks: bool = False
     """True: note which cuts differ at every step."""
+    model: SavedModel = field(default_factory=make_model)
+    chunk_bytes: int = CHUNK_BYTES
+    make_disk: Callable[..., FaultyDisk] = FaultyDisk
     now: float = 1000.0
     starts: int = 0
     deaths: list[str] = field(default_factory=list)
@@ -184,10 +192,11 @@ class CrashSite:
 
     def __post_init__(self) -> None:
         self.wire = Wire(lambda _: None)
-        self.devices = make_devices(self.case, self.wire, self.void)
+        plan, size = self.model.plan, self.chunk_bytes
+        self.devices = make_devices(self.case, self.wire, plan, self.void, size)
         self.wire.devices += self.devices
         about = About(task=TASK, run=RUN, source="t.py:f", batch_size=4)
-        create_run(self.folder, about, tiny_model())
+        create_run(self.folder, about, self.model)
         for each in self.devices:
             each.join()
 
@@ -212,7 +221,7 @@ class CrashSite:
     def _process(self, fault: Fault | None) -> bool:
         """Run one process to its end; True if it finished the run."""
         left = self.base / f"{self.starts + 1}"
-        disk = FaultyDisk(
+        disk = self.make_disk(
             self.folder,
             left,
             fault,
@@ -244,10 +253,10 @@ class CrashSite:
     def _opened(self) -> Iterator[Service]:
         with Run(self.folder) as run:
             config = ServiceConfig(
-                machine=machine_of(self.case),
+                machine=machine_of(self.case, self.model.plan),
                 down=Encoding(),
                 keeping=Keeping(keep_last=2),
-                chunk_bytes=CHUNK_BYTES,
+                chunk_bytes=self.chunk_bytes,
             )
             service = Service(
                 run,
@@ -316,7 +325,7 @@ class CrashSite:
 
     def _result(self) -> RunResult:
         with Run(self.folder) as run:
-            digest = make_model(run.plan, run.latest(), Encoding(), 0).digest
+            digest = model_of(run.plan, run.latest(), Encoding(), 0).digest
         history = list(read_history(self.folder))
         return RunResult(
             rounds=tuple(line["round"] for line in history),

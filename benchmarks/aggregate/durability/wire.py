@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -189,6 +189,7 @@ class ScriptedDevice:
     value: float
     level: Level
     up: Encoding = field(default_factory=Encoding)
+    chunk_bytes: int = CHUNK_BYTES
     withholds: Callable[[int], bool] = lambda _: False
     """True: it sends the movement of this round in the next one only."""
     mute: Callable[[int], bool] = lambda _: False
@@ -206,7 +207,6 @@ class ScriptedDevice:
     _opened: dict[int, RoundOpen] = field(default_factory=dict)
     _assigned: set[int] = field(default_factory=set)
     _unanswered: RoundOpen | None = None
-    _plan_known: bool = False
 
     def join(self) -> None:
         """Say that it is there, and hear what is retained."""
@@ -224,6 +224,11 @@ class ScriptedDevice:
         """Offer everything that has no receipt."""
         for round in sorted(self._offered):
             self._tell(self._outgoing(round).offer)
+
+    @property
+    def assigned(self) -> bool:
+        """True if a bid of it was answered with an assignment."""
+        return bool(self._assigned)
 
     @property
     def waiting(self) -> bool:
@@ -325,7 +330,7 @@ class ScriptedDevice:
             run=RUN,
             round=round,
             answers=None,
-            chunk_bytes=CHUNK_BYTES,
+            chunk_bytes=self.chunk_bytes,
         )
 
     def _send(self, credit: Credit) -> None:
@@ -351,8 +356,3 @@ def outcomes(devices: list[ScriptedDevice]) -> dict[str, dict[int, str]]:
         device.name: {round: told[-1] for round, told in sorted(device.receipts.items())}
         for device in devices
     }
-
-
-def silent_in(device: ScriptedDevice, rounds: frozenset[int]) -> ScriptedDevice:
-    """Return a device that does not answer these rounds."""
-    return replace(device, void=rounds)
