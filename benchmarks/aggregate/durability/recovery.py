@@ -18,8 +18,8 @@ METHOD = (
     "A run of ram-fed with devices in memory: each has trained a quarter of the model once, "
     "through the real service over a link in memory. Its process is killed. Then a new process "
     "starts, opens the run, publishes the model and opens a round; one device bids and is assigned "
-    "its part. From the start of that process, the interpreter and all imports included; the pages of "
-    "its files are warm, and there is no network. Median of a few starts."
+    "its part. From the start of that process, the interpreter and all imports included; the "
+    "pages of its files are warm, and there is no network. Median of a few starts."
 )
 TARGET_S = 5.0
 
