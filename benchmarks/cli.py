@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
+from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
@@ -33,6 +34,7 @@ COMMANDS = (
     footprint,
     costs,
     aggregate,
+    durability,
     wire,
     load,
     fleet,

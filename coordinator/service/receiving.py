@@ -26,6 +26,7 @@ from coordinator.checksums import DamagedBytes, checksum, mapped, open_json, ope
 from coordinator.run.errors import RunError, repair_advice
 from coordinator.run.lines import PRIVATE
 from edge_sdk.program.files import (
+    DiskFull,
     PlacedFile,
     append_line,
     make_folder,
@@ -33,6 +34,7 @@ from edge_sdk.program.files import (
     remove,
     remove_folder,
     sync_folder,
+    waiting_for_room,
 )
 from edge_sdk.protocol.encoding.codec import part_specs
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -83,7 +85,8 @@ class UploadFile(mmap):
     def __del__(self) -> None:
         path = getattr(self, "path", None)
         if path is not None:
-            remove(path)
+            with suppress(OSError):  # the next start removes it
+                remove(path)
 
     def keep(self, path: Path) -> None:
         """Make the bytes durable under this name, with their checksum behind them."""
@@ -110,6 +113,8 @@ class Receiving:
             make_folder(folder, mode=0o700)
         self.folder = uploads
         """Files that are gone with this process."""
+        self.full: DiskFull | None = None
+        """Why the last offer found no room; None: it found some, or needed none."""
         self._movements = movements
         self._names = movements.with_name(movements.name + ".jsonl")
         self._numbers = count(1)
@@ -124,9 +129,11 @@ class Receiving:
         known = self._receipts.get(device, OrderedDict()).get(offer.upload)
         if known is not None and offer.device == device:
             return known
+        self.full = None
         try:
             return self._uploads.offered(device, offer, now)
         except OSError as error:
+            self.full = error if isinstance(error, DiskFull) else None
             return Credit(
                 device=device,
                 upload=offer.upload,
@@ -192,7 +199,8 @@ class Receiving:
         return self._uploads.drop_idle(now)
 
     def _allocate(self, size: int) -> UploadFile:
-        return UploadFile(self.folder / f"{next(self._numbers)}.part", size)
+        with waiting_for_room(None):  # the device waits instead, which holds up nobody else
+            return UploadFile(self.folder / f"{next(self._numbers)}.part", size)
 
 
 def _allow_open_files() -> None:

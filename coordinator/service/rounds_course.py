@@ -36,7 +36,14 @@ from coordinator.service.reports import report_round
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.delivery import Choice
-from edge_sdk.protocol.messages.round import Bid, Movement, Receipt, Replay, RoundOpen
+from edge_sdk.protocol.messages.round import (
+    Bid,
+    Movement,
+    Outcome,
+    Receipt,
+    Replay,
+    RoundOpen,
+)
 from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 
@@ -125,6 +132,12 @@ class RoundsCourse:
             if keep is not None:
                 device = keep.arrival.contribution.device
                 self._arrivals[device, keep.round] = keep.arrival
+                is_late = (device, keep.round) in state.late
+                outcome = Outcome.MEMORY if is_late else Outcome.COUNTED
+                why = "an earlier process kept it" if is_late else ""
+                self._parts.tally.note(
+                    Receipt(device=device, round=keep.round, outcome=outcome, reason=why)
+                )
             elif not _is_done_with(before, sent):
                 movement = sent.movement if isinstance(sent, Replay) else sent
                 log.error(

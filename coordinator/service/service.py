@@ -7,7 +7,9 @@ Rules:
 - A device that sends something is present, even if its presence message was lost.
 - The state machine's clock stops while there is no broker, so an outage makes no device late.
 - A round opens only after the link has accepted all chunks of its model.
-- A failed commit ends the process; after a restart it resumes from the last checkpoint.
+- A disk that is full is waited for (`admission/room.py`).
+- A failed commit, or any other failure of the disk, ends the process: its state would be another
+  than the one on disk. After a restart it resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.memory import Memory
@@ -45,6 +49,7 @@ from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.admission.requests import Requests
+from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
@@ -54,6 +59,7 @@ from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.rounds_course import RoundsCourse
 from coordinator.service.store import Keeping, RunOnDisk
+from edge_sdk.program.files import DiskFull, waiting_for_room
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
@@ -96,6 +102,10 @@ MAX_WAIT_S = 1.0
 """Longest wait of the loop in seconds, so that it notices a request to stop."""
 FINDING_KIB = 4
 """KiB of a finding besides its numbers, at most."""
+ROOM_S = 1.0
+"""Seconds until a file that found no room on the disk is tried again."""
+MAX_HELD = 1024
+"""Most messages that are put aside while the disk is full; later ones wait in the inbox."""
 LINGER_S = 5.0
 """Seconds the coordinator keeps answering after the run ends, so that devices can leave."""
 
@@ -131,11 +141,13 @@ class Service:
         wall: Clock = time.time,
         watchdog: Watchdog | None = None,
         requests: Requests[Service] | None = None,
+        room_s: float = ROOM_S,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
         `watch` is shown every report. `requests` are those of other threads, which the loop
-        answers; None: there are none.
+        answers; None: there are none. `room_s`: seconds until a file that found no room on the
+        disk is tried again.
         """
         self._run = run
         self._requests: Requests[Service] = Requests() if requests is None else requests
@@ -157,6 +169,10 @@ class Service:
         self._present: set[str] = set()
         self._newcomers: list[str] = []
         """Devices that arrived before the first model was published."""
+        self._stop: threading.Event | None = None
+        self._room, self._room_s = Room(self._connected_s), room_s
+        self._held: deque[LinkEvent | Letter] = deque()
+        """What arrived while the disk was full, and is not handled yet."""
         self._lost_s = 0.0
         self._away_since: float | None = clock()
         self._idle_due_s = clock() + IDLE_S
@@ -279,6 +295,7 @@ class Service:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until the run is complete or `stop` is set. Raises `RunError`."""
+        self._stop = stop
         self._watchdog.ready(f"coordinating {self._run.about.task}")
         over = self.finished  # at the start: devices may have missed their last receipts
         while not self.finished and not stop.is_set():
@@ -292,22 +309,29 @@ class Service:
     def _step(self, wait_s: float) -> None:
         now = self._clock()
         self._watchdog.alive(now)
-        event = self._inbox.get(min(wait_s, max(0.0, self._watchdog.due_s - now)))
+        event = self._next(min(wait_s, max(0.0, self._watchdog.due_s - now)))
         if event is not None:
             self.handle(event)
         self.tick()
 
+    def _next(self, wait_s: float = 0.0) -> LinkEvent | Letter | None:
+        return self._held.popleft() if self._held else self._inbox.get(wait_s)
+
     def pump(self) -> int:
         """Handle everything that has arrived, without waiting; returns the number of events."""
         number = 0
-        while (event := self._inbox.get()) is not None:
+        while (event := self._next()) is not None:
             self.handle(event)
             number += 1
         self.tick()
         return number
 
     def handle(self, event: LinkEvent | Letter) -> None:
-        """Handle an event from the inbox."""
+        """Handle an event from the inbox. Raises `RunError` if the disk fails."""
+        with self._storing():
+            self._handle(event)
+
+    def _handle(self, event: LinkEvent | Letter) -> None:
         match event:
             case Letter():
                 self._on_letter(event)
@@ -324,9 +348,15 @@ class Service:
         self._proceed()
 
     def tick(self) -> None:
-        """Act on deadlines that have passed."""
+        """Act on deadlines that have passed. Raises `RunError` if the disk fails."""
+        self._room.look()
+        with self._storing():
+            self._tick()
+
+    def _tick(self) -> None:
         now, deadline = self._now(), self._course.deadline
-        if self._away_since is None and deadline is not None and now >= deadline:
+        stands_still = self._away_since is not None or self._room.full is not None
+        if not stands_still and deadline is not None and now >= deadline:
             self._say(self._course.handle(events.Tick(), now))
             self._proceed()
         self._requests.serve(self)
@@ -363,7 +393,8 @@ class Service:
         """Save what can be saved and leave the broker."""
         self._watchdog.stopping()
         try:
-            self._say(self._course.close())
+            with self._storing():
+                self._say(self._course.close())
         finally:
             self._publisher.say_presence(Presence(name=NAME, session=self._session, online=False))
             self._link.close()
@@ -376,13 +407,68 @@ class Service:
         self._store.close()
 
     def _now(self) -> float:
-        """Time of the state machine: seconds connected to a broker."""
+        """Time of the state machine: seconds connected to a broker and with room on the disk."""
+        return self._connected_s() - self._room.lost_s
+
+    def _connected_s(self) -> float:
+        """Seconds connected to a broker."""
         present = self._clock() if self._away_since is None else self._away_since
         return present - self._lost_s
 
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        """Wait for room where the disk is full; another failure of the disk ends the process."""
+        try:
+            with waiting_for_room(self._wait_for_room):
+                yield
+        except OSError as error:
+            raise RunError("the run's folder cannot be written") from error
+
+    def _wait_for_room(self, full: DiskFull) -> None:
+        """Let what found no room on the disk be tried again soon, and devices wait meanwhile.
+
+        Raises `DiskFull` if the process is to stop.
+        """
+        self._room.lacks(full)
+        if self._stop is not None and self._stop.is_set():
+            raise full
+        self._watchdog.alive(self._clock())
+        self._watchdog.status("waiting for room on the disk")
+        by = time.monotonic() + self._room_s
+        while len(self._held) < MAX_HELD:
+            event = self._inbox.get(max(0.0, by - time.monotonic()))
+            if event is None:
+                break
+            self._held.append(event)
+            if isinstance(event, Letter):
+                self._put_off(event, full)
+        else:
+            time.sleep(max(0.0, by - time.monotonic()))
+
+    def _put_off(self, letter: Letter, full: DiskFull) -> None:
+        """Tell a device that offers an upload to wait, if it does."""
+        device = letter.topic.device
+        if letter.topic.kind is not TopicKind.UP_CONTROL or device not in self._present:
+            return
+        try:
+            offer = decode_received(letter.topic, letter.payload)
+        except MessageError:
+            return  # it is dropped in its turn
+        if isinstance(offer, Offer) and offer.device == device:
+            self._tell(
+                device,
+                Credit(
+                    device=device,
+                    upload=offer.upload,
+                    missing=((0, offer.chunk_count),),
+                    window=0,
+                    reason=f"the coordinator cannot store it: {full.strerror}",
+                ),
+            )
+
     def _wait_s(self) -> float:
         deadline = self._course.deadline
-        if deadline is None or self._away_since is not None:
+        if deadline is None or self._away_since is not None or self._room.full is not None:
             return MAX_WAIT_S
         return min(max(deadline - self._now(), 0.0), MAX_WAIT_S)
 
@@ -424,7 +510,7 @@ class Service:
                     self._on_message(topic, device, message)
         except MessageError as error:
             self._warn(device, str(error))
-        except RunError:
+        except (RunError, OSError):
             raise
         except Exception:
             log.exception("dropped a message from %s", device)
@@ -507,6 +593,8 @@ class Service:
                 device, offer.round if offer.answers is None else offer.answers
             )
         answer = self._receiving.offered(device, offer, self._clock())
+        if self._receiving.full is not None:
+            self._room.lacks(self._receiving.full)
         if isinstance(answer, Receipt):
             answer = replace(answer, run=offer.run)
         elif answer.refused:
@@ -537,7 +625,12 @@ class Service:
             self._parts.give(receipt, upload, upload)
             self._say([events.Send(device, receipt)])
             return
-        self._say(self._course.handle(event, self._now()))
+        try:
+            said = self._course.handle(event, self._now())
+        except OSError as error:  # it is not kept, and the device may send it again
+            log.error("the movement from %s cannot be stored: %s", device, error)
+            return
+        self._say(said)
 
     # -- saying -----------------------------------------------------------------------------
 

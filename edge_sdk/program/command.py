@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from edge_sdk.program.files import DiskFull
 from edge_sdk.program.processes import limit_threads
 from edge_sdk.protocol.errors import ConfigError, TesseraError
 
@@ -75,6 +76,8 @@ def explain_os_error(error: OSError) -> str:
         path = os.fsdecode(error.filename)
     else:
         path = "" if error.filename is None else str(error.filename)
+    if isinstance(error, DiskFull):
+        cure += f"; {error.needed:,} bytes are needed, {error.free:,} are free"
     return f"{path}{': ' if path else ''}{cure.format(account=account())}"
 
 

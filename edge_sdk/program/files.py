@@ -8,10 +8,14 @@ and perhaps a draft, which the next start removes (`remove_leftovers`).
 
 Everything a run keeps is written, renamed and removed here, each step by one call of this module's
 `os`. Only SQLite (the index of a memory) writes by itself.
+
+A disk without room raises `DiskFull`, which names the file, the bytes that it needs and those that
+are free. Within `waiting_for_room`, a step that finds no room is tried again instead.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import secrets
@@ -19,8 +23,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, TypeVar, cast
 
 Data = bytes | bytearray | memoryview
 Writer = Callable[[BinaryIO], object]
@@ -28,6 +33,62 @@ Writer = Callable[[BinaryIO], object]
 
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows would change line ends
 _DRAFT = ".draft"
+_NO_ROOM = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
+
+T = TypeVar("T")
+
+
+class DiskFull(OSError):
+    """The disk has no room for a file: its path, the bytes that it needs, and the bytes free.
+
+    `needed` counts the rest of what is being written; 0: a name alone.
+    """
+
+    def __init__(self, path: Path, needed: int, free: int, code: int = errno.ENOSPC) -> None:
+        words = f"no space left on the disk: {needed:,} bytes are needed, {free:,} are free"
+        super().__init__(code, words, str(path))
+        self.path, self.needed, self.free = path, needed, free
+
+
+WaitForRoom = Callable[[DiskFull], object]
+"""Returns when a step that found no room is to be tried again. It may raise instead."""
+
+_wait: ContextVar[WaitForRoom | None] = ContextVar("wait", default=None)
+
+
+@contextmanager
+def waiting_for_room(wait: WaitForRoom | None) -> Iterator[None]:
+    """Call `wait` when the disk is full, and then try again; None: raise `DiskFull` at once."""
+    before = _wait.set(wait)
+    try:
+        yield
+    finally:
+        _wait.reset(before)
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that are free for a file at this path, whether or not it exists."""
+    place = next((each for each in (path, *path.absolute().parents) if each.exists()), Path())
+    try:
+        found = os.statvfs(place)
+    except (OSError, AttributeError):  # Windows has no such call
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def _with_room(path: Path, needed: int, step: Callable[[], T]) -> T:
+    """Perform a step that takes room on the disk."""
+    while True:
+        try:
+            return step()
+        except OSError as error:  # noqa: PERF203  to try again is the point
+            if error.errno is None or error.errno not in _NO_ROOM:
+                raise
+            full = DiskFull(path, needed, free_bytes(path), error.errno)
+            wait = _wait.get()
+            if wait is None:
+                raise full from error
+            wait(full)
 
 
 def write_whole(
@@ -42,20 +103,21 @@ def write_whole(
     draft = _draft_of(path)
     permissions = 0o666 if mode is None else 0o600
     try:
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, permissions)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
+        handle = _with_room(path, 0, lambda: os.open(draft, flags, permissions))
         try:
             if callable(data):
-                with io.BufferedWriter(_Stream(handle)) as stream:
+                with io.BufferedWriter(_Stream(handle, path)) as stream:
                     data(cast(BinaryIO, stream))
             else:
-                _write_all(handle, data)
+                _write_all(handle, data, path)
             if mode is not None:
                 os.fchmod(handle, mode)
             if synced:
-                os.fsync(handle)
+                _with_room(path, 0, lambda: os.fsync(handle))
         finally:
             os.close(handle)
-        os.replace(draft, path)
+        _with_room(path, 0, lambda: os.replace(draft, path))
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
@@ -149,15 +211,16 @@ def append_line(path: Path, line: bytes, *, mode: int = 0o666, synced: bool = Tr
     `mode`: permissions of a new file, less the umask. Not `synced`: a power cut may lose the line.
     """
     is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY, mode)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _BINARY
+    handle = _with_room(path, len(line), lambda: os.open(path, flags, mode))
     try:
         size = os.lseek(handle, 0, os.SEEK_END)
         if size:
             os.lseek(handle, -1, os.SEEK_END)
             line = line if os.read(handle, 1) == b"\n" else b"\n" + line
-        _write_all(handle, line)
+        _write_all(handle, line, path)
         if synced:
-            os.fsync(handle)
+            _with_room(path, 0, lambda: os.fsync(handle))
     except OSError as error:
         _name(error, path)
         raise
@@ -174,7 +237,7 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
     if not path.parent.is_dir():
         make_folder(path.parent, mode=mode)
     with suppress(FileExistsError):
-        os.mkdir(path, mode)
+        _with_room(path, 0, lambda: os.mkdir(path, mode))
     if not path.is_dir():
         raise FileExistsError(f"{path} is a file, not a folder")
     sync_folder(path.parent)
@@ -258,7 +321,7 @@ class PlacedFile:
         """Opens a file, which must not exist yet if it is `new`."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0)
-        self._handle = os.open(path, flags, mode)
+        self._handle = _with_room(path, 0, lambda: os.open(path, flags, mode))
 
     def fileno(self) -> int:
         """Its descriptor, to map it."""
@@ -267,9 +330,13 @@ class PlacedFile:
     def write_at(self, data: Data, position: int) -> None:
         """Write all of the bytes."""
         rest = memoryview(data).cast("B")
+
+        def write() -> int:
+            return os.pwrite(self._handle, rest, position)
+
         try:
             while rest:
-                written = os.pwrite(self._handle, rest, position)
+                written = _with_room(self.path, len(rest), write)
                 rest, position = rest[written:], position + written
         except OSError as error:
             _name(error, self.path)
@@ -283,7 +350,7 @@ class PlacedFile:
         """Reserve room on disk now, so that writing to a map of the file cannot fail."""
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(self._handle, 0, size)
+                _with_room(self.path, size, lambda: os.posix_fallocate(self._handle, 0, size))
             except OSError as error:
                 _name(error, self.path)
                 raise
@@ -297,7 +364,7 @@ class PlacedFile:
 
     def sync(self) -> None:
         """Return when everything written is on disk; the name may need `sync_folder`."""
-        os.fsync(self._handle)
+        _with_room(self.path, 0, lambda: os.fsync(self._handle))
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -307,8 +374,9 @@ class PlacedFile:
 class _Stream(io.RawIOBase):
     """A descriptor as a stream; it stays open when the stream is closed."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, path: Path) -> None:
         self._handle = handle
+        self._path = path
 
     def writable(self) -> bool:
         return True
@@ -320,13 +388,18 @@ class _Stream(io.RawIOBase):
         return os.lseek(self._handle, offset, whence)
 
     def write(self, data: object) -> int:
-        return os.write(self._handle, cast(Data, data))
+        whole = memoryview(cast(Data, data))
+        return _with_room(self._path, whole.nbytes, lambda: os.write(self._handle, whole))
 
 
-def _write_all(handle: int, data: Data) -> None:
+def _write_all(handle: int, data: Data, path: Path) -> None:
     rest = memoryview(data).cast("B")
+
+    def write() -> int:
+        return os.write(handle, rest)
+
     while rest:
-        rest = rest[os.write(handle, rest) :]
+        rest = rest[_with_room(path, len(rest), write) :]
 
 
 def _name(error: BaseException, path: Path) -> None:

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import Bid, Receipt
+from tests.interruptions.disks import fill, small_disk
 from tests.interruptions.world import Worlds, is_message
-
-
-@contextmanager
-def small_disk(folder: Path, size_kb: int) -> Iterator[bool]:
-    """A disk of its own at this folder; False where we may not mount one."""
-    folder.mkdir(parents=True)
-    options = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "tmpfs", str(folder)]
-    done = subprocess.run(options, check=False, capture_output=True) if os.geteuid() == 0 else None
-    mounted = done is not None and done.returncode == 0
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def no_large_files() -> None:
     """Where no disk can be mounted: files have no room for a movement, but for chunks and logs."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536))
-
-
-def fill(folder: Path) -> None:
-    """Use up a disk to its last byte."""
-    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
-        while True:
-            file.write(bytes(4096))
 
 
 def test_disk_full_on_the_device(worlds: Worlds) -> None:

@@ -141,7 +141,9 @@ def test_full_disk_makes_a_device_wait(tmp_path: Path, monkeypatch: pytest.Monke
     answer = bench.offer(bytes(5000))[1]
     assert isinstance(answer, Credit)
     assert (answer.window, answer.refused) == (0, False)
-    assert "No space left" in answer.reason
+    assert "no space left on the disk: 5,000 bytes are needed" in answer.reason
+    assert bench.receiving.full is not None
+    assert bench.receiving.full.path.parent == bench.uploads
     assert os.listdir(bench.uploads) == []
 
 

@@ -75,7 +75,9 @@ def test_full_disk_is_said_with_the_path_of_the_file(
         for write in (write_whole, append_line):
             with pytest.raises(OSError, match=f"'{path}'") as caught:
                 write(path, b"x\n")
-            assert explain_os_error(caught.value).startswith(f"{path}: the disk is full")
+            said = explain_os_error(caught.value)
+            assert said.startswith(f"{path}: the disk is full")
+            assert f"{0 if step == 'fsync' else 2} bytes are needed" in said
     placed.close()
 
 

@@ -1,0 +1,1 @@
+"""What survives crashes, what that costs, and how soon a run is back."""
