@@ -3,7 +3,8 @@
     lock                          held by the process that has the run open
     run.json                      task, run id, and the source of the run
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
-    counters.json                 the newest round ever opened; number of coordinator starts
+    counters.json                 the newest round ever opened; number of coordinator starts; the
+                                  epoch of the last one, and the inode it was at
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet: of the last
                                   few rounds, every n-th and the one with the best accuracy
     checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
@@ -65,6 +66,8 @@ from edge_sdk.program.files import (
     whole_folder,
     write_whole,
 )
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.epoch import Epoch, next_epoch
 from edge_sdk.protocol.messages.round import Outcome
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Array
@@ -177,8 +180,10 @@ class Run:
             self.task = TaskFiles(model.plan, model.manifest, model.files)
             counters = json.loads((folder / COUNTERS).read_text())
             self.opened, self._session = int(counters["opened"]), int(counters["session"])
+            self.epoch = Epoch(*counters["epoch"]) if "epoch" in counters else None
+            self._place = counters.get("place")
             self._lock = lock
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, MessageError) as error:
             raise RunError(f"{folder} is damaged: {error!r}") from error
         finally:
             if self._lock is None:
@@ -217,6 +222,30 @@ class Run:
         self._session = max(self._session + 1, int(wall_s))
         self._write_counters()
         return self._session
+
+    @property
+    def session(self) -> int:
+        """Number of the last start of a coordinator; 0: none was started."""
+        return self._session
+
+    @property
+    def copied(self) -> bool:
+        """True if the last coordinator was started in another folder, of which this is a copy."""
+        return self._place not in (None, self._inode)
+
+    @property
+    def _inode(self) -> int:
+        return (self.folder / LOCK).stat().st_ino
+
+    def take_epoch(self, instance: str, *known: Epoch | None) -> Epoch:
+        """Return the epoch of this start, above all earlier ones here and the known ones.
+
+        It is on disk before anybody hears of it. From now on this folder is the original.
+        """
+        self.epoch = next_epoch(instance, self.epoch, *known)
+        self._place = self._inode
+        self._write_counters()
+        return self.epoch
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -314,8 +343,11 @@ class Run:
         append_line(self.folder / HISTORY, _json(entry))
 
     def _write_counters(self) -> None:
-        content = _json({"opened": self.opened, "session": self._session})
-        write_whole(self.folder / COUNTERS, content)
+        counters: dict[str, Any] = {"opened": self.opened, "session": self._session}
+        if self.epoch is not None:
+            counters["epoch"] = [self.epoch.counter, self.epoch.instance]
+            counters["place"] = self._place
+        write_whole(self.folder / COUNTERS, _json(counters))
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:

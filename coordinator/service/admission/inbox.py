@@ -10,6 +10,8 @@ or decoded; every transfer survives a loss. Events of the link itself are never 
 | presence | `limits.PRESENCE` |
 | chunks | as many bytes waiting as its credits can ask for |
 
+Public messages, which only coordinators may write, wait at most 256 at a time.
+
 In all, at most 64 MiB of control messages and 256 MiB of chunks wait. Unknown names share one rate
 limit; they are ignored once the largest allowed number of names is known.
 """
@@ -26,6 +28,7 @@ from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, parse_topic
 from edge_sdk.protocol.messages.transfer import UPLOAD_BYTES
+from edge_sdk.protocol.messages.wire import MAX_CONTROL_BYTES
 from edge_sdk.transport.link import LinkEvent, Received
 
 MAX_MESSAGE_BYTES = 2**12
@@ -33,12 +36,17 @@ MAX_MESSAGE_BYTES = 2**12
 size."""
 MAX_WAITING = 64
 """Most control messages of one device that wait."""
+MAX_PUBLIC = 256
+"""Most public messages that wait."""
 MAX_CONTROLS_BYTES = 2**26
 MAX_CHUNKS_BYTES = 2**28
 OVERHEAD_BYTES = 512
 """Memory taken by a waiting message besides its payload."""
 MAX_TOLD = 1000
 """Most devices whose dropped messages are remembered until `take_dropped`."""
+
+PUBLIC = ""
+"""Stands for the name of a device in the counts of public messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,8 @@ class Letter:
 
     topic: Topic
     payload: bytes
+    retained: bool = False
+    """True if the broker kept it from before we subscribed."""
 
 
 class Inbox:
@@ -98,7 +108,10 @@ class Inbox:
             topic = parse_topic(event.topic)
         except MessageError:
             return  # no well-behaved device writes there
-        device, kind = topic.device or "", topic.kind
+        if topic.device is None:
+            self._put_public(Letter(topic, event.payload, event.retained))
+            return
+        device, kind = topic.device, topic.kind
         with self._ready:
             if device not in self.known and not self._admits_stranger(kind):
                 return
@@ -113,6 +126,13 @@ class Inbox:
                 self._ready.notify()
             elif len(self._dropped) < MAX_TOLD:
                 self._dropped.setdefault(device, objection)
+
+    def _put_public(self, letter: Letter) -> None:
+        with self._ready:
+            if self._waiting[PUBLIC] < MAX_PUBLIC and len(letter.payload) <= MAX_CONTROL_BYTES:
+                self._count(letter, 1)
+                self._queue.append(letter)
+                self._ready.notify()
 
     def get(self, wait_s: float = 0.0) -> LinkEvent | Letter | None:
         """Take the oldest event, a message as a `Letter`; None if none arrives within `wait_s`
@@ -173,7 +193,7 @@ class Inbox:
         return None
 
     def _count(self, letter: Letter, sign: int) -> None:
-        device, chunk = letter.topic.device or "", letter.topic.kind is TopicKind.UP_CHUNK
+        device, chunk = letter.topic.device or PUBLIC, letter.topic.kind is TopicKind.UP_CHUNK
         size = len(letter.payload) + OVERHEAD_BYTES
         self._total[chunk] += sign * size
         counter = self._bytes if chunk else self._waiting

@@ -58,9 +58,9 @@ class LockedLink(BrokeredLink):
 
     lock: Lock
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         with self.lock:
-            super().close()
+            super().close(flush=flush)
 
 
 class Place(Protocol):
