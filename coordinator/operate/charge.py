@@ -148,7 +148,7 @@ def take_charge(
     if why is not None and not take_over:
         raise FencedError(f"{run.folder}: {why}")
     epoch = run.take_epoch(instance, seen.epoch)
-    if seen.round > known.opened or (is_later(known, seen) and seen.round):
+    if seen.round > known.opened:
         run.note_opened(seen.round + MARGIN)
     if why is not None:
         log.warning("taking over: %s", why, extra={"facts": {"event": "taken_over"}})

@@ -85,6 +85,7 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
+from edge_sdk.transport.settings import DeniedError
 from edge_sdk.transport.uploads import Upload, UploadLimits
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,8 @@ FINDING_KIB = 4
 """KiB of a finding besides its numbers, at most."""
 ECHO_S = 30.0
 """Seconds to wait for an echo from a broker that answers otherwise."""
+DENIALS = 3
+"""Refusals in a row by a broker that never accepted us, after which the coordinator stops."""
 REPAIR_S = 5.0
 """Least seconds between two repetitions of everything public."""
 LINGER_S = 5.0
@@ -305,7 +308,9 @@ class Service:
                 self._sending.pump()
             case Connected():
                 self._on_connected()
-            case Disconnected(reason):
+            case Disconnected(reason, denials):
+                if denials >= DENIALS and not self._begun:
+                    raise DeniedError(f"the broker refused the coordinator: {reason}")
                 log.warning("broker lost: %s", reason, extra={"facts": {"event": "disconnected"}})
                 self._fence.lost()
                 self._sending.shut = True

@@ -45,7 +45,8 @@ from coordinator.service.courses import make_model
 from coordinator.task.saved_model import read_model, save_model
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import RoundOpen
-from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.protocol.messages.topics import parse_topic
+from edge_sdk.protocol.messages.wire import decode_message, decode_stamped, encode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
 from tests.waiting import locked, made_once
@@ -195,9 +196,9 @@ class World:
         def lengthen(packet: Packet) -> list[Packet]:
             if not is_message(RoundOpen)(packet):
                 return [packet]
-            opened = decode_message(packet.payload)
+            opened, epoch = decode_stamped(parse_topic(packet.topic), packet.payload)
             assert isinstance(opened, RoundOpen)
-            return [packet.with_payload(encode_message(replace(opened, steps=10**9)))]
+            return [packet.with_payload(encode_message(replace(opened, steps=10**9), epoch))]
 
         self.proxy(name).tamper = lengthen
 

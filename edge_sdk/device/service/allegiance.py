@@ -35,14 +35,14 @@ class Allegiance:
         self._smaller: Epoch | None = None
         """The largest of the smaller epochs that spoke and were not contradicted."""
 
-    def hear(self, epoch: Epoch | None, now: float, *, retained: bool, claims: bool) -> bool:
+    def hear(self, epoch: Epoch | None, now: float, *, alive: bool, contested: bool) -> bool:
         """Note the epoch of a message; True if the message is to be obeyed.
 
-        `claims`: the message says who is in charge. Other retained messages of a smaller epoch may
-        be leftovers, and prove nothing.
+        `alive`: it was sent just now. `contested`: a coordinator with a larger epoch would hear it,
+        too, and contradict; other messages of a smaller epoch may be leftovers, and prove nothing.
         """
         if epoch == self.epoch:
-            if not retained:
+            if alive:
                 self.due_s, self._smaller = math.inf, None
             return True
         if _is_above(epoch, self.epoch):
@@ -50,7 +50,7 @@ class Allegiance:
                 log.info("a later coordinator is in charge", extra=fact("new_epoch"))
             self._obey(epoch)
             return True
-        if claims or not retained:
+        if contested:
             if self.due_s == math.inf:
                 self.due_s, self._smaller = now + PATIENCE_S, epoch
                 log.warning(

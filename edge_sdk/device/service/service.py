@@ -64,7 +64,7 @@ from edge_sdk.program.logs import fact
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import ConfigError, MessageError
 from edge_sdk.protocol.messages.delivery import ModelNotice
-from edge_sdk.protocol.messages.epoch import Claim, Epoch
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -443,7 +443,7 @@ class DeviceService:
                 message, epoch = decode_stamped(topic, payload)
                 if topic.kind is TopicKind.PRESENCE and isinstance(message, Presence):
                     self._heard_ourselves(message, retained=retained)
-                elif not self._obeys(message, epoch, now, retained=retained):
+                elif not self._obeys(topic.kind, message, epoch, now, retained=retained):
                     log.debug("ignoring a message of another coordinator on %s", text)
                 elif topic.kind is TopicKind.COORDINATOR and isinstance(message, Presence):
                     self._heard_coordinator(message, now, retained=retained)
@@ -453,13 +453,20 @@ class DeviceService:
             log.warning("ignoring a message on %s: %s", text, error, extra=fact("ignored"))
 
     def _obeys(
-        self, message: ControlMessage, epoch: Epoch | None, now: float, *, retained: bool
+        self,
+        kind: TopicKind,
+        message: ControlMessage,
+        epoch: Epoch | None,
+        now: float,
+        *,
+        retained: bool,
     ) -> bool:
         """True if a message of a coordinator comes from the one in charge."""
         if isinstance(message, Presence) and not message.online:
             return self._coordinator in (None, message.session)  # wills carry no epoch
-        claims = isinstance(message, Claim)
-        return self._allegiance.hear(epoch, now, retained=retained, claims=claims)
+        heard_by_all = kind in (TopicKind.COORDINATOR, TopicKind.ROUND) and not retained
+        contested = kind is TopicKind.EPOCH or heard_by_all
+        return self._allegiance.hear(epoch, now, alive=not retained, contested=contested)
 
     def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
         if isinstance(message, RoundOpen | RoundClosed | Survey):

@@ -195,7 +195,11 @@ class Connection:
             with self._lock:
                 self._renewing = False
             try:
-                reason = _Session(self).run()
+                session = _Session(self, self._will)
+                reason = session.run()
+                if session.turned_away and self._will is not None and self._will.retain:
+                    if _Session(self, None).is_welcomed():
+                        reason = reasons.will_refused(self._settings)
             except Exception:
                 # The outermost loop of this thread. paho raises many things on bytes that are not
                 # MQTT, and a link that ends silently would be worse than one that tries again.
@@ -216,14 +220,17 @@ class Connection:
 class _Session:
     """The lifetime of one paho client, from connecting to the end."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, will: Will | None) -> None:
         self._of = connection
+        self._will = will
+        self._only_greets = False
         self._settings = connection._settings
         self._welcomed = False
         self._announced = False
         self._reason: str | None = None
         self._silent = False
         self._given_up = False
+        self._served = False
         self._moved_s = 0.0
         self._unsent = 0
         self._network_said = ""
@@ -243,6 +250,7 @@ class _Session:
             return self._why()
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._served = True
             self._serve(connected)
         finally:
             connected.close()
@@ -256,6 +264,17 @@ class _Session:
                 "publishing to this topic is not allowed",
             )
         return self._why()
+
+    @property
+    def turned_away(self) -> bool:
+        """True if the broker closed the connection in place of an answer."""
+        return self._served and not (self._welcomed or self._silent or self._reason)
+
+    def is_welcomed(self) -> bool:
+        """Connect and leave at once; True if the broker would have let us stay."""
+        self._only_greets = True
+        self.run()
+        return self._welcomed
 
     def _make_client(self) -> paho.Client:
         of, settings = self._of, self._settings
@@ -271,8 +290,8 @@ class _Session:
             client.tls_set_context(of._context)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
-        if of._will is not None:
-            client.will_set(of._will.topic, of._will.payload, qos=1, retain=of._will.retain)
+        if self._will is not None:
+            client.will_set(self._will.topic, self._will.payload, qos=1, retain=self._will.retain)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe
@@ -293,6 +312,8 @@ class _Session:
                 if of._renewing:
                     self._given_up = True
                     self._reason = f"{self._settings.address}: connecting anew"
+                    return
+                if self._welcomed and self._only_greets:
                     return
                 if self._welcomed:
                     self._send()

@@ -31,6 +31,12 @@ _REFUSALS = {
 }
 _DENIALS = ("Bad user name or password", "Not authorized", "Client identifier not valid")
 
+NO_RETAINED = "the broker keeps no retained messages"
+TURN_ON = (
+    "turn retained messages on (retain_available true in Mosquitto's configuration), or use another "
+    "broker"
+)
+
 _WHOSE = "{whose}"
 _EXPIRED = "CERTIFICATE_EXPIRED"
 _OURS = {
@@ -90,6 +96,11 @@ def refusal(settings: BrokerSettings, code: str) -> str:
         words += _whose(settings)
     reason = f"{settings.address}: {words}"
     return Denial(reason) if code in _DENIALS else reason
+
+
+def will_refused(settings: BrokerSettings) -> Denial:
+    """Explain why the broker welcomes us only without a will that it is to retain."""
+    return Denial(f"{settings.address}: {NO_RETAINED}, which every run needs; {TURN_ON}")
 
 
 def lost(settings: BrokerSettings, *, welcomed: bool, silent: bool, detail: str) -> str:
