@@ -228,7 +228,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
     from coordinator.operate.serving import serve
     from coordinator.run.folder import RunError
-    from coordinator.service.fence import FencedError
+    from coordinator.service.outgoing.fence import FencedError
     from edge_sdk.program.logs import configure_logging
     from edge_sdk.program.watchdog import Watchdog
 

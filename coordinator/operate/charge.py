@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from coordinator.run.folder import Run
-from coordinator.service.fence import FencedError
+from coordinator.service.outgoing.fence import FencedError
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.epoch import Echo, Epoch, next_epoch
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
@@ -55,7 +55,7 @@ MARGIN = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LastServed:
     """Facts of a run's folder about its last coordinator."""
 
     epoch: Epoch | None
@@ -64,13 +64,13 @@ class Known:
     copied: bool
 
     @classmethod
-    def of(cls, run: Run) -> Known:
+    def of(cls, run: Run) -> LastServed:
         """Return what a folder knows."""
         return cls(run.epoch, run.session, run.opened, run.copied)
 
 
 @dataclass(slots=True)
-class Seen:
+class RetainedFacts:
     """Facts of the broker about a task, as far as they were heard."""
 
     epoch: Epoch | None = None
@@ -95,12 +95,12 @@ class Seen:
             self.round = max(self.round, message.round)
 
 
-def is_later(known: Known, seen: Seen) -> bool:
+def is_later(known: LastServed, seen: RetainedFacts) -> bool:
     """True if another coordinator was started after the last one of this folder."""
     return seen.epoch is not None and (known.epoch is None or seen.epoch > known.epoch)
 
 
-def objection(known: Known, seen: Seen, task: str) -> str | None:
+def objection(known: LastServed, seen: RetainedFacts, task: str) -> str | None:
     """Say why a coordinator must not start without --take-over; None: it may."""
     served = known.epoch is not None
     cure = "and start once with --take-over to continue from this folder"
@@ -140,7 +140,7 @@ def take_charge(
     Waits until the broker answers. Raises `FencedError` if another coordinator has the task, and
     `DeniedError` if the broker refuses us.
     """
-    instance, task, known = secrets.token_hex(8), run.about.task, Known.of(run)
+    instance, task, known = secrets.token_hex(8), run.about.task, LastServed.of(run)
     seen = _look(run, open_link, instance, known, stop, clock, listen_s)
     if seen is None:
         return None
@@ -166,11 +166,11 @@ def _look(
     run: Run,
     open_link: OpenLink,
     instance: str,
-    known: Known,
+    known: LastServed,
     stop: threading.Event,
     clock: Callable[[], float],
     listen_s: float,
-) -> Seen | None:
+) -> RetainedFacts | None:
     """Connect, and return what the broker retains; None: a stop was requested.
 
     A broker that takes client ids from certificates ends the connection of another coordinator for
@@ -180,7 +180,7 @@ def _look(
     task, topics = run.about.task, Topics(run.about.task)
     events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
     echo = encode_message(Echo(number=0), next_epoch(instance))
-    seen, until, connected = Seen(), float("inf"), False
+    seen, until, connected = RetainedFacts(), float("inf"), False
     link = open_link(name=f"{COORDINATOR}-{task}-{instance[:8]}", deliver=events.put)
     try:
         for topic in (topics.epoch, topics.coordinator, topics.round, topics.echo):

@@ -5,10 +5,10 @@ Rules:
 - A bad message harms only its sender: it is dropped, and the sender is told from time to time.
   Traffic and the number of devices are limited (`admission/`).
 - A device that sends something is present, even if its presence message was lost.
-- The state machine's clock stops while there is no broker or it stands still (`pulse.py`), so an
-  outage makes no device late.
+- The state machine's clock stops while there is no broker, or while it stands still
+  (`outgoing/pulse.py`), so an outage makes no device late.
 - Nothing is said before the broker has told who is in charge of the task; a coordinator that
-  another one replaced stops (`fence.py`).
+  another one replaced stops (`outgoing/fence.py`).
 - A round opens only after the link has accepted all chunks of its model.
 - A failed commit ends the process; after a restart it resumes from the last checkpoint.
 """
@@ -45,12 +45,12 @@ from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.close import open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
-from coordinator.service.fence import Fence, FencedError, Standing
 from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
+from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
-from coordinator.service.pulse import Pulse
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.rounds_course import RoundsCourse, whole_checkpoint
 from coordinator.service.store import Keeping, RunOnDisk
@@ -468,7 +468,7 @@ class Service:
     def _check_fence(self) -> None:
         """Repair what an earlier coordinator overwrote; stop waiting for an echo in vain."""
         now = self._clock()
-        if self._fence.standing is Standing.ASKING:
+        if self._fence.state is FenceState.ASKING:
             waited_s = now - self._asked_s
             if not self._pulse.trusted or self._link.silence_s() < waited_s - ECHO_S:
                 self._go_unfenced("no echo came back")

@@ -130,8 +130,8 @@ class BrokerFacts:
                 self.will,
                 "vanished devices are noticed",
                 "advice",
-                "no retained last will came; vanished devices are noticed only by their silence, at "
-                "deadlines",
+                "no retained last will came; vanished devices are noticed only by their silence, "
+                "at deadlines",
             ),
             _finding(
                 "single delivery",

@@ -312,9 +312,7 @@ def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:
     return decode_stamped(topic, data)[0]
 
 
-def decode_stamped(
-    topic: Topic, data: bytes | memoryview
-) -> tuple[ControlMessage, Epoch | None]:
+def decode_stamped(topic: Topic, data: bytes | memoryview) -> tuple[ControlMessage, Epoch | None]:
     """Decode as `decode_received`, and return the sender's stamp, too; None: it has none."""
     content = unpack_map(data, "a message", MAX_CONTROL_BYTES)
     message, stamp = _read_message(content), content.get(STAMP)

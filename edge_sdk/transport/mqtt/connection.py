@@ -197,9 +197,9 @@ class Connection:
             try:
                 session = _Session(self, self._will)
                 reason = session.run()
-                if session.turned_away and self._will is not None and self._will.retain:
-                    if _Session(self, None).is_welcomed():
-                        reason = reasons.will_refused(self._settings)
+                retains = self._will is not None and self._will.retain
+                if retains and session.turned_away and _Session(self, None).is_welcomed():
+                    reason = reasons.will_refused(self._settings)
             except Exception:
                 # The outermost loop of this thread. paho raises many things on bytes that are not
                 # MQTT, and a link that ends silently would be worse than one that tries again.

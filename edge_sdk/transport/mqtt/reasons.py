@@ -33,8 +33,8 @@ _DENIALS = ("Bad user name or password", "Not authorized", "Client identifier no
 
 NO_RETAINED = "the broker keeps no retained messages"
 TURN_ON = (
-    "turn retained messages on (retain_available true in Mosquitto's configuration), or use another "
-    "broker"
+    "turn retained messages on (retain_available true in Mosquitto's configuration), or use "
+    "another broker"
 )
 
 _WHOSE = "{whose}"

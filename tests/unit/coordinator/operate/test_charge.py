@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.charge import Known, Seen, objection, take_charge
+from coordinator.operate.charge import LastServed, RetainedFacts, objection, take_charge
 from coordinator.run.folder import About, Run, create_run
-from coordinator.service.fence import FencedError
+from coordinator.service.outgoing.fence import FencedError
 from edge_sdk.protocol.messages.epoch import Claim, Epoch
 from edge_sdk.protocol.messages.round import RoundClosed
 from edge_sdk.protocol.messages.topics import Topics
@@ -25,8 +25,8 @@ RUN = "0123456789abcdef"
 TOPICS = Topics("tiny")
 
 
-def known(**changes: Any) -> Known:
-    return Known(**{"epoch": OWN, "session": 50, "opened": 10, "copied": False, **changes})
+def known(**changes: Any) -> LastServed:
+    return LastServed(**{"epoch": OWN, "session": 50, "opened": 10, "copied": False, **changes})
 
 
 FRESH: dict[str, Any] = {"epoch": None, "session": 0, "opened": 0}
@@ -60,7 +60,7 @@ FRESH: dict[str, Any] = {"epoch": None, "session": 0, "opened": 0}
 def test_start_is_refused_where_it_would_do_harm(
     folder: dict[str, Any], broker: dict[str, Any], words: str | None
 ) -> None:
-    found = objection(known(**folder), Seen(**broker), "tiny")
+    found = objection(known(**folder), RetainedFacts(**broker), "tiny")
     if words is None:
         assert found is None
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.run.folder import Run
-from coordinator.service.fence import Fence, FencedError, Standing
+from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.service import REPAIR_S
 from edge_sdk.protocol.messages.epoch import Claim, Epoch
 from edge_sdk.protocol.messages.round import RoundClosed
@@ -66,7 +66,7 @@ def test_smaller_epoch_that_speaks_is_contradicted_once(other: Epoch) -> None:
     fence.hear(other, retained=False)
     assert fence.take_contradiction()
     assert not fence.take_contradiction()
-    assert fence.standing is Standing.IN_CHARGE
+    assert fence.state is FenceState.IN_CHARGE
 
 
 def test_own_epoch_means_nothing() -> None:
@@ -87,7 +87,7 @@ class Side:
     """One coordinator in the model: what is on its way to it and from it."""
 
     epoch: Epoch
-    standing: Standing = Standing.AWAY
+    state: FenceState = FenceState.AWAY
     inbound: tuple[Mail, ...] = ()
     outbound: tuple[Epoch | str, ...] = ()
     started: bool = False
@@ -118,7 +118,7 @@ class Model:
         side, kept = self.sides[number], self.retained
         inbound: tuple[Mail, ...] = () if kept is None else ((kept, True),)
         changed = replace(
-            side, started=True, standing=Standing.ASKING, inbound=inbound, outbound=(ECHO,)
+            side, started=True, state=FenceState.ASKING, inbound=inbound, outbound=(ECHO,)
         )
         return self._with(number, changed, kept)
 
@@ -137,7 +137,7 @@ class Model:
         side = self.sides[number]
         (message, retained), rest = side.inbound[0], side.inbound[1:]
         fence = Fence(side.epoch, "digits")
-        fence.standing = side.standing
+        fence.state = side.state
         out, stopped = side.outbound, False
         if isinstance(message, str):
             out += (side.epoch,) if fence.answered() else ()
@@ -148,9 +148,7 @@ class Model:
                 out, stopped = (), True  # it leaves without sending what waits
             if fence.take_contradiction():
                 out += (side.epoch,)
-        changed = replace(
-            side, standing=fence.standing, inbound=rest, outbound=out, stopped=stopped
-        )
+        changed = replace(side, state=fence.state, inbound=rest, outbound=out, stopped=stopped)
         return self._with(number, changed, self.retained)
 
 
@@ -173,7 +171,7 @@ def test_of_two_starts_in_any_order_the_larger_epoch_stays(
         following = list(model.successors())
         if not following:
             ends += 1
-            assert larger.standing is Standing.IN_CHARGE
+            assert larger.state is FenceState.IN_CHARGE
             assert model.sides[0].stopped
             assert model.retained == OWN
         waiting.update(following)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rounds.synchronous import RoundPhase
-from coordinator.service.pulse import BEAT_S, STALL_S, Pulse
+from coordinator.service.outgoing.pulse import BEAT_S, STALL_S, Pulse
 from tests.unit.coordinator.service.service_world import World, Worlds, rounds_config
 
 

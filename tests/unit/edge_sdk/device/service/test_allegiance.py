@@ -34,12 +34,7 @@ def test_largest_epoch_is_obeyed_and_kept(heard: list[Epoch | None]) -> None:
     allegiance, kept = make()
     largest: Epoch | None = None
     for each in heard:
-        expected = (
-            each is None
-            and largest is None
-            or each is not None
-            and (largest is None or each >= largest)
-        )
+        expected = largest is None or (each is not None and each >= largest)
         assert hear(allegiance, each) is expected
         largest = max(filter(None, (largest, each)), default=None)
         assert allegiance.epoch == largest

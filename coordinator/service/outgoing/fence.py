@@ -25,7 +25,7 @@ class FencedError(CoordinatorError):
     """Another coordinator is in charge of the task; the text says what to do."""
 
 
-class Standing(Enum):
+class FenceState(Enum):
     """A coordinator's relation to its task."""
 
     AWAY = "away"
@@ -38,37 +38,37 @@ class Fence:
 
     def __init__(self, epoch: Epoch, task: str) -> None:
         self.epoch = epoch
-        self.standing = Standing.AWAY
+        self.state = FenceState.AWAY
         self._task = task
         self._contradicted = False
 
     @property
     def in_charge(self) -> bool:
         """True if the coordinator may speak."""
-        return self.standing is Standing.IN_CHARGE
+        return self.state is FenceState.IN_CHARGE
 
     def connected(self) -> None:
         """Note a connection; an echo has to be sent."""
-        self.standing = Standing.ASKING
+        self.state = FenceState.ASKING
 
     def lost(self) -> None:
         """Note that there is no connection."""
-        self.standing = Standing.AWAY
+        self.state = FenceState.AWAY
 
     def answered(self) -> bool:
         """Note that the echo came back; True if the coordinator is in charge from now on.
 
         It then has to publish its claim, before anything else.
         """
-        if self.standing is not Standing.ASKING:
+        if self.state is not FenceState.ASKING:
             return False
-        self.standing = Standing.IN_CHARGE
+        self.state = FenceState.IN_CHARGE
         return True
 
     def hear(self, epoch: Epoch, *, retained: bool) -> None:
         """Note the epoch of a public message. Raises `FencedError` if it is above our own."""
         if epoch > self.epoch:
-            self.standing = Standing.AWAY
+            self.state = FenceState.AWAY
             raise FencedError(
                 f"another coordinator of task {self._task!r} has taken over (epoch {epoch}; this "
                 f"one has {self.epoch}), so this one stops. Its folder is whole; to continue from "
