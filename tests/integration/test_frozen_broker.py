@@ -66,8 +66,9 @@ class Site:
             self.devices[name].publish(TOPICS.presence(name), here, retain=True)
 
     def close(self) -> None:
-        for link in (*self.devices.values(), self.service):
+        for link in self.devices.values():
             link.kill()
+        self.service.kill()
         self.run.close()
         self.broker.kill()
 
@@ -113,7 +114,7 @@ def test_frozen_broker_burns_no_rounds(site: Site, caplog: pytest.LogCaptureFixt
     site.until(RoundPhase.BIDDING)
     site.freeze(FROZEN_S)
     assert (site.state.round, site.state.void) == (1, 0)
-    assert site.state.phase is RoundPhase.BIDDING
+    assert site.state.phase == RoundPhase.BIDDING
     assert caplog.text.count("the broker does not answer") == 1
     site.clock.now += 0.9 * BID_S  # of which nothing was used up
     site.service.pump()
@@ -123,7 +124,7 @@ def test_frozen_broker_burns_no_rounds(site: Site, caplog: pytest.LogCaptureFixt
     site.until(RoundPhase.TRAINING)
     site.freeze(FROZEN_S)
     assert (site.state.round, site.state.void) == (1, 0)
-    assert site.state.phase is RoundPhase.TRAINING
+    assert site.state.phase == RoundPhase.TRAINING
     assert caplog.text.count("the broker does not answer") == 2
 
 

@@ -194,11 +194,10 @@ class Connection:
             begun = time.monotonic()
             with self._lock:
                 self._renewing = False
+            session = _Session(self)
             try:
-                session = _Session(self, self._will)
                 reason = session.run()
-                retains = self._will is not None and self._will.retain
-                if retains and session.turned_away and _Session(self, None).is_welcomed():
+                if session.turned_away and self._welcomes_only_without_will():
                     reason = reasons.will_refused(self._settings)
             except Exception:
                 # The outermost loop of this thread. paho raises many things on bytes that are not
@@ -216,14 +215,20 @@ class Connection:
         self._alarm.close()
         self._bell.close()
 
+    def _welcomes_only_without_will(self) -> bool:
+        """True if the broker, which just turned us away, would not without our retained will."""
+        if self._will is None or not self._will.retain:
+            return False
+        return _Session(self, only_greets=True).is_welcomed()
+
 
 class _Session:
     """The lifetime of one paho client, from connecting to the end."""
 
-    def __init__(self, connection: Connection, will: Will | None) -> None:
+    def __init__(self, connection: Connection, *, only_greets: bool = False) -> None:
+        """`only_greets`: without a will, and only until the broker has accepted us."""
         self._of = connection
-        self._will = will
-        self._only_greets = False
+        self._only_greets = only_greets
         self._settings = connection._settings
         self._welcomed = False
         self._announced = False
@@ -272,7 +277,6 @@ class _Session:
 
     def is_welcomed(self) -> bool:
         """Connect and leave at once; True if the broker would have let us stay."""
-        self._only_greets = True
         self.run()
         return self._welcomed
 
@@ -290,8 +294,8 @@ class _Session:
             client.tls_set_context(of._context)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
-        if self._will is not None:
-            client.will_set(self._will.topic, self._will.payload, qos=1, retain=self._will.retain)
+        if of._will is not None and not self._only_greets:
+            client.will_set(of._will.topic, of._will.payload, qos=1, retain=of._will.retain)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_subscribe = self._on_subscribe

@@ -87,6 +87,8 @@ def connect_failure(settings: BrokerSettings, error: Exception) -> str:
 
 def refusal(settings: BrokerSettings, code: str) -> str:
     """Explain why the broker refused us; `code` is MQTT's name for the reason."""
+    if code == "Retain not supported":  # MQTT 5; in 3.1.1 a broker just closes
+        return will_refused(settings)
     words = _REFUSALS.get(code, f"the broker refused the connection: {code}")
     if settings.username:
         words += f" (user {settings.username!r})"

@@ -37,13 +37,14 @@ def in_charge() -> Fence:
 def test_nobody_speaks_before_the_echo_has_come_back() -> None:
     fence = Fence(OWN, "digits")
     assert not fence.answered()
+    speaks = [fence.in_charge]
     fence.connected()
-    assert not fence.in_charge
+    speaks.append(fence.in_charge)
     assert fence.answered()
-    assert fence.in_charge
+    speaks.append(fence.in_charge)
     assert not fence.answered()  # the echo of a pulse
     fence.lost()
-    assert not fence.in_charge
+    assert [*speaks, fence.in_charge] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("retained", [True, False])
@@ -338,10 +339,10 @@ def test_folder_knows_that_it_is_a_copy(tmp_path: Path, worlds: Worlds) -> None:
     assert not world.run.copied
     shutil.copytree(world.folder, tmp_path / "copy")
     with Run(tmp_path / "copy") as copy:
-        assert copy.copied
+        before = copy.copied
         assert copy.epoch == world.run.epoch
         copy.take_epoch("0" * 16)
-        assert not copy.copied
+        assert (before, copy.copied) == (True, False)
     world.stop()
     with Run(world.folder.rename(tmp_path / "moved")) as moved:
         assert not moved.copied
