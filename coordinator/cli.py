@@ -32,6 +32,7 @@ from edge_sdk.program.completion import add_completion
 if TYPE_CHECKING:
     from coordinator.simulate.demo.config import DemoConfig
 
+EXIT_FENCED = 3
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
@@ -152,6 +153,7 @@ def _add_serve(commands: Any) -> None:
         epilog=(
             "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
+            "3 another coordinator has the task, or takes it over; "
             "130 stopped by Ctrl-C; 143 stopped by SIGTERM. "
             "example: tessera-coordinator serve --config run.toml"
         ),
@@ -167,6 +169,12 @@ def _add_serve(commands: Any) -> None:
         "--qr",
         action="store_true",
         help="also draw the line for devices as a QR code (needs segno)",
+    )
+    serve.add_argument(
+        "--take-over",
+        action="store_true",
+        help="stop another coordinator of the task, and continue from this folder even if it is a "
+        "copy or older than what devices have heard of",
     )
     serve.set_defaults(run=_serve)
     init = commands.add_parser(
@@ -235,6 +243,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
     from coordinator.operate.serving import serve
     from coordinator.run.folder import RunError
+    from coordinator.service.outgoing.fence import FencedError
     from edge_sdk.program.logs import configure_logging
     from edge_sdk.program.watchdog import Watchdog
 
@@ -244,8 +253,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         watchdog = Watchdog.from_environment()
         complete = serve(
-            config, stop, lambda line: print(line, flush=True), watchdog, qr=arguments.qr
+            config,
+            stop,
+            lambda line: print(line, flush=True),
+            watchdog,
+            qr=arguments.qr,
+            take_over=arguments.take_over,
         )
+    except FencedError as error:
+        print(f"tessera-coordinator: {error}", file=sys.stderr)
+        return EXIT_FENCED
     except RunError as error:
         cause = error.__cause__
         words = explain_os_error(cause) if isinstance(cause, OSError) else str(cause or "")

@@ -6,6 +6,7 @@ TesseraError
     ├── GraphCompileError  a task could not be compiled (`task.graphs.errors`)
     ├── MemoryStoreError   a memory cannot be used (`aggregate.memory.errors`): busy, damaged
     ├── RunError           a run folder cannot be used (`run.folder`)
+    ├── FencedError        another coordinator is in charge of the task (`service.outgoing.fence`)
     ├── BrokerStartError   the embedded broker does not start (`operate.broker.embedded`)
     ├── PortError          a port that cannot be had (`operate.broker.ports`)
     ├── IdentityError      a certificate that cannot be had (`operate.identity.errors`)

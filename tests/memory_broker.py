@@ -280,8 +280,10 @@ class BrokeredLink:
         """See `Link.reconnect`."""
         self._broker._later(lambda: self._broker._renew(self, will))
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         """See `Link.close`."""
+        for outbox in () if flush else self.outboxes.values():
+            outbox.drop()
         self._broker._close(self, goodbye=True)
 
     def kill(self) -> None:

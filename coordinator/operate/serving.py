@@ -22,6 +22,7 @@ from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
+from coordinator.operate.charge import take_charge
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control import ControlCommand, ControlSocket
 from coordinator.operate.progress import ServeProgress
@@ -194,11 +195,13 @@ def serve(
     watchdog: Watchdog | None = None,
     *,
     qr: bool = False,
+    take_over: bool = False,
 ) -> bool:
     """Run the coordinator until the run is complete (True) or a stop is requested (False).
 
     `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`. `qr`: draw the line
-    for devices, too.
+    for devices, too. `take_over`: stop another coordinator of the task, if there is one. Raises
+    `FencedError` if another has the task, or takes it.
     """
     evaluation = config.task.evaluation
     with ExitStack() as stack:
@@ -217,7 +220,9 @@ def serve(
             )
             root = make_root(run.task, found)
         facts = try_broker(settings, stop) if config.broker.probe else None
-        if stop.is_set():
+        opener = partial(open_link, settings)
+        epoch = take_charge(run, opener, take_over=take_over, stop=stop)
+        if epoch is None or stop.is_set():
             return False
         machine = config.machine(run.plan)
         check_local_rule(machine.local_rule, run.task.manifest)
@@ -246,12 +251,13 @@ def serve(
         service = Service(
             run,
             service_config,
-            open_link=partial(open_link, settings),
+            open_link=opener,
             evaluate=evaluate,
             watch=None if board is None else board.write,
             root=root,
             watchdog=watchdog,
             requests=requests,
+            epoch=epoch,
         )
         try:
             service.serve(stop)

@@ -4,7 +4,8 @@
     run.json                      task, run id, the source of the run, checksums of `model/`
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
     counters.json                 the newest round ever opened, and the newest with assignments;
-                                  number of coordinator starts
+                                  number of coordinator starts; the epoch of the last one, and the
+                                  inode it was at
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet: of the last
                                   few rounds, every n-th and the one with the best accuracy
     checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
@@ -91,6 +92,8 @@ from edge_sdk.program.files import (
     whole_folder,
     write_whole,
 )
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.epoch import Epoch, next_epoch
 from edge_sdk.protocol.messages.round import Outcome
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Array
@@ -239,6 +242,22 @@ def is_run(folder: Path) -> bool:
     return (folder / ABOUT).is_file()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Numbers of a run that only grow, and the place of its folder."""
+
+    opened: int
+    """Newest round ever opened."""
+    assigned: int
+    """Newest round with assignments."""
+    session: int
+    """Number of the last start of a coordinator; 0: none was started."""
+    epoch: Epoch | None = None
+    """Epoch of the last start."""
+    place: int | None = None
+    """Inode of the lock at the last start: a copy of the folder has another."""
+
+
 class Run:
     """The folder of a run, open in this process only. A context manager."""
 
@@ -262,8 +281,9 @@ class Run:
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
             counters = read_counters(folder)
-            self.opened, self._session = counters["opened"], counters["session"]
-            self._assigned = counters["assigned"]
+            self.opened, self._session = counters.opened, counters.session
+            self._assigned = counters.assigned
+            self.epoch, self._place = counters.epoch, counters.place
             self._lock = lock
         finally:
             if self._lock is None:
@@ -331,6 +351,30 @@ class Run:
         self._session = max(self._session + 1, int(wall_s))
         self._write_counters()
         return self._session
+
+    @property
+    def session(self) -> int:
+        """Number of the last start of a coordinator; 0: none was started."""
+        return self._session
+
+    @property
+    def copied(self) -> bool:
+        """True if the last coordinator was started in another folder, of which this is a copy."""
+        return self._place not in (None, self._inode)
+
+    @property
+    def _inode(self) -> int:
+        return (self.folder / LOCK).stat().st_ino
+
+    def take_epoch(self, instance: str, *known: Epoch | None) -> Epoch:
+        """Return the epoch of this start, above all earlier ones here and the known ones.
+
+        It is on disk before anybody hears of it. From now on this folder is the original.
+        """
+        self.epoch = next_epoch(instance, self.epoch, *known)
+        self._place = self._inode
+        self._write_counters()
+        return self.epoch
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -476,8 +520,14 @@ class Run:
             )
 
     def _write_counters(self) -> None:
-        content = {"opened": self.opened, "assigned": self._assigned, "session": self._session}
-        write_json(self.folder / COUNTERS, content)
+        counters = Counters(
+            opened=self.opened,
+            assigned=self._assigned,
+            session=self._session,
+            epoch=self.epoch,
+            place=self._place,
+        )
+        write_counters(self.folder, counters)
 
 
 def read_history(folder: Path) -> Iterator[dict[str, Any]]:
@@ -746,14 +796,35 @@ def check_model(folder: Path, checks: Mapping[str, str]) -> None:
             )
 
 
-def read_counters(folder: Path) -> dict[str, int]:
+def read_counters(folder: Path) -> Counters:
     """Read the counters of a run. Raises `RunError`."""
     path = folder / COUNTERS
     try:
         content = open_json(path.read_bytes())
-        return {name: int(content[name]) for name in ("opened", "assigned", "session")}
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        opened, assigned, session = (int(content[key]) for key in ("opened", "assigned", "session"))
+        epoch, place = content.get("epoch"), content.get("place")
+        return Counters(
+            opened=opened,
+            assigned=assigned,
+            session=session,
+            epoch=None if epoch is None else Epoch(*epoch),
+            place=None if place is None else int(place),
+        )
+    except (ValueError, KeyError, TypeError, OSError, MessageError) as error:
         raise RunError(f"{path} is damaged ({error}): {repair_advice(folder)}") from error
+
+
+def write_counters(folder: Path, counters: Counters) -> None:
+    """Write the counters of a run."""
+    content: dict[str, Any] = {
+        "opened": counters.opened,
+        "assigned": counters.assigned,
+        "session": counters.session,
+    }
+    if counters.epoch is not None:
+        content["epoch"] = [counters.epoch.counter, counters.epoch.instance]
+        content["place"] = counters.place
+    write_json(folder / COUNTERS, content)
 
 
 def moments_path(folder: Path, round: int) -> Path:

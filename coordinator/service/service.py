@@ -5,7 +5,10 @@ Rules:
 - A bad message harms only its sender: it is dropped, and the sender is told from time to time.
   Traffic and the number of devices are limited (`admission/`).
 - A device that sends something is present, even if its presence message was lost.
-- The state machine's clock stops while there is no broker, so an outage makes no device late.
+- The state machine's clock stops while there is no broker, or while it stands still
+  (`outgoing/pulse.py`), so an outage makes no device late.
+- Nothing is said before the broker has told who is in charge of the task; a coordinator that
+  another one replaced stops (`outgoing/fence.py`).
 - A round opens only after the link has accepted all chunks of its model.
 - A disk that is full is waited for (`admission/room.py`).
 - A failed commit, or any other failure of the disk, ends the process: its state would be another
@@ -15,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -53,8 +57,10 @@ from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
+from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.rounds_course import RoundsCourse
@@ -63,6 +69,7 @@ from edge_sdk.program.files import DiskFull, waiting_for_room
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.epoch import Claim, Echo, Epoch
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
     Bid,
@@ -78,6 +85,7 @@ from edge_sdk.protocol.messages.wire import (
     MAX_CONTROL_BYTES,
     ControlMessage,
     decode_received,
+    decode_stamped,
     encode_message,
 )
 from edge_sdk.transport.link import (
@@ -89,6 +97,7 @@ from edge_sdk.transport.link import (
     Will,
     Writable,
 )
+from edge_sdk.transport.settings import DeniedError
 from edge_sdk.transport.uploads import Upload, UploadLimits
 
 log = logging.getLogger(__name__)
@@ -106,6 +115,12 @@ ROOM_S = 1.0
 """Seconds until a file that found no room on the disk is tried again."""
 MAX_HELD = 1024
 """Most messages that are put aside while the disk is full; later ones wait in the inbox."""
+ECHO_S = 30.0
+"""Seconds to wait for an echo from a broker that answers otherwise."""
+DENIALS = 3
+"""Refusals in a row by a broker that never accepted us, after which the coordinator stops."""
+REPAIR_S = 5.0
+"""Least seconds between two repetitions of everything public."""
 LINGER_S = 5.0
 """Seconds the coordinator keeps answering after the run ends, so that devices can leave."""
 
@@ -142,15 +157,27 @@ class Service:
         watchdog: Watchdog | None = None,
         requests: Requests[Service] | None = None,
         room_s: float = ROOM_S,
+        epoch: Epoch | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
         `watch` is shown every report. `requests` are those of other threads, which the loop
         answers; None: there are none. `room_s`: seconds until a file that found no room on the
-        disk is tried again.
+        disk is tried again. `epoch` is that of this start (`Run.take_epoch`); None: the next one
+        that the folder knows.
         """
         self._run = run
         self._requests: Requests[Service] = Requests() if requests is None else requests
+        self._epoch = run.take_epoch(secrets.token_hex(8)) if epoch is None else epoch
+        self._fence = Fence(self._epoch, run.about.task)
+        self._pulse = Pulse(clock())
+        self._asked_s = clock()
+        self._echoes = 0
+        self._stalls = False
+        """True while the broker stands still although the link is up."""
+        self._begun = False
+        """True once this coordinator was in charge."""
+        self._repair_due_s = clock()
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
         self._clock = clock
@@ -184,13 +211,18 @@ class Service:
             will=Will(self._topics.coordinator, gone),
         )
         for topic_filter, bulk in (
+            (self._topics.epoch, False),
+            (self._topics.coordinator, False),
+            (self._topics.round, False),
+            (self._topics.echo, False),
             (self._topics.presences, False),
             (self._topics.up_controls, False),
             (self._topics.up_chunks, True),
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
         self._store = ChunkStore(run.folder / CHUNKS)
-        self._sending = ChunkSending(self._link, self._store.get)
+        self._sending = ChunkSending(self._link, self._store.get, epoch=self._epoch)
+        self._sending.shut = True
         self._publisher = Publisher(
             self._sending,
             self._topics,
@@ -327,37 +359,45 @@ class Service:
         return number
 
     def handle(self, event: LinkEvent | Letter) -> None:
-        """Handle an event from the inbox. Raises `RunError` if the disk fails."""
+        """Handle an event from the inbox. Raises `FencedError`; `RunError` if the disk fails."""
         with self._storing():
             self._handle(event)
 
     def _handle(self, event: LinkEvent | Letter) -> None:
+        if not isinstance(event, Disconnected):
+            self._hear()
         match event:
             case Letter():
                 self._on_letter(event)
             case Writable():
                 self._sending.pump()
             case Connected():
-                self._on_connected(event)
-            case Disconnected(reason):
+                self._on_connected()
+            case Disconnected(reason, denials):
+                if denials >= DENIALS and not self._begun:
+                    raise DeniedError(f"the broker refused the coordinator: {reason}")
                 log.warning("broker lost: %s", reason, extra={"facts": {"event": "disconnected"}})
+                self._fence.lost()
+                self._sending.shut = True
+                self._stalls = False
                 if self._away_since is None:
                     self._away_since = self._clock()
+            case Refused(topic, reason) if topic in (self._topics.epoch, self._topics.echo):
+                self._go_unfenced(f"{topic}: {reason}")
             case Refused(topic, reason):
                 log.error("the broker refused %s: %s", topic, reason)
         self._proceed()
 
     def tick(self) -> None:
-        """Act on deadlines that have passed. Raises `RunError` if the disk fails."""
+        """Act on deadlines that have passed. Raises as `handle`."""
         self._room.look()
         with self._storing():
             self._tick()
 
     def _tick(self) -> None:
-        now, deadline = self._now(), self._course.deadline
-        stands_still = self._away_since is not None or self._room.full is not None
-        if not stands_still and deadline is not None and now >= deadline:
-            self._say(self._course.handle(events.Tick(), now))
+        self._check_fence()
+        if self._room.full is None and self._is_due():
+            self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
         self._requests.serve(self)
         for device, reason in self._inbox.take_dropped().items():
@@ -367,6 +407,37 @@ class Service:
             self._idle_due_s = self._clock() + IDLE_S
             for offer in self._receiving.drop_idle(self._clock()):
                 log.info("dropped a stalled upload from %s", offer.device)
+
+    def _is_due(self) -> bool:
+        """True if a deadline has passed, and the broker was alive then; sends echoes to know."""
+        deadline, now = self._course.deadline, self._clock()
+        if self._away_since is not None or deadline is None:
+            return False
+        due_s = now + deadline - self._now()
+        if self._pulse.is_due(now, due_s):
+            self._pulse.send(now)
+            self._send_echo()
+        if self._pulse.stalls(now):
+            self._away_since, self._stalls = self._pulse.heard_s, True
+            log.warning(
+                "the broker does not answer: deadlines wait until it does",
+                extra={"facts": {"event": "stalled"}},
+            )
+            return False
+        return now >= due_s and self._pulse.vouches(due_s)
+
+    def _hear(self) -> None:
+        """Note a sign of life from the broker."""
+        now = self._clock()
+        self._pulse.hear(now)
+        if self._stalls and self._away_since is not None:
+            log.info(
+                "the broker answers again after %.0f s, which do not count",
+                now - self._away_since,
+                extra={"facts": {"event": "answers"}},
+            )
+            self._lost_s += now - self._away_since
+            self._away_since, self._stalls = None, False
 
     def _note_wait(self) -> None:
         """Log what the run waits for, once it does."""
@@ -392,12 +463,17 @@ class Service:
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
         self._watchdog.stopping()
+        # A coordinator that is not in charge leaves public topics as they are.
+        in_charge = self._fence.in_charge
+        self._sending.shut = not in_charge
         try:
             with self._storing():
                 self._say(self._course.close())
         finally:
-            self._publisher.say_presence(Presence(name=NAME, session=self._session, online=False))
-            self._link.close()
+            if in_charge:
+                gone = Presence(name=NAME, session=self._session, online=False)
+                self._publisher.say_presence(gone)
+            self._link.close(flush=in_charge)
             self._store.close()
 
     def kill(self) -> None:
@@ -484,33 +560,102 @@ class Service:
 
     # -- the link ---------------------------------------------------------------------------
 
-    def _on_connected(self, event: Connected) -> None:
+    def _on_connected(self) -> None:
         log.info("connected to the broker", extra={"facts": {"event": "connected"}})
+        self._fence.connected()
+        self._asked_s = self._clock()
+        self._send_echo()
+
+    def _send_echo(self) -> None:
+        self._echoes += 1
+        echo = encode_message(Echo(number=self._echoes), self._epoch)
+        self._link.publish(self._topics.echo, echo)
+
+    def _take_charge(self) -> None:
+        """Claim the task and say what is current, if nobody else is in charge."""
+        if not self._fence.answered():
+            return
+        self._send_claim()
+        self._sending.shut = False
         if self._away_since is not None:
             self._lost_s += self._clock() - self._away_since
             self._away_since = None
-        if event.first:
+        if not self._begun:
             # Only now: devices answer at once, and earlier their answers would be missed.
+            self._begun = True
             self._publisher.say_presence(Presence(name=NAME, session=self._session, online=True))
         else:
             self._publisher.say_again()
             self._say(self._course.say_again())
         self._sending.pump()
 
+    def _send_claim(self) -> None:
+        claim = encode_message(Claim(run=self._run.about.run), self._epoch)
+        self._link.publish(self._topics.epoch, claim, retain=True)
+
+    def _go_unfenced(self, why: str) -> None:
+        """Go on without echoes: the broker gives none."""
+        if self._pulse.trusted:
+            self._pulse.trusted = False
+            log.warning(
+                "the broker does not let the coordinator read its own messages (%s): a second "
+                "coordinator of this task, and a broker that stands still, go unnoticed",
+                why,
+                extra={"facts": {"event": "unfenced"}},
+            )
+        self._take_charge()
+
+    def _check_fence(self) -> None:
+        """Repair what an earlier coordinator overwrote; stop waiting for an echo in vain."""
+        now = self._clock()
+        if self._fence.state is FenceState.ASKING:
+            waited_s = now - self._asked_s
+            if not self._pulse.trusted or self._link.silence_s() < waited_s - ECHO_S:
+                self._go_unfenced("no echo came back")
+        elif now >= self._repair_due_s and self._fence.take_contradiction():
+            self._repair_due_s = now + REPAIR_S
+            log.warning(
+                "an earlier coordinator of this task still speaks; saying everything again",
+                extra={"facts": {"event": "contradicted"}},
+            )
+            self._send_claim()
+            self._publisher.say_again()
+
+    def _on_public(self, letter: Letter) -> None:
+        """Note who speaks for the task. Raises `FencedError` if another is in charge."""
+        if not letter.payload:
+            return
+        message, epoch = decode_stamped(letter.topic, letter.payload)
+        if isinstance(message, Echo):
+            if epoch == self._epoch:
+                self._take_charge()
+        elif epoch is not None:
+            self._fence.hear(epoch, retained=letter.retained)
+        elif isinstance(message, Presence) and not letter.retained and self._fence.in_charge:
+            if message.online:
+                self._fence.contradict()  # a version that knows no epochs
+            else:
+                self._publisher.say_presence_again()  # the will of an earlier connection
+
     def _on_letter(self, letter: Letter) -> None:
         topic, device = letter.topic, letter.topic.device
-        if device is None or topic.task != self._run.about.task:
+        if topic.task != self._run.about.task:
             return
         try:
-            if topic.kind is TopicKind.UP_CHUNK:
+            if device is None:
+                self._on_public(letter)
+            elif topic.kind is TopicKind.UP_CHUNK:
                 self._on_chunk(device, letter.payload)
             elif letter.payload:  # a cleared presence is empty
                 message = decode_received(topic, letter.payload)
                 if self._callers.admit(device):
                     self._on_message(topic, device, message)
         except MessageError as error:
-            self._warn(device, str(error))
-        except (RunError, OSError):
+            if device is None:
+                log.debug("ignoring a message on %s: %s", topic.kind.value, error)
+            else:
+                self._warn(device, str(error))
+        except (RunError, FencedError, OSError):
             raise
         except Exception:
             log.exception("dropped a message from %s", device)

@@ -125,10 +125,11 @@ class Link(Protocol):
         messages are sent again.
         """
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         """Send queued messages, for at most FLUSH_S, and say goodbye, so that no will is sent.
 
-        No event is delivered after it returns. Must not be called from `deliver`.
+        Without `flush`, queued messages are dropped. No event is delivered after it returns. Must
+        not be called from `deliver`.
         """
 
     def kill(self) -> None:

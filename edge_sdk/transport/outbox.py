@@ -119,6 +119,12 @@ class Outbox:
             self._acknowledged = False
             return given_up
 
+    def drop(self) -> None:
+        """Drop the messages that are not under way."""
+        with self._lock:
+            self._bytes -= sum(each.size for each in self._waiting)
+            self._waiting.clear()
+
     def take_room(self) -> bool:
         """True once after an offer was rejected, as soon as half the room is free again."""
         with self._lock:

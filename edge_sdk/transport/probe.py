@@ -25,6 +25,7 @@ from edge_sdk.transport.link import (
     Refused,
     Will,
 )
+from edge_sdk.transport.mqtt.reasons import NO_RETAINED, TURN_ON
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import (
     MIN_CHUNK_BYTES,
@@ -98,8 +99,7 @@ class BrokerFacts:
                 self.retained,
                 "late devices find the task and the round",
                 "refused",
-                "the broker keeps no retained messages, so a device that starts later finds no "
-                "task; turn retained messages on, or use another broker",
+                f"{NO_RETAINED}, so a device that starts later finds no task; {TURN_ON}",
             ),
             _finding(
                 "retained chunks",
@@ -130,8 +130,8 @@ class BrokerFacts:
                 self.will,
                 "vanished devices are noticed",
                 "advice",
-                "no last will came; vanished devices are noticed only by their silence, at "
-                "deadlines",
+                "no retained last will came; vanished devices are noticed only by their silence, "
+                "at deadlines",
             ),
             _finding(
                 "single delivery",
@@ -192,7 +192,8 @@ class _Probe:
         retained = chunk = wildcard = clears = will = False
         if chunk_bytes:
             retained, chunk, wildcard, clears = self._retained(chunk_bytes)
-            will = self._will()
+            # A broker without retained messages may refuse everybody whose will is to be retained.
+            will = retained and self._will()
         return BrokerFacts(
             chunk_bytes=chunk_bytes,
             configured_chunk_bytes=self._configured,
@@ -231,6 +232,8 @@ class _Probe:
                 reader.link.subscribe(topic, bulk=True)
             self._wait(lambda: all(map(reader.kept, (small, large, among))), ANSWER_S)
             found = reader.kept(small), reader.kept(large), reader.kept(among)
+            if not any(found):
+                return False, False, False, False
             for topic in (small, large, among):
                 reader.link.publish(topic, b"", retain=True, bulk=True)
             self._mark(reader)

@@ -164,7 +164,7 @@ def test_device_unit_gives_up_where_only_a_person_can_help() -> None:
 def test_coordinator_unit_takes_a_stop_for_success() -> None:
     path = unit("tessera-coordinator")
     assert int(value(path, "SuccessExitStatus")) == coordinator_cli.EXIT_TERMINATED
-    assert value(path, "RestartPreventExitStatus") == "2"
+    assert value(path, "RestartPreventExitStatus") == f"2 {coordinator_cli.EXIT_FENCED}"
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)

@@ -197,6 +197,8 @@ def test_device_writes_only_what_is_its_own(site: Site, own: BrokerSettings) -> 
         TOPICS.presence("other"),
         TOPICS.down_control("robot"),
         TOPICS.down_control("other"),
+        TOPICS.epoch,
+        TOPICS.echo,
         TOPICS.task,
         TOPICS.round,
         TOPICS.coordinator,

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ from coordinator.service.courses import make_model
 from coordinator.task.saved_model import read_model, save_model
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import RoundOpen
-from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.protocol.messages.topics import parse_topic
+from edge_sdk.protocol.messages.wire import decode_message, decode_stamped, encode_message
 from tests.interruptions.programs import Mosquitto, Program
 from tests.interruptions.proxy import Match, Packet, Proxy
 from tests.waiting import locked, made_once
@@ -121,16 +123,12 @@ class World:
         self._shared = shared
         self._proxies: dict[str, Proxy] = {}
         self._programs: dict[str, Program] = {}
+        self._run_name = "run"
         self.broker = Mosquitto(folder / "broker", persistent=setup.persistent)
         self.run_id = secrets.token_hex(8)
-        source = "task.py:digits"
-        about = About(task=TASK, run=self.run_id, source=source, batch_size=BATCH_SIZE)
-        create_run(self.run_folder, about, read_model(compiled(setup.units, shared)))
-        (folder / "run.toml").write_text(self._run_toml(source))
-        command = ["coordinator.cli", "serve", "--log-format", "json", "--config"]
-        self._programs[COORDINATOR] = Program(
-            COORDINATOR, [*command, str(folder / "run.toml")], folder / "coordinator.log"
-        )
+        self._make_run()
+        self._config.write_text(self._run_toml("task.py:digits"))
+        self._programs[COORDINATOR] = self._make_coordinator()
         for name in setup.devices:
             self.add_device(name)
 
@@ -138,7 +136,11 @@ class World:
 
     @property
     def run_folder(self) -> Path:
-        return self.folder / "run"
+        return self.folder / self._run_name
+
+    @property
+    def _config(self) -> Path:
+        return self.run_folder.with_suffix(".toml")
 
     @property
     def coordinator(self) -> Program:
@@ -204,9 +206,9 @@ class World:
         def lengthen(packet: Packet) -> list[Packet]:
             if not is_message(RoundOpen)(packet):
                 return [packet]
-            opened = decode_message(packet.payload)
+            opened, epoch = decode_stamped(parse_topic(packet.topic), packet.payload)
             assert isinstance(opened, RoundOpen)
-            return [packet.with_payload(encode_message(replace(opened, steps=10**9)))]
+            return [packet.with_payload(encode_message(replace(opened, steps=10**9), epoch))]
 
         self.proxy(name).tamper = lengthen
 
@@ -226,12 +228,39 @@ class World:
         for device in self.devices:
             device.start()
 
+    def copy_run(self, *flags: str, new: bool = False) -> Program:
+        """Copy the run's folder, and return a coordinator for the copy, which is not started. It
+        is the coordinator of the world from now on; the other one is called `first`. `new`: for a
+        new run of the task in place of a copy.
+        """
+        old, self._run_name = self.run_folder, f"{self._run_name}-next"
+        if new:
+            self.run_id = secrets.token_hex(8)
+            self._make_run()
+        else:
+            shutil.copytree(old, self.run_folder, ignore=shutil.ignore_patterns("*.sock"))
+        self._config.write_text(self._run_toml("task.py:digits"))
+        self._programs.setdefault("first", self.coordinator)
+        self._programs[COORDINATOR] = self._make_coordinator(*flags)
+        return self.coordinator
+
+    def _make_coordinator(self, *flags: str) -> Program:
+        command = ["coordinator.cli", "serve", "--log-format", "json", *flags, "--config"]
+        return Program(
+            COORDINATOR,
+            [*command, str(self._config)],
+            self.folder / "coordinator.log",
+        )
+
     def replace_run(self, **changes: Any) -> None:
         """Let the coordinator, which must have ended, begin a new run; `changes` of the `Setup`."""
         self.setup = replace(self.setup, **changes)
-        (self.folder / "run.toml").write_text(self._run_toml("task.py:digits"))
+        self._config.write_text(self._run_toml("task.py:digits"))
         self.run_folder.rename(self.folder / f"run-{self.run_id}")
         self.run_id = secrets.token_hex(8)
+        self._make_run()
+
+    def _make_run(self) -> None:
         about = About(task=TASK, run=self.run_id, source="task.py:digits", batch_size=BATCH_SIZE)
         create_run(self.run_folder, about, read_model(compiled(self.setup.units, self._shared)))
 
@@ -346,7 +375,7 @@ class World:
         tables: dict[str, dict[str, Any]] = {
             "task": {"name": TASK, "source": source},
             "run": {
-                "folder": "run",
+                "folder": self._run_name,
                 length: setup.rounds,
                 "steps": setup.steps,
                 "batch_size": BATCH_SIZE,

@@ -180,7 +180,7 @@ class Inspection:
 
     def _lacks_journal(self) -> bool:
         try:
-            assigned = read_counters(self._folder)["assigned"]
+            assigned = read_counters(self._folder).assigned
         except RunError:
             return False
         return self.newest is not None and assigned > self.newest.round

@@ -42,6 +42,7 @@ from coordinator.run.folder import (
     ROUND,
     TEACHERS,
     Checkpoint,
+    Counters,
     Journals,
     Run,
     checkpoint_path,
@@ -49,7 +50,7 @@ from coordinator.run.folder import (
     moments_path,
     read_counters,
     write_checkpoint,
-    write_json,
+    write_counters,
 )
 from coordinator.run.journal import Journal
 from coordinator.run.lines import PRIVATE
@@ -132,7 +133,7 @@ class _Steps:
         known += [int(line.get("round", 0)) for line in _whole_lines(folder / HISTORY)]
         # A round may have been opened, and forgotten with the file: its number is left out.
         last = max(known) + (0 if opened is not None and assigned == max(known) else 1)
-        write_json(folder / COUNTERS, {"opened": last, "assigned": assigned, "session": 0})
+        write_counters(folder, Counters(opened=last, assigned=assigned, session=0))
 
     def _fall_back(self) -> RepairStep | None:
         """Return the step to the newest whole checkpoint; None if that is the newest."""
@@ -195,8 +196,7 @@ class _Steps:
                 )
 
     def _drop_round(self) -> None:
-        counters = read_counters(self._folder)
-        write_json(self._folder / COUNTERS, {**counters, "assigned": 0})
+        write_counters(self._folder, replace(read_counters(self._folder), assigned=0))
         for name in (KEPT, ROUND, MOVEMENTS):
             remove_folder(self._folder / name)
         sync_folder(self._folder)

@@ -16,6 +16,8 @@ names share one. So a message waits for at most one of every other sender, and f
 | presence | `limits.PRESENCE` |
 | chunks | as many bytes waiting as its credits can ask for |
 
+Public messages, which only coordinators may write, wait at most 256 at a time.
+
 In all, at most 64 MiB of control messages and 256 MiB of chunks wait. Unknown names share one rate
 limit too; they are ignored once the largest allowed number of names is known.
 """
@@ -39,7 +41,7 @@ from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, parse_topic
 from edge_sdk.protocol.messages.transfer import UPLOAD_BYTES
-from edge_sdk.protocol.messages.wire import may_be_message
+from edge_sdk.protocol.messages.wire import MAX_CONTROL_BYTES, may_be_message
 from edge_sdk.transport.link import LinkEvent, Received
 
 MAX_MESSAGE_BYTES = 2**12
@@ -47,6 +49,8 @@ MAX_MESSAGE_BYTES = 2**12
 size."""
 MAX_WAITING = 64
 """Most control messages of one device that wait."""
+MAX_PUBLIC = 256
+"""Most public messages that wait."""
 MAX_CONTROLS_BYTES = 2**26
 MAX_CHUNKS_BYTES = 2**28
 OVERHEAD_BYTES = 512
@@ -60,6 +64,8 @@ _GARBAGE = (
 )
 _STRANGERS = ""
 """Queue of all unknown names."""
+PUBLIC = "#"
+"""Queue of public messages, and their name in counts; no device has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ class Letter:
 
     topic: Topic
     payload: bytes
+    retained: bool = False
+    """True if the broker kept it from before we subscribed."""
 
 
 class Inbox:
@@ -124,7 +132,10 @@ class Inbox:
             topic = parse_topic(event.topic)
         except MessageError:
             return  # no well-behaved device writes there
-        device, kind = topic.device or "", topic.kind
+        if topic.device is None:
+            self._put_public(Letter(topic, event.payload, event.retained))
+            return
+        device, kind = topic.device, topic.kind
         with self._ready:
             known = device in self.known
             if not known and not self._admits_stranger(kind, event.payload):
@@ -137,6 +148,11 @@ class Inbox:
                 self._append(Letter(topic, event.payload), device if known else _STRANGERS)
             elif objection and len(self._dropped) < MAX_TOLD:
                 self._dropped.setdefault(device, objection)
+
+    def _put_public(self, letter: Letter) -> None:
+        with self._ready:
+            if self._waiting[PUBLIC] < MAX_PUBLIC and len(letter.payload) <= MAX_CONTROL_BYTES:
+                self._append(letter, PUBLIC)
 
     def get(self, wait_s: float = 0.0) -> LinkEvent | Letter | None:
         """Take the next event, a message as a `Letter`; None if none arrives within `wait_s`
@@ -216,7 +232,7 @@ class Inbox:
         self._ready.notify()
 
     def _count(self, letter: Letter, sign: int) -> None:
-        device, chunk = letter.topic.device or "", letter.topic.kind is TopicKind.UP_CHUNK
+        device, chunk = letter.topic.device or PUBLIC, letter.topic.kind is TopicKind.UP_CHUNK
         size = len(letter.payload) + OVERHEAD_BYTES
         self._total[chunk] += sign * size
         counter = self._bytes if chunk else self._waiting

@@ -21,6 +21,7 @@ from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.delivery import Choice, ModelNotice
+from edge_sdk.protocol.messages.epoch import LONGEST
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey, encode_statistics
 from edge_sdk.protocol.messages.wire import encode_message
@@ -311,7 +312,7 @@ def _shortened(notice: ModelNotice) -> ModelNotice | None:
             accuracies=notice.accuracies[:count],
         )
         try:
-            encode_message(fewer)
+            encode_message(fewer, LONGEST)
         except MessageError:
             continue
         return fewer

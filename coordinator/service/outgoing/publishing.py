@@ -194,10 +194,14 @@ class Publisher:
         self._presence = presence
         self._sending.say(self._topics.coordinator, presence, retain=True)
 
-    def say_again(self) -> None:
-        """Publish everything current again: the broker is back, perhaps empty."""
+    def say_presence_again(self) -> None:
+        """Announce the coordinator's presence again, if it was announced."""
         if self._presence is not None:
             self._sending.say(self._topics.coordinator, self._presence, retain=True)
+
+    def say_again(self) -> None:
+        """Publish everything current again: the broker is back, perhaps empty."""
+        self.say_presence_again()
         if self._notice is not None:
             self._sending.say(self._topics.task, self._notice, retain=True)
         self._sending.say(self._topics.round, self._round, retain=True)

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.wire import ControlMessage, encode_message
 from edge_sdk.transport.link import Link
 
@@ -33,10 +34,15 @@ class ChunkSending:
     """Publishes at the pace of the link. `load` returns a chunk's bytes, or None if it is gone.
 
     Chunks wait as hashes, so a long queue takes little memory. A topic is queued once; a new
-    message on it replaces the one that is waiting.
+    message on it replaces the one that is waiting. While it is shut, everything waits.
     """
 
-    def __init__(self, link: Link, load: Callable[[bytes], bytes | None]) -> None:
+    def __init__(
+        self, link: Link, load: Callable[[bytes], bytes | None], *, epoch: Epoch | None = None
+    ) -> None:
+        """`epoch` is stamped on all control messages; None: they carry no stamp."""
+        self.shut = False
+        self._epoch = epoch
         self._link = link
         self._load = load
         self._controls: deque[_Control] = deque()
@@ -56,7 +62,7 @@ class ChunkSending:
         """
         if len(self._controls) > MAX_CONTROLS and not retain:
             return
-        payload = b"" if message is None else encode_message(message)
+        payload = b"" if message is None else encode_message(message, self._epoch)
         self._controls.append(_Control(topic, payload, retain))
         self._pump_controls()
 
@@ -77,7 +83,7 @@ class ChunkSending:
     def pump(self) -> None:
         """Send as much as the link accepts."""
         self._pump_controls()
-        while self._bulk:
+        while self._bulk and not self.shut:
             topic, job = next(iter(self._bulk.items()))
             payload = b"" if job.hash is None else self._load(job.hash)
             if payload is not None and not self._link.publish(
@@ -93,7 +99,7 @@ class ChunkSending:
             del self._asked[job.asked_by]
 
     def _pump_controls(self) -> None:
-        while self._controls:
+        while self._controls and not self.shut:
             control = self._controls[0]
             if not self._link.publish(control.topic, control.payload, retain=control.retain):
                 return

@@ -35,6 +35,7 @@ from typing import Any
 from edge_sdk.data.function import Data
 from edge_sdk.data.source import open_data
 from edge_sdk.device.config import DeviceConfig
+from edge_sdk.device.service.allegiance import Allegiance
 from edge_sdk.device.service.ending import (
     FINISHED,
     STOPPED,
@@ -64,6 +65,7 @@ from edge_sdk.program.logs import Seldom, fact
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import ConfigError, MessageError
 from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -76,7 +78,7 @@ from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics, parse_to
 from edge_sdk.protocol.messages.transfer import Complaint, Credit, Evaluation, Presence, TaskNotice
 from edge_sdk.protocol.messages.wire import (
     ControlMessage,
-    decode_received,
+    decode_stamped,
     encode_message,
     may_be_message,
 )
@@ -202,6 +204,7 @@ class DeviceService:
         config, name = self.config, self.config.name
         self._folder = folder = DeviceFolder(config.state_dir, config.task, name)
         self._session = folder.next_session()
+        self._allegiance = Allegiance(folder.read_epoch(), folder.keep_epoch)
         cache = ChunkCache(folder.chunks, config.cache_mb * 2**20)
         opener = partial(open_link, config.broker) if self._open_link is None else self._open_link
         own = (config.broker.certificate, config.broker.bulk_certificate)
@@ -225,11 +228,7 @@ class DeviceService:
             link, topics, name, cache, should_stop=lambda: self._stopping, clock=self._clock
         )
         link.subscribe(topics.presence(name))
-        link.subscribe(topics.coordinator)
-        link.subscribe(topics.task)
-        if self.config.deliver != "off":
-            link.subscribe(topics.model(self.config.deliver))
-        link.subscribe(topics.round)
+        self._listen()
         link.subscribe(topics.down_control(name))
         link.subscribe(topics.down_chunks(name), bulk=True)
         self._needed = {topics.task, topics.round, topics.down_control(name)}
@@ -255,6 +254,16 @@ class DeviceService:
             thread.join(STOP_S)
             self._publish_rest()
 
+    def _listen(self) -> None:
+        """Subscribe to what the coordinator tells everybody; the broker sends what it retains."""
+        link, topics = self._link, self._topics
+        link.subscribe(topics.epoch)  # first, to know whom to obey
+        link.subscribe(topics.coordinator)
+        link.subscribe(topics.task)
+        if self.config.deliver != "off":
+            link.subscribe(topics.model(self.config.deliver))
+        link.subscribe(topics.round)
+
     def _loop(self) -> None:
         give_up = self._clock() + (self.config.connect_s or math.inf)
         self._watchdog.ready("waiting for the broker")
@@ -272,8 +281,16 @@ class DeviceService:
                 self._sending.offer_due(now)
                 self._check_echo(now)
                 self._check_task(now)
+                if self._allegiance.give_up(now):
+                    self._listen()
             due = min(
-                min(self._sending.due_s, self._echo_due_s, self._offers_due_s, self._round_due_s)
+                min(
+                    self._sending.due_s,
+                    self._echo_due_s,
+                    self._offers_due_s,
+                    self._round_due_s,
+                    self._allegiance.due_s,
+                )
                 if self._online
                 else math.inf,
                 math.inf if self._ever_online else give_up,
@@ -453,15 +470,33 @@ class DeviceService:
                 direct = topic.kind is TopicKind.DOWN_CHUNK
                 self._fetcher.arrived(topic.hash, payload, direct=direct)
             elif payload:  # an empty one clears a topic
-                message = decode_received(topic, payload)
+                message, epoch = decode_stamped(topic, payload)
                 if topic.kind is TopicKind.PRESENCE and isinstance(message, Presence):
                     self._heard_ourselves(message, retained=retained)
+                elif not self._obeys(topic.kind, message, epoch, now, retained=retained):
+                    log.debug("ignoring a message of another coordinator on %s", text)
                 elif topic.kind is TopicKind.COORDINATOR and isinstance(message, Presence):
                     self._heard_coordinator(message, now, retained=retained)
                 else:
                     self._told(topic, message, now)
         except MessageError as error:
             self._ignore(text, str(error))
+
+    def _obeys(
+        self,
+        kind: TopicKind,
+        message: ControlMessage,
+        epoch: Epoch | None,
+        now: float,
+        *,
+        retained: bool,
+    ) -> bool:
+        """True if a message of a coordinator comes from the one in charge."""
+        if isinstance(message, Presence) and not message.online:
+            return self._coordinator in (None, message.session)  # wills carry no epoch
+        heard_by_all = kind in (TopicKind.COORDINATOR, TopicKind.ROUND) and not retained
+        contested = kind is TopicKind.EPOCH or heard_by_all
+        return self._allegiance.hear(epoch, now, alive=not retained, contested=contested)
 
     def _told(self, topic: Topic, message: ControlMessage, now: float) -> None:
         if isinstance(message, RoundOpen | RoundClosed | Survey):

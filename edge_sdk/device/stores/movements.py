@@ -2,6 +2,7 @@
 
     <state_dir>/<task>/<device>/
         session                     counts the device's starts
+        epoch                       of the coordinator that the device obeys
         chunks/                     `chunk_cache.ChunkCache`
         runs/<run>/movements/       12.movement   has no receipt yet
                                     11.copy       has one; kept for replays
@@ -34,10 +35,14 @@ from edge_sdk.program.files import (
 )
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import ProtocolError
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.messages.round import Movement, Replay
 
 log = logging.getLogger(__name__)
+
+EPOCH = "epoch"
+"""File, in the device's folder, of the epoch that it obeys."""
 
 
 K_co = TypeVar("K_co", covariant=True)
@@ -238,6 +243,29 @@ class DeviceFolder:
         except OSError as error:
             log.error("cannot write %s: %s", path, error, extra=fact("disk"))
         return session
+
+    def read_epoch(self) -> Epoch | None:
+        """Return the epoch of the coordinator that the device obeyed last; None: not known."""
+        path = self.path / EPOCH
+        try:
+            counter, instance = path.read_text().split()
+            return Epoch(int(counter), instance)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ProtocolError) as error:
+            log.warning("cannot read %s, so any coordinator is obeyed: %s", path, error)
+            return None
+
+    def keep_epoch(self, epoch: Epoch | None) -> None:
+        """Note the epoch of the coordinator that the device obeys; None: one without an epoch."""
+        path = self.path / EPOCH
+        try:
+            if epoch is None:
+                remove(path)
+            else:
+                write_whole(path, f"{epoch.counter} {epoch.instance}".encode())
+        except OSError as error:
+            log.error("cannot write %s: %s", path, error, extra=fact("disk"))
 
     def start_run(self, run: str) -> Path:
         """Return the folder of this run, and remove those of other runs."""

@@ -1,5 +1,7 @@
 """Topics, and who writes to them. This is the only module that builds or parses them.
 
+    tessera/v1/<task>/pub/epoch                       who is in charge      coordinator, retained
+    tessera/v1/<task>/pub/echo                        to itself             coordinator
     tessera/v1/<task>/pub/task                        the task              coordinator, retained
     tessera/v1/<task>/pub/round                       the current round     coordinator, retained
     tessera/v1/<task>/pub/coordinator                 its presence          coordinator, retained
@@ -52,6 +54,8 @@ _HASH = re.compile(rf"[0-9a-f]{{{2 * HASH_BYTES}}}")
 class TopicKind(Enum):
     """Kinds of topic; the value is the form after the task."""
 
+    EPOCH = "pub/epoch"
+    ECHO = "pub/echo"
     TASK = "pub/task"
     ROUND = "pub/round"
     COORDINATOR = "pub/coordinator"
@@ -82,6 +86,16 @@ class Topics:
 
     def __init__(self, task: str) -> None:
         self._prefix = f"{ROOT}/{check_name(task, 'task')}/"
+
+    @property
+    def epoch(self) -> str:
+        """Topic of the coordinator in charge: `Claim`."""
+        return self._prefix + "pub/epoch"
+
+    @property
+    def echo(self) -> str:
+        """Topic on which the coordinator hears itself: `Echo`."""
+        return self._prefix + "pub/echo"
 
     @property
     def task(self) -> str:

@@ -1,16 +1,19 @@
 """Control messages as bytes: one msgpack map each, `{"v": 1, "type": "bid", …}`.
 
-`docs/protocol.md` lists every field. `fields.py` defines the forms of values.
+`docs/protocol.md` lists every field. `fields.py` defines the forms of values. Messages of a
+coordinator end with its stamp, `"epoch": [counter, instance]` (`epoch.py`).
 
 Law: `decode_message(encode_message(m)) == m`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.errors import MessageError, ProtocolError
 from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.epoch import Claim, Echo, Epoch
 from edge_sdk.protocol.messages.fields import (
     BINARY,
     BLOB,
@@ -36,6 +39,7 @@ from edge_sdk.protocol.messages.fields import (
     Form,
     Forms,
     called,
+    count,
     optional,
     pack_map,
     read_fields,
@@ -63,6 +67,8 @@ from edge_sdk.protocol.messages.transfer import (
 )
 
 MAX_CONTROL_BYTES = 2**18
+STAMP = "epoch"
+"""Name of the stamp in a message's map."""
 
 ControlMessage = (
     TaskNotice
@@ -80,6 +86,8 @@ ControlMessage = (
     | Survey
     | SurveyFinding
     | ModelNotice
+    | Claim
+    | Echo
 )
 
 TYPES: dict[str, type[ControlMessage]] = {
@@ -98,6 +106,8 @@ TYPES: dict[str, type[ControlMessage]] = {
     "survey": Survey,
     "finding": SurveyFinding,
     "model_notice": ModelNotice,
+    "claim": Claim,
+    "echo": Echo,
 }
 """Every message by its name on the wire."""
 
@@ -230,9 +240,13 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "model": BLOB,
         "statistics": optional(BLOB),
     },
+    Claim: {"run": RUN},
+    Echo: {"number": COUNT},
 }
 
 ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
+    TopicKind.EPOCH: (Claim,),
+    TopicKind.ECHO: (Echo,),
     TopicKind.TASK: (TaskNotice,),
     TopicKind.ROUND: (RoundOpen, RoundClosed, Survey),
     TopicKind.COORDINATOR: (Presence,),
@@ -260,10 +274,16 @@ _TYPES_ON = {
 """Names of the messages that each topic carries, in msgpack."""
 
 
-def encode_message(message: ControlMessage) -> bytes:
-    """Encode the message. Raises `MessageError` if it could not be read back."""
+def encode_message(message: ControlMessage, epoch: Epoch | None = None) -> bytes:
+    """Encode the message, stamped with the epoch of the coordinator that sends it, if one does.
+
+    Raises `MessageError` if it could not be read back.
+    """
     cls = type(message)
-    data = pack_map(_NAMES[cls], write_fields(message, FORMS[cls]))
+    content = write_fields(message, FORMS[cls])
+    if epoch is not None:
+        content[STAMP] = [epoch.counter, epoch.instance]
+    data = pack_map(_NAMES[cls], content)
     if len(data) > MAX_CONTROL_BYTES:
         raise MessageError(
             f"a {_NAMES[cls]} of {len(data)} bytes is too large to send "
@@ -274,7 +294,10 @@ def encode_message(message: ControlMessage) -> bytes:
 
 def decode_message(data: bytes | memoryview) -> ControlMessage:
     """Decode a message. Raises only `MessageError`, for any other bytes."""
-    content = unpack_map(data, "a message", MAX_CONTROL_BYTES)
+    return _read_message(unpack_map(data, "a message", MAX_CONTROL_BYTES))
+
+
+def _read_message(content: Mapping[str, Any]) -> ControlMessage:
     kind = content.get("type")
     cls = TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
@@ -306,7 +329,13 @@ def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:
     Also raises `MessageError` if the topic is not for such a message, or if the message names a
     different device or task than its topic: the broker protects only the topic.
     """
-    message = decode_message(data)
+    return decode_stamped(topic, data)[0]
+
+
+def decode_stamped(topic: Topic, data: bytes | memoryview) -> tuple[ControlMessage, Epoch | None]:
+    """Decode as `decode_received`, and return the sender's stamp, too; None: it has none."""
+    content = unpack_map(data, "a message", MAX_CONTROL_BYTES)
+    message, stamp = _read_message(content), content.get(STAMP)
     kind = _NAMES[type(message)]
     if not isinstance(message, ON_TOPIC.get(topic.kind, ())):
         raise MessageError(f"a {kind} does not belong on {topic.kind.value}")
@@ -315,4 +344,12 @@ def decode_received(topic: Topic, data: bytes | memoryview) -> ControlMessage:
     named = message.name if isinstance(message, Presence) else getattr(message, "device", None)
     if topic.device is not None and named is not None and named != topic.device:
         raise MessageError(f"{kind} of device {named!r} on the topic of {topic.device!r}")
-    return message
+    return message, None if stamp is None else _read_stamp(stamp)
+
+
+def _read_stamp(stamp: Any) -> Epoch:
+    try:
+        counter, instance = stamp
+        return Epoch(count(counter), TEXT.read(instance))
+    except (TypeError, ValueError, ProtocolError) as error:
+        raise MessageError(f"the stamp of a message is wrong: {str(error)[:200]}") from error

@@ -210,6 +210,9 @@ class Connection:
             session = _Session(self)
             try:
                 reason = session.run()
+                unwelcome = session.turned_away and not session.may_be_old
+                if unwelcome and self._welcomes_only_without_will():
+                    reason = reasons.will_refused(self._settings)
             except Exception:
                 # The outermost loop of this thread. paho raises many things on bytes that are not
                 # MQTT, and a link that ends silently would be worse than one that tries again.
@@ -247,15 +250,23 @@ class Connection:
             extra=fact("oversized", topic=topic[:MAX_TOPIC_CHARACTERS], size_bytes=size),
         )
 
+    def _welcomes_only_without_will(self) -> bool:
+        """True if the broker, which just turned us away, would not without our retained will."""
+        if self._will is None or not self._will.retain:
+            return False
+        return _Session(self, only_greets=True).is_welcomed()
+
 
 class _Session:
     """The lifetime of one paho client, from connecting to the end."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, only_greets: bool = False) -> None:
+        """`only_greets`: without a will, and only until the broker has accepted us."""
         self.answered = False
         """True once the broker accepted or refused us, in our version of MQTT."""
         self._version = connection._version
         self._of = connection
+        self._only_greets = only_greets
         self._settings = connection._settings
         self._reached = False
         self._welcomed = False
@@ -263,6 +274,7 @@ class _Session:
         self._reason: str | None = None
         self._silent = False
         self._given_up = False
+        self._served = False
         self._moved_s = 0.0
         self._unsent = 0
         self._network_said = ""
@@ -283,6 +295,7 @@ class _Session:
         self._reached = True
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._served = True
             self._serve(connected)
         finally:
             connected.close()
@@ -303,6 +316,16 @@ class _Session:
         tried = self._version is NEWEST and self._reached and not self._of._ending.is_set()
         return tried and not (self.answered or self._silent or self._given_up)
 
+    @property
+    def turned_away(self) -> bool:
+        """True if the broker closed the connection in place of an answer."""
+        return self._served and not (self._welcomed or self._silent or self._reason)
+
+    def is_welcomed(self) -> bool:
+        """Connect and leave at once; True if the broker would have let us stay."""
+        self.run()
+        return self._welcomed
+
     def _make_client(self) -> GatedClient:
         of, settings = self._of, self._settings
         client = GatedClient(of._client_id, self._version, of._packet_bytes)
@@ -311,7 +334,7 @@ class _Session:
             client.tls_set_context(of._context)
         if settings.username is not None:
             client.username_pw_set(settings.username, settings.password)
-        if of._will is not None:
+        if of._will is not None and not self._only_greets:
             client.will_set(of._will.topic, of._will.payload, qos=1, retain=of._will.retain)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -333,6 +356,8 @@ class _Session:
                 if of._renewing:
                     self._given_up = True
                     self._reason = f"{self._settings.address}: connecting anew"
+                    return
+                if self._welcomed and self._only_greets:
                     return
                 if self._welcomed:
                     self._send()

@@ -91,13 +91,15 @@ class MqttLink:
         self._control.renew(will)
         self._bulk.renew(None)
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         """See `Link.close`."""
         connections = (self._control, self._bulk)
         if any(connection.is_current_thread for connection in connections):
             raise StateError("a link cannot be closed from inside deliver")
-        by = time.monotonic() + FLUSH_S
+        by = time.monotonic() + (FLUSH_S if flush else 0.0)
         for connection in connections:
+            if not flush:
+                connection.outbox.drop()
             connection.finish(by)
         for connection in connections:
             connection.join(by + GOODBYE_S - time.monotonic())

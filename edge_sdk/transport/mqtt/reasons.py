@@ -34,6 +34,12 @@ _REFUSALS = {
 }
 _DENIALS = ("Bad user name or password", "Not authorized", "Client identifier not valid")
 
+NO_RETAINED = "the broker keeps no retained messages"
+TURN_ON = (
+    "turn retained messages on (retain_available true in Mosquitto's configuration), or use "
+    "another broker"
+)
+
 _WHOSE = "{whose}"
 _EXPIRED = "CERTIFICATE_EXPIRED"
 _OURS = {
@@ -84,6 +90,8 @@ def connect_failure(settings: BrokerSettings, error: Exception) -> str:
 
 def refusal(settings: BrokerSettings, code: str) -> str:
     """Explain why the broker refused us; `code` is MQTT's name for the reason."""
+    if code == "Retain not supported":  # MQTT 5; in 3.1.1 a broker just closes
+        return will_refused(settings)
     words = _REFUSALS.get(code, f"the broker refused the connection: {code}")
     if settings.username:
         words += f" (user {settings.username!r})"
@@ -93,6 +101,11 @@ def refusal(settings: BrokerSettings, code: str) -> str:
         words += _whose(settings)
     reason = f"{settings.address}: {words}"
     return Denial(reason) if code in _DENIALS else reason
+
+
+def will_refused(settings: BrokerSettings) -> Denial:
+    """Explain why the broker welcomes us only without a will that it is to retain."""
+    return Denial(f"{settings.address}: {NO_RETAINED}, which every run needs; {TURN_ON}")
 
 
 def lost(settings: BrokerSettings, *, welcomed: bool, silent: bool, detail: str) -> str:

@@ -8,8 +8,8 @@ import msgpack
 import pytest
 
 from edge_sdk.protocol.messages.round import Bid, Receipt, RoundOpen
-from edge_sdk.protocol.messages.topics import Topics
-from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.protocol.messages.topics import Topics, parse_topic
+from edge_sdk.protocol.messages.wire import decode_stamped, encode_message
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
 from tests.interruptions.proxy import Packet, topic_ends
@@ -101,11 +101,11 @@ def test_wrong_version_and_wrong_plan(worlds: Worlds) -> None:
     bid.wait()
     one.wait_for("bid", round=2)
     newest = [p for p in proxy.passed if topic_ends("pub/round", direction="down")(p)][-1]
-    opened = decode_message(newest.payload)
+    opened, epoch = decode_stamped(parse_topic(newest.topic), newest.payload)
     assert isinstance(opened, RoundOpen)
     wrong = replace(opened, round=77, plan_hash="ab" * 32)
     future = msgpack.packb({**msgpack.unpackb(newest.payload), "v": 2})
-    _publish(world, Topics(TASK).down_control("one"), encode_message(wrong), future)
+    _publish(world, Topics(TASK).down_control("one"), encode_message(wrong, epoch), future)
     ignored = one.wait_for("ignored", match="version 2.* 1")
     refused = one.wait_for("wrong_plan", round=77)
     assert "ababababab" in refused.content["message"]

@@ -24,6 +24,7 @@ from edge_sdk.protocol.chunks import Blob, split_blob
 from edge_sdk.protocol.encoding.encoded_model import encode_model
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.epoch import Claim, Epoch
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import decode_movement
 from edge_sdk.protocol.messages.round import (
@@ -58,9 +59,9 @@ class LockedLink(BrokeredLink):
 
     lock: Lock
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         with self.lock:
-            super().close()
+            super().close(flush=flush)
 
 
 class Place(Protocol):
@@ -143,6 +144,7 @@ class Coordinator:
         self.answers_offers = True
         self.retains_chunks = True
         self.refuses = ""
+        self.epoch: Epoch | None = None
         self.uploaded_chunks = 0
         self.plan, self.manifest, self.files = bundle(Handmade())
         random = np.random.default_rng(seed)
@@ -162,6 +164,11 @@ class Coordinator:
             Presence(name="coordinator", session=session, online=True),
             retain=True,
         )
+
+    def claim(self, counter: int) -> None:
+        """Take charge with an epoch, which is on all messages from now on."""
+        self.epoch = Epoch(counter, "8" * 16)
+        self._say(self.topics.epoch, Claim(run=self.run), retain=True)
 
     def notice(self) -> TaskNotice:
         return TaskNotice(
@@ -221,7 +228,7 @@ class Coordinator:
         self._link.close()
 
     def _say(self, topic: str, message: ControlMessage, *, retain: bool = False) -> None:
-        self._link.publish(topic, encode_message(message), retain=retain)
+        self._link.publish(topic, encode_message(message, self.epoch), retain=retain)
 
     def _publish(self, data: bytes) -> Blob:
         blob, chunks = split_blob(data, CHUNK_BYTES)

@@ -13,6 +13,7 @@ from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.chunks import join_blob
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.delivery import Choice, ModelNotice
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.wire import ControlMessage, encode_message
 from edge_sdk.protocol.packs.index import decode_index, needed_chunks, unpack_model
 from edge_sdk.protocol.plan.layout import Array
@@ -196,8 +197,8 @@ def test_levels_that_a_message_has_no_room_for_are_not_announced(
     caplog: pytest.LogCaptureFixture,
     levels: int,
 ) -> None:
-    def encode(message: ControlMessage) -> bytes:
-        data = encode_message(message)
+    def encode(message: ControlMessage, epoch: Epoch | None = None) -> bytes:
+        data = encode_message(message, epoch)
         if isinstance(message, ModelNotice) and len(message.levels) > levels:
             raise MessageError("too large")
         return data

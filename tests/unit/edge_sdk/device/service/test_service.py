@@ -23,6 +23,7 @@ from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.errors import ConfigError, GraphError
 from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer, Presence, Want
@@ -815,3 +816,68 @@ def test_taking_part_does_not_depend_on_what_time_it_is() -> None:
         if any(clock in line for clock in clocks)
     ]
     assert [line for line in found if "certificate" not in line and "own.until" not in line] == []
+
+
+# -- two coordinators ----------------------------------------------------------------------------
+
+
+def test_device_obeys_the_largest_epoch_also_after_a_restart(
+    coordinator: Coordinator, start: Start
+) -> None:
+    coordinator.claim(7)
+    coordinator.present()
+    coordinator.announce()
+    first = start()
+    play(coordinator, 1)
+    coordinator.epoch = Epoch(6, "f" * 16)  # one that was replaced, and does not know it
+    coordinator.open(2)
+    coordinator.epoch = Epoch(7, "8" * 16)
+    coordinator.open(3)
+    bid_of(coordinator, 3)
+    assert coordinator.last(Bid, lambda bid: bid.round == 2) is None
+    first.stop()
+    coordinator.forget()
+    coordinator.epoch = Epoch(6, "f" * 16)
+    coordinator.open(4)  # retained, when the device returns
+    start()
+    coordinator.epoch = Epoch(8, "0" * 16)
+    coordinator.open(5)
+    bid_of(coordinator, 5)
+    assert coordinator.last(Bid, lambda bid: bid.round == 4) is None
+
+
+def test_receipt_of_a_coordinator_that_was_replaced_frees_no_movement(
+    stage: Stage, coordinator: Coordinator, start: Start, tmp_path: Path
+) -> None:
+    """Its folder has the movement, but is not served any more."""
+    coordinator.claim(7)
+    coordinator.present()
+    coordinator.announce()
+    start()
+    give(coordinator, 1)
+    movement_of(coordinator, 1)
+    coordinator.epoch = Epoch(6, "f" * 16)
+    coordinator.receipt(1)
+    coordinator.epoch = Epoch(7, "8" * 16)
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    assert [path.name for path in tmp_path.rglob("*.movement")] == ["1.movement"]
+    coordinator.receipt(1)
+    stage.until(lambda: not list(tmp_path.rglob("*.movement")))
+
+
+def test_device_follows_a_smaller_epoch_that_nobody_contradicts(
+    coordinator: Coordinator, start: Start
+) -> None:
+    """A new run folder, and a broker that lost its messages: what is retained is heard again."""
+    coordinator.claim(7)
+    coordinator.present()
+    coordinator.announce()
+    device = start()
+    play(coordinator, 1)
+    coordinator.claim(1)
+    coordinator.present(2)
+    coordinator.announce()
+    coordinator.open(2)
+    device.hurry(coordinator, lambda: coordinator.last(Bid, lambda bid: bid.round == 2))
+    assert device.service._allegiance.epoch == coordinator.epoch

@@ -83,7 +83,7 @@ class FakeBroker:
     def reconnect(self, will: Will | None = None) -> None:
         raise AssertionError
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         pass
 
     def kill(self) -> None:

@@ -58,7 +58,7 @@ class Wire:
     def reconnect(self, will: Will | None = None) -> None:
         raise AssertionError
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:
         raise AssertionError
 
     def kill(self) -> None:

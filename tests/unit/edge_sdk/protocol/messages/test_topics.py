@@ -24,6 +24,8 @@ HEX = "000102030405060708090a0b0c0d0e0f"
 TOPICS = Topics("digits")
 
 BUILT = [
+    (TOPICS.epoch, "pub/epoch", Topic("digits", TopicKind.EPOCH)),
+    (TOPICS.echo, "pub/echo", Topic("digits", TopicKind.ECHO)),
     (TOPICS.task, "pub/task", Topic("digits", TopicKind.TASK)),
     (TOPICS.round, "pub/round", Topic("digits", TopicKind.ROUND)),
     (TOPICS.coordinator, "pub/coordinator", Topic("digits", TopicKind.COORDINATOR)),

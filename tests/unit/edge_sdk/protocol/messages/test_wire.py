@@ -9,11 +9,14 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.epoch import LONGEST, MAX_COUNTER, Claim, Echo, Epoch, next_epoch
 from edge_sdk.protocol.messages.fields import BLOB_FORMS, MAX_COUNT, RULE_FORMS
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.movement import MOVEMENT_FORMS
@@ -47,6 +50,7 @@ from edge_sdk.protocol.messages.wire import (
     ControlMessage,
     decode_message,
     decode_received,
+    decode_stamped,
     encode_message,
     may_be_message,
 )
@@ -307,7 +311,10 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
             "accuracy": None,
         },
     ),
+    "claim": (Claim(run=RUN), {"run": RUN}),
+    "echo": (Echo(number=12), {"number": 12}),
 }
+EPOCH = Epoch(7, "fedcba9876543210")
 EVERY = pytest.mark.parametrize("kind", TYPES)
 
 
@@ -632,6 +639,69 @@ def test_message_that_names_another_device_is_refused(kind: str) -> None:
         if "<device>" in topic.value and {"device", "name"} & set(FORMS[TYPES[kind]]):
             with pytest.raises(MessageError, match="'pi-4' on the topic of 'thief'"):
                 decode_received(Topic("digits", topic, "thief"), golden(kind))
+
+
+# -- stamps --------------------------------------------------------------------------------------
+
+
+def test_stamped_message_is_the_golden_file() -> None:
+    data = (DATA / "message_stamped_v1.bin").read_bytes()
+    message = EXAMPLES["receipt"][0]
+    assert encode_message(message, EPOCH) == data
+    assert data == content("receipt", epoch=[7, "fedcba9876543210"])
+    assert decode_stamped(topic_for(TopicKind.DOWN_CONTROL), data) == (message, EPOCH)
+
+
+@EVERY
+def test_stamp_changes_nothing_else(kind: str) -> None:
+    """So a program that knows no stamps reads the message as before."""
+    message = EXAMPLES[kind][0]
+    topic = next(each for each, allowed in ON_TOPIC.items() if type(message) in allowed)
+    stamped, plain = encode_message(message, EPOCH), encode_message(message)
+    unpacked = msgpack.unpackb(stamped)
+    assert unpacked.pop("epoch") == [7, "fedcba9876543210"]
+    assert unpacked == msgpack.unpackb(plain)
+    assert decode_message(stamped) == message
+    assert decode_stamped(topic_for(topic), stamped) == (message, EPOCH)
+    assert decode_stamped(topic_for(topic), plain) == (message, None)
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        7,
+        "7",
+        [],
+        [7],
+        [7, "fedcba9876543210", 1],
+        [0, "fedcba9876543210"],
+        [-1, "fedcba9876543210"],
+        [7.0, "fedcba9876543210"],
+        [True, "fedcba9876543210"],
+        [MAX_COUNTER + 1, "fedcba9876543210"],
+        [7, "FEDCBA9876543210"],
+        [7, ""],
+        [7, b"fedcba9876543210"],
+        {7: "fedcba9876543210"},
+    ],
+)
+def test_wrong_stamp_is_refused(stamp: Any) -> None:
+    with pytest.raises(MessageError):
+        decode_stamped(topic_for(TopicKind.ROUND), content("round_closed", epoch=stamp))
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1))
+def test_epochs_are_ordered_by_counter_then_instance(pairs: list[tuple[int, int]]) -> None:
+    epochs = [Epoch(counter, f"{instance:016x}") for counter, instance in pairs]
+    assert max(epochs) == Epoch(max(pairs)[0], f"{max(pairs)[1]:016x}")
+    later = next_epoch("0" * 16, None, *epochs)
+    assert all(later > each for each in epochs)
+    assert later.counter == 1 + max(each.counter for each in epochs)
+
+
+def test_first_epoch_has_counter_one_and_none_is_longer_than_the_longest() -> None:
+    assert next_epoch(EPOCH.instance).counter == 1
+    assert EPOCH < LONGEST
 
 
 def test_notice_of_another_task_is_refused() -> None:
