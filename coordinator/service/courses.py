@@ -54,7 +54,7 @@ class Wait:
 
 
 def missing_devices(present: int, wanted: int, barred: Collection[str] = ()) -> Wait:
-    """Return the wait of a run that has too few devices for a round, besides quarantined ones."""
+    """Return the wait of a run that has too few devices for a round, or only `barred` ones."""
     words = f"devices: {present} of {wanted} are here (round.min_devices)"
     return Wait("devices", f"{words}; quarantined: {listed(barred)}" if barred else words)
 
