@@ -18,6 +18,7 @@ from coordinator.rounds import events
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
+from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.store import RunStore, Tally
@@ -197,7 +198,7 @@ class Parts:
         """True if the receipt that an event produced was not given before."""
         if receipt.outcome in (Outcome.LATE, Outcome.REJECTED):
             return not (isinstance(event, Offer) and self.store.knows(event))
-        return isinstance(event, events.Kept)
+        return isinstance(event, events.Kept | Committed)
 
     def record(self, report: RoundReport) -> None:
         """Store a report, with the evaluations and outcomes since the last one."""
