@@ -115,6 +115,23 @@ def test_bound_without_decay_is_the_formula() -> None:
     assert reach_of(LocalRule(learning_rate=0.1), 10) is None
 
 
+def test_bound_of_very_many_steps_takes_no_time() -> None:
+    rule = LocalRule(learning_rate=0.1, momentum=0.5, clip_norm=1.0)
+    some, more = reach_of(rule, 20_000), reach_of(rule, 10**9)
+    assert some is not None
+    assert more is not None
+    assert some.gradients == pytest.approx(0.1 * (20_000 - 1) / 0.5, rel=1e-6)
+    assert more.gradients == pytest.approx(0.1 * 10**9 / 0.5, rel=1e-6)
+    assert some.decay == 0
+
+
+def test_training_that_diverges_has_no_bound() -> None:
+    rule = LocalRule(learning_rate=0.5, weight_decay=30.0, clip_norm=1.0)
+    reach = reach_of(rule, 5000)
+    assert reach is not None
+    assert reach.limit(1.0) == math.inf
+
+
 def norm_of(values: NDArray[Any]) -> float:
     return float(np.linalg.norm(values.astype(np.float64)))
 
