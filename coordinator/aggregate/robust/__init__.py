@@ -15,13 +15,14 @@ from coordinator.aggregate.robust.choice import (
     Robust,
     RobustName,
 )
-from coordinator.aggregate.robust.means import Weighed, robust_mean
+from coordinator.aggregate.robust.means import RobustMean, Weighed, robust_mean
 
 __all__ = [
     "CLIPPING_ONLY",
     "RECOMMENDED",
     "THIN",
     "Robust",
+    "RobustMean",
     "RobustName",
     "Weighed",
     "robust_mean",

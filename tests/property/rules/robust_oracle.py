@@ -19,7 +19,7 @@ class TieError(Exception):
     """The definition leaves open which device is selected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NaiveRobust:
     """A choice by name with its numbers."""
 
@@ -28,6 +28,8 @@ class NaiveRobust:
     norm: float = 1.0
     factor: float = 1.0
     hostile: float = 0.2
+    out: Sequence[int] = ()
+    """Which of the last terms were not selected."""
 
     # -- clipping ------------------------------------------------------------------------------
 
@@ -79,7 +81,8 @@ class NaiveRobust:
 
     def mean(self, terms: Sequence[Weighed]) -> Values | float:
         """The mean of one block over devices."""
-        terms = [term for term in terms if term[0] > 0]
+        self.out, places = (), [at for at, term in enumerate(terms) if term[0] > 0]
+        terms = [terms[at] for at in places]
         if len(terms) <= 2:
             return mean(terms)
         match self.name:
@@ -90,7 +93,9 @@ class NaiveRobust:
             case "geometric-median":
                 return geometric_median(terms)
             case "multi-krum":
-                return self._krum(terms)
+                chosen = self._krum(terms)
+                self.out = [at for number, at in enumerate(places) if number not in chosen]
+                return mean([terms[number] for number in chosen])
             case _:
                 return mean(terms)
 
@@ -105,7 +110,7 @@ class NaiveRobust:
             result[place] = sum(kept) / len(kept)
         return result
 
-    def _krum(self, terms: Sequence[Weighed]) -> Values | float:
+    def _krum(self, terms: Sequence[Weighed]) -> Sequence[int]:
         count, bad = len(terms), self.bad(len(terms))
         scores = []
         for number, (_, one) in enumerate(terms):
@@ -116,7 +121,7 @@ class NaiveRobust:
         best, next_best = order[: count - bad], order[count - bad]
         if scores[next_best] - scores[best[-1]] <= 1e-4 * max(scores):
             raise TieError  # rounding decides
-        return mean([terms[number] for number in best])
+        return best
 
 
 def lower_median(numbers: Sequence[float]) -> float:
