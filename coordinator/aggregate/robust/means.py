@@ -30,6 +30,8 @@ class Weighed:
     weight: float
     factor: float = 1.0
     """Number that its values are multiplied by."""
+    judged: Blocks | None = None
+    """Movement of the same blocks by which `multi-krum` selects; None: the values themselves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +60,12 @@ def robust_mean(
     coverage = np.count_nonzero(weights, axis=0).astype(np.int64)
     thin = coverage <= (THIN if robust.combines else len(counting))
     shares = _mean_shares(np.where(thin, weights, 0.0))
-    if robust.name in ("geometric-median", "multi-krum"):
+    if robust.name == "geometric-median":
         shares += distance_shares(plan, terms, weights, coverage, robust, threads=threads)
-    if robust.name == "multi-krum":
+    elif robust.name == "multi-krum":
+        judged = [weighed[row].judged or weighed[row].blocks for row in counting]
+        seen = [Term(own, term.factor) for own, term in zip(judged, terms, strict=True)]
+        shares += distance_shares(plan, seen, weights, coverage, robust, threads=threads)
         left_out[counting] = (weights > 0) & (shares == 0)
     shared = [Term(term.blocks, term.factor, own) for term, own in zip(terms, shares, strict=True)]
     total = sum_terms(plan, shared, threads=threads)

@@ -113,7 +113,7 @@ class RamFed(Rule):
             closing.scratch,
         )
         weighed = [
-            Weighed(Blocks(part.blocks.ids, values), weight)
+            Weighed(Blocks(part.blocks.ids, values), weight, judged=part.blocks)
             for part, values, weight in zip(closing.fresh, differences, weights, strict=True)
         ]
         result, entering = closing.judge(weighed)

@@ -65,8 +65,10 @@ class Oracle:
     correction: str = "coverage"
     population: str = "holders"
     horizon: int = 8
-    average: Callable[[Sequence[Weighed]], Values | float] = lambda terms: mean(terms)
-    """The mean over the movements of a block that a rule takes."""
+    average: Callable[[Sequence[Weighed], Sequence[Values] | None], Values | float] = (
+        lambda terms, judged: mean(terms)
+    )
+    """The mean over the movements of a block that a rule takes, and by what they are judged."""
     left_out: Callable[[], Sequence[int]] = lambda: ()
     """Which of the movements that `average` was last given had no part in it."""
     dropped: set[tuple[str, int]] = field(default_factory=set)
@@ -94,9 +96,15 @@ class Oracle:
             case "strategy-2":
                 self.past += [_as_model(word, heard.theta) for word in heard.fresh]
 
-    def mean(self, terms: Sequence[Weighed], fresh: Sequence[Word], block: int) -> Values | float:
+    def mean(
+        self,
+        terms: Sequence[Weighed],
+        fresh: Sequence[Word],
+        block: int,
+        judged: Sequence[Values] | None = None,
+    ) -> Values | float:
         """The mean over some movements of a block; the fresh ones come first."""
-        result = self.average(terms)
+        result = self.average(terms, judged)
         holding = [word.device for word in fresh if block in word.blocks]
         self.dropped |= {(holding[at], block) for at in self.left_out() if at < len(holding)}
         return result
@@ -171,7 +179,8 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         if block in word.blocks:
             old = entries[word.device][1] if word.device in entries else fallback
             corrections.append((oracle.weight(word), word.blocks[block] - old))
-    step = oracle.mean(corrections, heard.fresh, block)
+    judged = [word.blocks[block] for word in heard.fresh if block in word.blocks]
+    step = oracle.mean(corrections, heard.fresh, block, judged)
     if oracle.correction == "coverage":
         return memory + step
     weight, everybody = sum(weight for weight, _ in corrections), oracle.everybody(heard)

@@ -79,8 +79,11 @@ class NaiveRobust:
 
     # -- means ---------------------------------------------------------------------------------
 
-    def mean(self, terms: Sequence[Weighed]) -> Values | float:
-        """The mean of one block over devices."""
+    def mean(
+        self, terms: Sequence[Weighed], judged: Sequence[Values] | None = None
+    ) -> Values | float:
+        """The mean of one block over devices, who are selected by what is judged."""
+        judged = [values for _, values in terms] if judged is None else judged
         self.out, places = (), [at for at, term in enumerate(terms) if term[0] > 0]
         terms = [terms[at] for at in places]
         if len(terms) <= 2:
@@ -93,7 +96,7 @@ class NaiveRobust:
             case "geometric-median":
                 return geometric_median(terms)
             case "multi-krum":
-                chosen = self._krum(terms)
+                chosen = self._krum([judged[at] for at in places])
                 self.out = [at for number, at in enumerate(places) if number not in chosen]
                 return mean([terms[number] for number in chosen])
             case _:
@@ -110,11 +113,11 @@ class NaiveRobust:
             result[place] = sum(kept) / len(kept)
         return result
 
-    def _krum(self, terms: Sequence[Weighed]) -> Sequence[int]:
-        count, bad = len(terms), self.bad(len(terms))
+    def _krum(self, vectors: Sequence[Values]) -> Sequence[int]:
+        count, bad = len(vectors), self.bad(len(vectors))
         scores = []
-        for number, (_, one) in enumerate(terms):
-            others = [x for other, (_, x) in enumerate(terms) if other != number]
+        for number, one in enumerate(vectors):
+            others = [x for other, x in enumerate(vectors) if other != number]
             apart = sorted(float(((one - x) ** 2).sum()) for x in others)
             scores.append(sum(apart[: max(1, count - bad - 2)]))
         order = sorted(range(count), key=lambda number: scores[number])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.masks import make_masks
@@ -352,3 +353,20 @@ def test_recipe_that_does_not_exist_or_does_not_fit_the_model_is_refused(tmp_pat
         read(tmp_path, f"{TASK}{RUN}recipe = 3\n")
     with pytest.raises(ConfigError, match="decouple_norms"):
         read(tmp_path, f'{TASK}{RUN}recipe = "nefl"\n').machine(PLAN)
+
+
+def test_robust_choice_and_its_numbers(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}robust = "trimmed-mean"\n[robust]\nhostile = 0.3\nfactor = 2.0\n'
+    machine = read_config(write(tmp_path, text)).machine(PLAN)
+    assert isinstance(machine, RoundsConfig)
+    assert machine.robust == Robust(name="trimmed-mean", hostile=0.3, factor=2.0)
+    for bad, match in (
+        ('robust = "clip"', "robust = 'clip' needs the norm to clip at"),
+        ('robust = "root"', "robust.data, the data it trains on, go together"),
+        ('robust = "none"\n[robust]\ndata = "root.npz"', "robust.data, the data it trains on"),
+        ('robust = "krum"', "robust"),
+        ('robust = "median"\n[rule]\nname = "fed-raa"', "compares the movements of a round"),
+        ('robust = "median"\n[robust]\nhostile = 0.5', "hostile"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            read_config(write(tmp_path, f"{TASK}{RUN}{bad}\n"))
