@@ -11,6 +11,7 @@ from __future__ import annotations
 from coordinator.aggregate.robust.choice import (
     CLIPPING_ONLY,
     RECOMMENDED,
+    SERVED,
     THIN,
     Robust,
     RobustName,
@@ -20,6 +21,7 @@ from coordinator.aggregate.robust.means import RobustMean, Weighed, robust_mean
 __all__ = [
     "CLIPPING_ONLY",
     "RECOMMENDED",
+    "SERVED",
     "THIN",
     "Robust",
     "RobustMean",

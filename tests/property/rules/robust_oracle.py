@@ -37,14 +37,14 @@ class NaiveRobust:
         """What is left of the movements of a round, and of those that came too late for one."""
         if self.name == "none":
             return heard, list(late)
-        cohort = [*heard.fresh, *heard.replayed]
+        limits = self.yardsticks([*heard.fresh, *heard.replayed])
 
         def cut(words: Sequence[Word]) -> list[Word]:
-            return [self._cut(word, cohort) for word in words]
+            return [self._cut(word, limits) for word in words]
 
         return replace(heard, fresh=cut(heard.fresh), replayed=cut(heard.replayed)), cut(late)
 
-    def _cut(self, word: Word, cohort: Sequence[Word]) -> Word:
+    def _cut(self, word: Word, limits: Sequence[float]) -> Word:
         if self.name == "clip":
             length = math.sqrt(sum(float((x**2).sum()) for x in word.blocks.values()))
             shares = dict.fromkeys(word.blocks, min(1.0, self.norm / length) if length else 1.0)
@@ -52,30 +52,29 @@ class NaiveRobust:
             shares = {}
             for block, values in word.blocks.items():
                 length = math.sqrt(float((values**2).sum())) / word.rate
-                limit = self.factor * self.yardstick(block, cohort)
+                limit = self.factor * limits[block]
                 shares[block] = limit / length if length > limit else 1.0
         return replace(word, blocks={i: shares[i] * x for i, x in word.blocks.items()})
 
-    def yardstick(self, block: int, cohort: Sequence[Word]) -> float:
-        """The norm per unit of learning rate that a block may have."""
+    def yardsticks(self, cohort: Sequence[Word]) -> list[float]:
+        """The norm per unit of learning rate that each block may have."""
         cohort = [word for word in cohort if word.blocks]
-        if len(cohort) < 3:
-            return math.inf
         tensors = self.plan.block_tensors.tolist()
-        own = [each for each, tensor in enumerate(tensors) if tensor == tensors[block]]
+        if len(cohort) < 3:
+            return [math.inf] * len(tensors)
         usual = lower_median([rms(word, list(word.blocks)) for word in cohort])
-        having = [word for word in cohort if any(each in word.blocks for each in own)]
-        of_tensor = usual
-        if len(having) > 2:
-            parts = [[each for each in own if each in word.blocks] for word in having]
-            found = [rms(word, part) for word, part in zip(having, parts, strict=True)]
-            of_tensor = max(0.1 * usual, lower_median(found))
-        size = int(self.plan.block_sizes[block])
-        holding = [word for word in cohort if block in word.blocks]
-        if len(holding) <= 2:
-            return of_tensor * math.sqrt(size)
-        norms = [rms(word, [block]) * math.sqrt(size) for word in holding]
-        return max(lower_median(norms), 0.1 * of_tensor * math.sqrt(size))
+        of_tensor = {}
+        for tensor in set(tensors):
+            parts = [[each for each in word.blocks if tensors[each] == tensor] for word in cohort]
+            found = [rms(word, part) for word, part in zip(cohort, parts, strict=True) if part]
+            of_tensor[tensor] = max(0.1 * usual, lower_median(found)) if len(found) > 2 else usual
+        limits = []
+        for block, tensor in enumerate(tensors):
+            norms = [rms(word, [block]) for word in cohort if block in word.blocks]
+            least = of_tensor[tensor]
+            per_root = least if len(norms) <= 2 else max(lower_median(norms), 0.1 * least)
+            limits.append(per_root * math.sqrt(int(self.plan.block_sizes[block])))
+        return limits
 
     # -- means ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.aggregate.robust import Robust
+from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.masks import make_masks
@@ -142,6 +142,7 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
 def test_length_that_the_page_names_is_the_length(tmp_path: Path) -> None:
     assert meanings(RunTable)["rounds"].endswith(f"without it, {ROUNDS}.")
     assert meanings(RunTable)["updates"].endswith(f"without it, {UPDATES}.")
+    assert meanings(RunTable)["robust"].endswith(f"Without it, `{SERVED}`.")
 
 
 def test_least_that_must_be_said(tmp_path: Path) -> None:
@@ -360,6 +361,10 @@ def test_robust_choice_and_its_numbers(tmp_path: Path) -> None:
     machine = read_config(write(tmp_path, text)).machine(PLAN)
     assert isinstance(machine, RoundsConfig)
     assert machine.robust == Robust(name="trimmed-mean", hostile=0.3, factor=2.0)
+    bare = read_config(write(tmp_path, f"{TASK}{RUN}")).make_robust()
+    assert bare.name == SERVED
+    recipe = read_config(write(tmp_path, f'{TASK}{RUN}recipe = "oap"\n')).make_robust()
+    assert recipe.name == "none"
     for bad, match in (
         ('robust = "clip"', "robust = 'clip' needs the norm to clip at"),
         ('robust = "root"', "robust.data, the data it trains on, go together"),
