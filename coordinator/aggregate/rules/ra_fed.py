@@ -26,7 +26,7 @@ class RaFed(Rule):
     def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
         weighed = [(part.blocks, self.weight(part)) for part in contributions]
         if closing.robust.combines:
-            mean = closing.mean([Weighed(*pair) for pair in weighed])
+            mean, _ = closing.judge([Weighed(*pair) for pair in weighed])
             mean *= np.float32(self.server_rate)
             return mean
         terms = [Term(blocks, weight) for blocks, weight in weighed]

@@ -113,10 +113,10 @@ class RamFed(Rule):
             closing.scratch,
         )
         weighed = [
-            Weighed(Blocks(part.blocks.ids, values), weight)
+            Weighed(Blocks(part.blocks.ids, values), weight, judged=part.blocks)
             for part, values, weight in zip(closing.fresh, differences, weights, strict=True)
         ]
-        result = closing.mean(weighed)
+        result, entering = closing.judge(weighed)
         share = np.full(plan.block_count, self.server_rate)
         if self.correction == "population":
             fresh = block_sums(plan, [(each.blocks, each.weight) for each in weighed])
@@ -130,7 +130,7 @@ class RamFed(Rule):
             add_scaled(plan, result, start, memory.total[start:end], of_old)
 
         over_shards(plan.parameters, closing.threads, add_old)
-        memory.write(closing.fresh)
+        memory.write(entering)
         return result
 
     def _difference(

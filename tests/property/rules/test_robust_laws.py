@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import MemoryConfig, RamMemory
-from coordinator.aggregate.robust import Robust, RobustName, Weighed, clipping, distances, order
-from coordinator.aggregate.robust import robust_mean as mean_of
+from coordinator.aggregate.robust import (
+    Robust,
+    RobustName,
+    Weighed,
+    clipping,
+    distances,
+    order,
+    robust_mean,
+)
 from coordinator.aggregate.robust.clipping import clipped, measure, yardstick
 from coordinator.aggregate.robust.distances import weiszfeld
 from coordinator.aggregate.robust.root import STEP, root_yardstick, trusted
@@ -52,6 +59,12 @@ def fleet(plan: ModelPlan, seed: int, count: int, *, whole: bool = False) -> lis
         )
         for number in range(count)
     ]
+
+
+def mean_of(
+    plan: ModelPlan, terms: Sequence[Weighed], robust: Robust, *, threads: int = 1
+) -> Float32:
+    return robust_mean(plan, terms, robust, threads=threads).values
 
 
 def weighed(parts: Sequence[Contribution]) -> list[Weighed]:
@@ -216,7 +229,8 @@ def test_memory_sums_are_those_of_clipped_entries(
         )  # fmt: skip
         for part in fresh:
             newest = [piece for piece in memory.recall(part.device) if piece.made.round == round]
-            assert np.array_equal(newest[0].blocks.values, part.blocks.values)
+            if name != "multi-krum":  # which leaves some out
+                assert np.array_equal(newest[0].blocks.values, part.blocks.values)
         total, entries = np.zeros(plan.parameters), np.zeros(plan.block_count)
         for number in range(4):
             for piece in memory.recall(f"d{number}"):

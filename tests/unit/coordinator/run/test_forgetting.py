@@ -16,6 +16,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
+from coordinator.operate.control import ControlSocket
 from coordinator.operate.serving import forget_commands
 from coordinator.run import forgetting
 from coordinator.run.folder import MEMORY, MOVEMENTS, Run, RunError, read_history
@@ -183,16 +184,24 @@ def test_unknown_device_and_runs_that_keep_nothing_are_named(worlds: Worlds) -> 
         alone.service.forget("a", "operator")
 
 
-def test_other_thread_asks_the_loop(worlds: Worlds) -> None:
+def test_command_asks_the_process_that_serves_the_run(
+    worlds: Worlds, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = second_round(worlds)
     requests: Requests[Service] = Requests()
-    ask, found = forget_commands(requests)["forget"], []
-    thread = threading.Thread(target=lambda: found.append(ask(device="b", by="operator")))
+    control = ControlSocket(world.folder, forget_commands(requests))
+    control.start()
+    codes: list[int] = []
+    command = ["forget", str(world.folder), "b", "--yes"]
+    thread = threading.Thread(target=lambda: codes.append(main(command)))
     thread.start()
     while thread.is_alive():
         requests.serve(world.service)
         thread.join(0.01)
-    assert found[0]["blocks"] == PLAN.block_count
+    control.close()
+    assert codes == [0]
+    assert f"forgot b: {PLAN.block_count} blocks in memory" in capsys.readouterr().out
+    assert [line["device"] for line in forgotten_lines(world.folder)] == ["b"]
 
 
 def test_command_asks_first_and_says_what_stays(
