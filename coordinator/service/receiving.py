@@ -150,7 +150,7 @@ class Receiving:
             raise TypeError("this upload is not in a file of this folder")
         path = self._movements / f"{round:08}-{device}"
         upload.data.keep(path)
-        # Neither synced nor needed: the movement is safe. A name that is lost only makes the loss of
+        # Neither synced nor needed: the movement is safe. A name that is lost only lets the loss of
         # its file go unnoticed.
         try:
             append_line(self._names, seal_json({"file": path.name}), mode=PRIVATE, synced=False)
