@@ -735,14 +735,16 @@ def check_model(folder: Path, checks: Mapping[str, str]) -> None:
             )
 
 
-def read_counters(folder: Path) -> dict[str, int]:
+def read_counters(folder: Path) -> dict[str, Any]:
     """Read the counters of a run. Raises `RunError`."""
     path = folder / COUNTERS
     try:
         content = open_json(path.read_bytes())
-        return {name: int(content[name]) for name in ("opened", "assigned", "session")}
+        for name in ("opened", "assigned", "session"):
+            content[name] = int(content[name])
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise RunError(f"{path} is damaged ({error}): {repair_advice(folder)}") from error
+    return content
 
 
 def moments_path(folder: Path, round: int) -> Path:
