@@ -261,8 +261,9 @@ class Run:
             model = read_model(folder / MODEL)
             self.task = TaskFiles(model.plan, model.manifest, model.files)
             counters = read_counters(folder)
-            self.opened, self._session = counters["opened"], counters["session"]
-            self._assigned = counters["assigned"]
+            self.opened: int = counters["opened"]
+            self._session: int = counters["session"]
+            self._assigned: int = counters["assigned"]
             self._lock = lock
         finally:
             if self._lock is None:
@@ -372,6 +373,17 @@ class Run:
                 known[number] = _accuracy_of(checkpoint_path(self.folder, number))
         self._accuracies = known
         return _best(known)
+
+    def warn_of_best(self, newest: Checkpoint) -> None:
+        """Log it if the checkpoint with the best accuracy is gone: another counts as the best."""
+        found = self.best_round()
+        kept = None if found is None else self._accuracies[found]
+        if newest.best[0] > (-math.inf if kept is None else kept):
+            log.warning(
+                "the checkpoint with the best accuracy, %.2f%%, is missing: restore it from a "
+                "backup, or the best of those that are kept is taken for it",
+                100 * newest.best[0],
+            )
 
     def read(self, round: int) -> Checkpoint:
         """Read the checkpoint of a round. Raises `RunError` if it is damaged or missing."""
