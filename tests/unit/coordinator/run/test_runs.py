@@ -368,7 +368,7 @@ def test_best_checkpoint_that_is_missing_is_said(
     (run.folder / CHECKPOINTS / "00000001.safetensors").unlink()
     with Run(run.folder) as again:
         again.warn_of_best(again.latest())
-    assert "accuracy 90.00%" in caplog.text
+    assert "best accuracy, 90.00%, is missing" in caplog.text
 
 
 @pytest.mark.parametrize("left", [0, 1, 30, -1])
