@@ -418,6 +418,17 @@ class Run:
         self._accuracies = known
         return _best(known)
 
+    def warn_of_best(self, newest: Checkpoint) -> None:
+        """Log it if the checkpoint with the best accuracy is gone: another counts as the best."""
+        found = self.best_round()
+        kept = None if found is None else self._accuracies[found]
+        if newest.best[0] > (-math.inf if kept is None else kept):
+            log.warning(
+                "the checkpoint with the best accuracy, %.2f%%, is missing: restore it from a "
+                "backup, or the best of those that are kept is taken for it",
+                100 * newest.best[0],
+            )
+
     def read(self, round: int) -> Checkpoint:
         """Read the checkpoint of a round. Raises `RunError` if it is damaged or missing."""
         return read_checkpoint(checkpoint_path(self.folder, round), self.plan)

@@ -24,6 +24,7 @@ def whole_checkpoint(run: Run, memory: Memory | None, journal: Journal) -> Check
     if memory is not None:
         _check_memory(run, memory, checkpoint)
     run.check_journal(checkpoint.round)
+    run.warn_of_best(checkpoint)
     run.record_line(checkpoint)
     return checkpoint
 

@@ -161,9 +161,12 @@ class Receiving:
             raise TypeError("this upload is not in a file of this folder")
         path = self._movements / f"{round:08}-{device}"
         upload.data.keep(path)
-        # Not synced: the movement is safe. A name that a power cut loses only makes its file's loss
-        # go unnoticed.
-        append_line(self._names, seal_json({"file": path.name}), mode=PRIVATE, synced=False)
+        # Neither synced nor needed: the movement is safe. A name that is lost only lets the loss of
+        # its file go unnoticed.
+        try:
+            append_line(self._names, seal_json({"file": path.name}), mode=PRIVATE, synced=False)
+        except OSError as error:
+            log.warning("cannot note that %s was kept: %s", path, error)
 
     def settle(self, upload: Upload, receipt: Receipt | None) -> None:
         """Remember the receipt for an upload; None means none, and it may be sent again."""

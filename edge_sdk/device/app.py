@@ -217,7 +217,7 @@ class DeviceApp(Generic[K]):
             return [self._movements.again(round, answers=answers)]
         except KeyError:  # the disk had no room for it
             return []
-        except OSError as error:
+        except (OSError, ProtocolError) as error:
             self._complain(round, f"cannot send the movement: {error}")
             return []
 

@@ -9,8 +9,10 @@
         runs/<run>/residuals/       `residuals.FolderStore`
 
 A file appears whole or not at all, and is on the disk when the call returns. Files of another run
-are useless and are removed when a new run begins. A file holds the very bytes of the upload: they
-are sent again as they are, mapped and not decoded.
+are useless and are removed when a new run begins. A file holds the very bytes of the upload, which
+are sent again as they are, mapped and not decoded. Behind them stands their CRC-32, which is
+compared before they are used. A file without it, of an earlier version, counts as damaged: the
+device trains again if its round is still open.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +37,7 @@ from edge_sdk.program.files import (
     write_whole,
 )
 from edge_sdk.program.logs import fact
-from edge_sdk.protocol.errors import ProtocolError
+from edge_sdk.protocol.errors import MessageError, ProtocolError
 from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.messages.round import Movement, Replay
@@ -156,7 +159,8 @@ class FolderMovements:
     def keep(self, movement: Movement) -> None:
         """See `MovementStore`."""
         round = movement.round
-        write_whole(self._path(round, WAITING), encode_movement(movement))
+        data = encode_movement(movement)
+        write_whole(self._path(round, WAITING), data + _check_of(data))
         self.waiting |= {round}
         self.copy = round if movement.keeps_copy else None
         for path in self._folder.glob(f"*{COPY}"):
@@ -177,7 +181,7 @@ class FolderMovements:
         self.waiting -= {round}
 
     def again(self, round: int, *, answers: int | None = None) -> StoredMovement:
-        """See `MovementStore`."""
+        """See `MovementStore`. Raises `ProtocolError` for a damaged file."""
         return StoredMovement(round, self._map(round), answers)
 
     def payload(self, round: int) -> bytes | memoryview:
@@ -195,6 +199,7 @@ class FolderMovements:
 
 WAITING = ".movement"
 COPY = ".copy"
+CHECK_BYTES = 4
 RANDOM_BITS = 16
 """Random bits of a session. 37 of the 53 bits that a count has on the wire are left for starts."""
 
@@ -285,10 +290,19 @@ def _round_of(path: Path) -> int | None:
 
 
 def _mapped(path: Path) -> memoryview:
+    """Return the bytes of a movement. Raises `MessageError` if they do not match their checksum."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    data, check = whole[:-CHECK_BYTES], whole[-CHECK_BYTES:]
+    if check != _check_of(data):
+        raise MessageError("its checksum does not match, or it has none")
+    return data
+
+
+def _check_of(data: bytes | memoryview) -> bytes:
+    return zlib.crc32(data).to_bytes(CHECK_BYTES, "little")
 
 
 def _read_or_set_aside(path: Path, round: int) -> Movement | None:

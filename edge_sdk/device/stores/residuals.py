@@ -23,7 +23,9 @@ twice counts once. Files that are damaged, or of another plan, are ignored.
 from __future__ import annotations
 
 import logging
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,9 @@ class ArrayStore:
 class FolderStore(ArrayStore):
     """An `ArrayStore` in a folder: one `.npz` file per name, replaced as a whole.
 
+    One more array holds the CRC-32 of all others. Files without it, of earlier versions, count as
+    damaged.
+
     Raises `OSError` where the disk does, also when it is full; the old file then stays.
     """
 
@@ -79,18 +84,22 @@ class FolderStore(ArrayStore):
     def read(self, name: str) -> Arrays | None:
         """See `ArrayStore`."""
         path = self._path(name)
+        if not path.is_file():
+            return None
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
-        except FileNotFoundError:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as loaded:
+                arrays = dict(loaded)
+            if arrays.pop(CHECK).tobytes() != _check_of(arrays).tobytes():
+                raise ValueError("its checksum does not match")
+        except UNREADABLE as error:
+            log.warning("%s is damaged and is ignored: %r", path, error)
             return None
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            log.warning("%s is damaged and is ignored: %s", path, error)
-            return None
+        return arrays
 
     def write(self, name: str, arrays: Arrays) -> None:
         """See `ArrayStore`."""
-        write_whole(self._path(name), lambda file: np.savez(file, allow_pickle=False, **arrays))
+        all = {**arrays, CHECK: _check_of(arrays)}
+        write_whole(self._path(name), lambda file: np.savez(file, allow_pickle=False, **all))
 
     def remove(self, name: str) -> None:
         """See `ArrayStore`."""
@@ -219,7 +228,24 @@ class Residuals:
 
 
 HELD = "held"
+CHECK = "check"
+UNREADABLE = (
+    *(ValueError, KeyError, EOFError, OSError, RuntimeError, SyntaxError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""Errors that reading a damaged file may raise."""
 _WAITING = "round-"
+
+
+def _check_of(arrays: Arrays) -> NDArray[np.uint32]:
+    """Return the CRC-32 of arrays with their names, types and shapes."""
+    check = 0
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        check = zlib.crc32(f"{name} {array.dtype.str} {array.shape}\n".encode(), check)
+        data = array.data.cast("B") if array.ndim and array.size else array.tobytes()
+        check = zlib.crc32(data, check)
+    return np.array([check], dtype=np.uint32)
 
 
 def _name_of(round: int) -> str:

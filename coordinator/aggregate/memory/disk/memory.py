@@ -159,7 +159,8 @@ class DiskStore:
         try:
             needed = estimate_bytes(plan, devices, config.memory_type, sums=config.sums)
             check_space(folder, needed, reserve_bytes)
-            _prepare_index(folder)
+            _check_index_there(folder)
+            _make_index(folder)
             self._index = MemoryIndex(folder / INDEX, plan.block_count)
         except BaseException:
             self._unlock()
@@ -421,13 +422,14 @@ def _lock(folder: Path) -> int:
         ) from error
 
 
-def _prepare_index(folder: Path) -> None:
-    """Make an empty index that only its owner may read; SQLite's other files are then alike.
-
-    Refuses segments without an index: they would be deleted as leftovers.
-    """
+def _check_index_there(folder: Path) -> None:
+    """Refuse segments without an index: they would be deleted as leftovers."""
     path = folder / INDEX
     if not (path.is_file() and path.stat().st_size) and any(folder.glob("segment-*.bin")):
         raise MemoryDamaged(f"{path} is missing or empty, and there are segments; {ADVICE}")
-    if not path.exists():
-        PlacedFile(path, mode=0o600).close()
+
+
+def _make_index(folder: Path) -> None:
+    """Make an empty index that only its owner may read; SQLite's other files are then alike."""
+    if not (folder / INDEX).exists():
+        PlacedFile(folder / INDEX, mode=0o600).close()

@@ -333,6 +333,77 @@ def test_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         create_run(tmp_path, ABOUT, saved_model())
 
 
+def test_run_is_private_and_leftovers_are_removed(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.save(taught(1, "a"))
+    run.record({"round": 1})
+    run.close()
+    assert open_to_others(run.folder) == []
+    (run.folder / "broker").mkdir(mode=0o755)
+    (run.folder / HISTORY).chmod(0o644)
+    leftover = run.folder / CHECKPOINTS / ".00000002.safetensors.0123abcd.draft"
+    leftover.write_bytes(b"half")
+    with Run(run.folder):
+        assert "2 files and folders could be read by other accounts" in caplog.text
+    assert open_to_others(run.folder) == []
+    assert not leftover.exists()
+
+
+def open_to_others(folder: Path) -> list[Path]:
+    return [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+
+
+def test_newest_checkpoint_that_is_missing_is_noticed(run: Run) -> None:
+    for round in (1, 2, 3):
+        line = {"round": round, "digest": "…"}
+        run.record_line(run.save(replace(checkpoint(round), line=line)))
+    run.latest()
+    path = run.folder / CHECKPOINTS / "00000003.safetensors"
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(RunError, match=r"round 2, but .* tells of round 3, .* rollback"):
+        run.latest()
+    path.write_bytes(whole)
+    run.rollback(1)  # now it is meant to be missing
+    assert run.latest().round == 1
+    run.record_line(run.save(replace(checkpoint(4), line={"round": 4, "digest": "…"})))
+    assert run.latest().round == 4
+    assert [line.get("round") for line in read_history(run.folder)] == [1, 2, 3, None, 4]
+
+
+def test_best_checkpoint_that_is_missing_is_said(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = [LevelScores((LevelScore(1.0, PLAN.all_groups(), share),)) for share in (0.9, 0.8)]
+    for round, levels in enumerate(scores, 1):
+        run.save(replace(checkpoint(round), levels=levels, best=(0.9, 1)))
+    run.warn_of_best(run.latest())
+    assert not caplog.records
+    run.close()
+    (run.folder / CHECKPOINTS / "00000001.safetensors").unlink()
+    with Run(run.folder) as again:
+        again.warn_of_best(again.latest())
+    assert "best accuracy, 90.00%, is missing" in caplog.text
+
+
+@pytest.mark.parametrize("left", [0, 1, 30, -1])
+def test_line_of_a_checkpoint_is_completed_once(run: Run, left: int) -> None:
+    run.record_line(run.save(replace(checkpoint(1), line={"round": 1, "digest": "…"})))
+    second = run.save(replace(checkpoint(2), line={"round": 2, "digest": "…"}))
+    path = run.folder / HISTORY
+    before = path.read_bytes()
+    run.record_line(second)
+    line = path.read_bytes()[len(before) :]
+    path.write_bytes(before + line[:left])  # a crash
+    for _ in range(2):
+        run.record_line(run.latest())
+        assert path.read_bytes() == before + line
+    path.write_bytes(before + line[:5] + b"!")
+    with pytest.raises(RunError, match="repair"):
+        run.record_line(run.latest())
+
+
 def test_run_of_another_format_is_refused(run: Run) -> None:
     path = run.folder / "run.json"
     content = open_json(path.read_bytes())

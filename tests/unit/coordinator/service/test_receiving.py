@@ -184,6 +184,17 @@ def test_kept_movement_that_is_damaged_missing_or_misnamed_is_named(tmp_path: Pa
     assert list(Bench(tmp_path).receiving.kept()) == []
 
 
+def test_movement_whose_name_cannot_be_noted_is_kept_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    (tmp_path / "movements.jsonl").mkdir()
+    bench.receiving.keep(bench.send(encode_movement(movement())), "a", 3)
+    (tmp_path / "movements.jsonl").rmdir()
+    assert "cannot note" in caplog.text
+    assert len(list(Bench(tmp_path).receiving.kept())) == 1
+
+
 @pytest.mark.parametrize("text", ["fp32", "fp16", "int8", "top-k:1.0", "fp32+zstd"])
 def test_no_movement_is_larger_than_the_largest(text: str) -> None:
     encoding = Encoding.parse(text)

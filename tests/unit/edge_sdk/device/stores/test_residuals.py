@@ -324,6 +324,21 @@ def test_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["held.npz"]
 
 
+def test_no_flipped_bit_gives_other_arrays(tmp_path: Path) -> None:
+    store, path = FolderStore(tmp_path), tmp_path / "held.npz"
+    arrays = {"a": np.arange(3), "b": np.zeros(0), "c": np.array(7)}
+    store.write("held", arrays)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+        )
+        read = store.read("held")
+        assert read is None or {name: each.tolist() for name, each in read.items()} == {
+            name: each.tolist() for name, each in arrays.items()
+        }
+
+
 def test_damaged_file_is_left_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, path = FolderStore(tmp_path), tmp_path / "held.npz"
     store.write("held", {"a": np.arange(100.0)})

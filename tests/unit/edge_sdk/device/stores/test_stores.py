@@ -165,7 +165,11 @@ def test_large_movement_is_sent_again_without_a_copy_of_it(tmp_path: Path) -> No
         lambda data: data[:20],
         lambda data: b"",
         lambda data: b"\xff" * len(data),
+        lambda data: data[:-1],
+        lambda data: data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
+        lambda data: data[:-1] + bytes([data[-1] ^ 128]),
         lambda _: encode_movement(movement(9)),
+        lambda _: encode_movement(movement(2)),  # as earlier versions wrote it
     ],
 )
 def test_damaged_movement_is_left_aside(
