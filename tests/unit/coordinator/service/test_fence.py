@@ -11,16 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run.folder import Run
+from coordinator.run.folder import Run, read_history
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
-from coordinator.service.service import REPAIR_S
+from coordinator.service.service import REPAIR_S, Service, ServiceConfig
+from coordinator.service.store import Keeping
+from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.epoch import Claim, Epoch
 from edge_sdk.protocol.messages.round import RoundClosed
 from edge_sdk.protocol.messages.topics import Topic, parse_topic
 from edge_sdk.protocol.messages.transfer import Presence
 from edge_sdk.protocol.messages.wire import decode_stamped, encode_message
 from edge_sdk.transport.link import LinkEvent, Received, Refused
-from tests.unit.coordinator.service.service_world import TOPICS, World, Worlds, rounds_config
+from tests.unit.coordinator.service.service_world import (
+    CHUNK_BYTES,
+    TASK,
+    TOPICS,
+    World,
+    Worlds,
+    rounds_config,
+)
 
 OWN = Epoch(5, "8" * 16)
 EARLIER, LATER = Epoch(4, "f" * 16), Epoch(6, "0" * 16)
@@ -346,3 +355,73 @@ def test_folder_knows_that_it_is_a_copy(tmp_path: Path, worlds: Worlds) -> None:
     world.stop()
     with Run(world.folder.rename(tmp_path / "moved")) as moved:
         assert not moved.copied
+
+
+# -- the window ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 10, 40, 100, 400])
+def test_nothing_counts_twice_or_is_lost_while_two_coordinators_speak(
+    worlds: Worlds, tmp_path: Path, steps: int
+) -> None:
+    """A copy is started in an open round, and the earlier coordinator hears of it only so many
+    messages later. The devices know no epochs: they answer both.
+    """
+    world = worlds.make(rounds_config(rounds=3))
+    one, two = world.add("one"), world.add("two", sends=False)
+    world.settle()
+    assert one.receipts == [(1, "counted")]
+    shutil.copytree(world.folder, tmp_path / "copy", ignore=shutil.ignore_patterns("*.sock"))
+    blind = True
+    public = {TOPICS.epoch, TOPICS.coordinator, TOPICS.round}
+
+    def tamper(name: str, event: Received) -> tuple[int, ...]:
+        return () if blind and name == f"coordinator-{TASK}" and event.topic in public else (0,)
+
+    world.broker.tamper = tamper
+    config = ServiceConfig(
+        machine=world.machine, down=Encoding(), keeping=Keeping(), chunk_bytes=CHUNK_BYTES
+    )
+    with Run(tmp_path / "copy") as run:
+        later = Service(
+            run,
+            config,
+            open_link=lambda **link: world.broker.open_link(**{**link, "name": "later"}),
+            clock=world.clock,
+            wall=world.clock,
+        )
+        two.sends = True
+        two.offer(two.movements[1])
+        for _ in range(steps):
+            world.broker.step()
+            later.pump(), world.service.pump(), one.pump(), two.pump()
+        for _ in range(3):
+            world.broker.run()
+            later.pump()
+        blind = False
+        later._send_claim()  # as it does whenever it hears the other
+        world.broker.run()
+        with pytest.raises(FencedError):
+            world.service.pump()
+        world.stop()
+        world.broker.tamper = None
+        for _ in range(500):
+            world.broker.run()
+            later.pump(), one.pump(), two.pump()
+            if not world.broker.step():
+                if later.finished:
+                    break
+                world.clock.now += 50.0  # a device that answered the other one is not waited for
+        assert later.finished
+        own = run.epoch
+        later.close()
+        world.broker.run()
+    for folder in (world.folder, tmp_path / "copy"):
+        rounds = [entry["round"] for entry in read_history(folder) if "round" in entry]
+        assert len(set(rounds)) == len(rounds)
+    entries = [each for each in read_history(tmp_path / "copy") if "round" in each]
+    assert len(entries) == 3
+    trained = [d["device"] for d in entries[0]["devices"] if d["loss"] is not None]
+    assert trained == ["one", "two"]  # what had a receipt, and what was under way, once each
+    for topic in (TOPICS.epoch, TOPICS.task, TOPICS.round):
+        assert stamp(world, topic) == own
