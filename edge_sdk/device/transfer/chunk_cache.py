@@ -258,6 +258,23 @@ class ChunkCache:
             )
 
 
+def read_chunk(folder: Path, hash: bytes) -> bytes:
+    """Read a chunk from the folder of a cache that another process may be using.
+
+    Raises `KeyError` if it is not there. Check its hash: it may have moved meanwhile.
+    """
+    with suppress(OSError):
+        return (folder / hash.hex()).read_bytes()
+    for pack in sorted(folder.glob(_PACK + "*")):
+        with suppress(OSError):
+            for each, offset, size in _records(pack):
+                if each == hash:
+                    with pack.open("rb") as stream:
+                        stream.seek(offset)
+                        return stream.read(size)
+    raise KeyError(hash)
+
+
 def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:
     """Yield hash, offset and size of the whole chunks of a pack."""
     with path.open("rb") as stream:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.device.transfer.chunk_cache import BLOCK_BYTES, PACK_BYTES, SMALL_BYTES, ChunkCache
+from edge_sdk.device.transfer.chunk_cache import (
+    BLOCK_BYTES,
+    PACK_BYTES,
+    SMALL_BYTES,
+    ChunkCache,
+    read_chunk,
+)
 from edge_sdk.protocol.chunks import chunk_hash
 
 LARGE = 10 * BLOCK_BYTES
@@ -109,6 +115,17 @@ def test_cache_counts_its_files_and_has_the_bytes_that_it_says_it_has(
     for number in range(21):
         hash, content = chunk(number, sizes[number % len(sizes)])
         assert hash not in cache or cache[hash] == content
+
+
+def test_chunks_are_read_beside_the_process_that_has_them(tmp_path: Path) -> None:
+    cache = ChunkCache(tmp_path, ROOM)
+    every = [chunk(number, 400) for number in range(5)] + [chunk(7)]
+    for each in every:
+        cache.put(*each)
+    assert all(read_chunk(tmp_path, hash) == data for hash, data in every)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(KeyError):
+            read_chunk(folder, bytes(16))
 
 
 def test_cache_orders_by_use_after_a_restart(tmp_path: Path) -> None:
