@@ -41,7 +41,7 @@ class GatedClient(paho.Client):
         if self._version is not NEWEST:
             self.connect(host, port, keepalive_s)
             return
-        properties = Properties(PacketTypes.CONNECT)
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.MaximumPacketSize = self._max_bytes
         self.connect(host, port, keepalive_s, clean_start=True, properties=properties)
 

@@ -49,7 +49,7 @@ class Wire:
 
 def read_all(gate: Gate, wire: Wire, size: int) -> tuple[bytes, list[int]]:
     """Everything the reader gets, and the sizes of the messages that were cut."""
-    read, cuts = b"", []
+    read, cuts = b"", list[int]()
     while True:
         try:
             data = gate.read(size, wire.receive)
