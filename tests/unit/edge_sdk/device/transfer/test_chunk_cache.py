@@ -196,7 +196,7 @@ def test_chunks_without_room_on_disk_are_held_in_memory(
     cache = ChunkCache(tmp_path, 2**20)
     cache.put(b"o" * 16, b"old")
     cache.use([b"a" * 16, b"b" * 16])
-    monkeypatch.setattr("os.write", no_space)
+    monkeypatch.setattr("os.pwrite", no_space)
     for name in (b"a", b"b"):
         cache.put(name * 16, name * 100)
     assert cache[b"a" * 16] == b"a" * 100
@@ -218,11 +218,11 @@ def test_chunk_in_use_that_cannot_move_is_held_in_memory(
         cache.put(*chunk(number, 400))
     hash, data = chunk(9, 400)
     cache.use([hash])
-    monkeypatch.setattr("os.write", no_space)
+    monkeypatch.setattr("os.pwrite", no_space)
     cache.drop([chunk(number, 400)[0] for number in range(6)])
     assert cache[hash] == data
     assert here(cache, 6, size=400) == [False]
 
 
-def no_space(handle: int, data: bytes) -> int:
+def no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")
