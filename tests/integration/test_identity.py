@@ -407,16 +407,34 @@ def wait_for_denial(settings: BrokerSettings, name: str) -> str:
     return denied[0].reason
 
 
-def test_revocation_takes_hold_when_the_broker_reloads_its_list(site: Site) -> None:
+def test_revoked_device_loses_its_connections_once_the_broker_has_the_list(
+    site: Site, own: BrokerSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     site.enroll("brief")
     settings = site.settings("brief")
-    with peers((settings, "brief"), (site.settings("other"), "other")) as (brief, other):
+    everybody = (own, "coordinator-tiny"), (settings, "brief"), (site.settings("other"), "other")
+    with peers(*everybody) as (boss, brief, other):
+        boss.link.subscribe("tessera/v1/#")
+        brief.listen(TOPICS.down_control("brief"), TOPICS.task)
         site.command("revoke", "brief", "--yes")
+        assert "STILL LET IN" in capsys.readouterr().out  # it has not been told to read the list
         site.reload()
         assert "was revoked" in wait_for_denial(settings, "brief")
+        site.command("revoke", "brief", "--yes")
+        said = capsys.readouterr().out
+        assert f"127.0.0.1:{site.port} has read it; brief has no connection there" in said
+        until(lambda: any(isinstance(e, Disconnected) and e.denials for e in brief.events))
+        before = len(brief.events)
+        brief.link.publish(TOPICS.up_control("brief"), b"after")
+        brief.link.publish(TOPICS.up_chunk("brief"), b"after", bulk=True)
+        for topic in (TOPICS.down_control("brief"), TOPICS.task):
+            boss.link.publish(topic, b"after")
+        mark(boss)
         mark(other, TOPICS.presence("other"))
         assert not other.came(Disconnected)
-        assert brief.came(Connected)
+        assert not boss.came(Disconnected)
+        assert not {TOPICS.up_control("brief"), TOPICS.up_chunk("brief")} & set(boss.topics)
+        assert not any(isinstance(event, Received) for event in brief.events[before:])
     archive = site.folder / "again.tar.gz"
     site.command("enroll", "brief", "--task", TASK, "--out", str(archive))
     with tarfile.open(archive) as bundle:

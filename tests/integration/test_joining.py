@@ -183,15 +183,22 @@ def test_fresh_machine_one_line_and_a_restart(
     config = str(device_home / "robot" / "device.toml")
     tasks = json.loads(tasks_of(config).stdout)
     assert [(each["name"], each["online"]) for each in tasks] == [("tiny", True)]
-    # A revoked device is shut out at once: the broker reads the list again.
+    until(lambda: "robot left: it was told to stop" in second.log.read_text())
+    # A device that is connected and trains is shut out at once, and for good.
+    before = rounds(home)
+    run = [line[0], "run", "--config", "robot/device.toml"]
+    device = start(children, "again", device_home, run)
+    until(lambda: rounds(home) > before + 1 or not device.is_running, device.last_words)
     command = [str(PROGRAMS / "tessera-coordinator"), "revoke", "robot"]
     asked = subprocess.run(command, cwd=home, stdin=subprocess.DEVNULL, capture_output=True)
     assert b"Nothing was changed: add --yes" in asked.stderr
     done = subprocess.run([*command, "--yes"], cwd=home, capture_output=True, timeout=HANGS_S)
-    assert b"The run's broker has read it" in done.stdout, done.stderr
-    until(lambda: b"was revoked" in tasks_of(config).stderr)
-    until(lambda: "robot left" in second.log.read_text())
-    assert "robot left: it was told to stop" in second.log.read_text()
+    assert done.returncode == 0, done.stderr
+    assert b"has read it; robot has no connection there" in done.stdout, done.stderr
+    until(lambda: "was revoked" in device.log.read_text())
+    until(lambda: second.log.read_text().count("robot left") == 2)
+    children.stop(device)
+    assert b"was revoked" in tasks_of(config).stderr
     children.stop(second)
     for log in (device.log, second.log):
         said = log.read_text()

@@ -3,6 +3,7 @@
     <folder>/  ca.pem      its certificate, which participants and the broker trust
                ca.key      its key, to be kept secret: whoever has it can pose as anybody
                crl.pem     the revoked certificates
+               listed*     two certificates on this list and on none before, to test a broker with
                index.json  the record of issued certificates (`index.py`)
 
 Keys are P-256. A participant's certificate may only connect (`clientAuth`), the broker's only
@@ -42,11 +43,16 @@ from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, check_device, check_name
 
 CA, CA_KEY, CRL, INDEX, LOCK = "ca.pem", "ca.key", "crl.pem", "index.json", "lock"
+VALID, LISTED = "valid", "listed"
+"""Names of the files of `Passes`, before `.pem` and `.key`."""
 
 BROKER_DAYS = 825
 
 BACKDATED = timedelta(days=1)
 """Certificates start this long in the past: clocks of small boards lag until they are set."""
+
+PASS_LASTS = timedelta(minutes=10)
+"""Validity of the certificates with which connections of a revoked name are ended."""
 
 MAX_NAME = 64 - len(BULK)
 
@@ -74,6 +80,16 @@ class Issued:
             f"{self.name}.pem": File(self.certificate),
             f"{self.name}.key": File(self.key, private=True),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Certificates with which connections of a revoked name are ended (`takeover.py`)."""
+
+    name: str
+    files: dict[str, File]
+    """The authority's certificate; two certificates in this name, VALID for minutes, for control
+    and bulk; and two that are LISTED as revoked."""
 
 
 def coordinator_name(text: str) -> str:
@@ -214,19 +230,38 @@ class Authority:
         return [each for each in self.index.of(name) if each.standing(now) == "valid"]
 
     def revoke(self, name: str) -> list[Enrolment]:
-        """Revoke a participant's certificates and return them. Raises `IdentityError` if none."""
+        """Revoke a participant's certificates and return them; none if they were revoked before.
+
+        Raises `IdentityError` if it never had any, or they have expired.
+        """
         now, ended = self._clock(), self.valid(name)
         if ended:
             self._save(self.index.with_revoked(name, now))
+            self._make_listed(now)
         # Even if nothing was revoked: an earlier crash may have updated only the index.
         self._write_crl()
-        if not ended:
-            known = self.index.of(name)
+        known = self.index.of(name)
+        if not ended and not (known and known[-1].standing(now) == "revoked"):
             why = f"its certificates are {known[-1].standing(now)}" if known else "not enrolled"
             raise IdentityError(
                 f"{name!r} has nothing to revoke: {why}; see tessera-coordinator identities"
             )
         return ended
+
+    def passes(self, name: str) -> Passes:
+        """Issue what it takes to end connections of a revoked name."""
+        now = self._clock()
+        if self._listed() is None:  # by an earlier version of this program
+            self._make_listed(now)
+            self._write_crl()
+        files = {CA: File(self.pem)}
+        for suffix in ("", BULK):
+            issued, _ = self._issue_pass(name + suffix, now, min(now + PASS_LASTS, self.until))
+            files |= replace(issued, name=VALID + suffix).files()
+            for end in (".pem", ".key"):
+                file = LISTED + suffix + end
+                files[file] = File((self.folder / file).read_bytes(), private=True)
+        return Passes(name, files)
 
     def broker_certificate(self, hosts: Sequence[str]) -> Issued:
         """Issue the broker's certificate for these names or addresses, and loopback."""
@@ -329,6 +364,26 @@ class Authority:
         certificate = builder.sign(self._key, hashes.SHA256())
         return certificate.public_bytes(serialization.Encoding.PEM), certificate.serial_number
 
+    def _issue_pass(self, name: str, now: datetime, until: datetime) -> tuple[Issued, int]:
+        key, purpose = ec.generate_private_key(ec.SECP256R1()), ExtendedKeyUsageOID.CLIENT_AUTH
+        pem, serial = self._issue(name, key.public_key(), now, until, purpose, ())
+        return Issued(name, pem, _key_pem(key)), serial
+
+    def _make_listed(self, now: datetime) -> None:
+        """Make the certificates that the next list is the first to have."""
+        for suffix in ("", BULK):
+            # Not a participant's name.
+            issued, _ = self._issue_pass("Tessera list" + suffix, now, self.until)
+            for name, file in replace(issued, name=LISTED + suffix).files().items():
+                write_file(self.folder / name, file)
+
+    def _listed(self) -> list[int] | None:
+        """Return the serial numbers of these certificates; None if there are none."""
+        paths = [self.folder / f"{LISTED}{suffix}.pem" for suffix in ("", BULK)]
+        if not all(path.exists() for path in paths):
+            return None
+        return [x509.load_pem_x509_certificate(path.read_bytes()).serial_number for path in paths]
+
     def _write_crl(self) -> None:
         now = self._clock()
         issuer_key = self._key.public_key()
@@ -343,14 +398,11 @@ class Authority:
             )
             .add_extension(x509.CRLNumber(len(revoked)), critical=False)
         )
-        for each in revoked:
-            for serial in each.serials:
-                builder = builder.add_revoked_certificate(
-                    x509.RevokedCertificateBuilder()
-                    .serial_number(serial)
-                    .revocation_date(each.revoked or now)
-                    .build()
-                )
+        dates = {serial: each.revoked or now for each in revoked for serial in each.serials}
+        for serial, date in {**dates, **dict.fromkeys(self._listed() or (), now)}.items():
+            builder = builder.add_revoked_certificate(
+                x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
+            )
         crl = builder.sign(self._key, hashes.SHA256())
         write_file(self.folder / CRL, File(crl.public_bytes(serialization.Encoding.PEM)))
 

@@ -16,7 +16,7 @@ from edge_sdk.program.command import confirm
 
 # Load only what argparse needs: `cryptography` is loaded by the commands that sign.
 if TYPE_CHECKING:
-    from coordinator.operate.identity.authority import Authority
+    from coordinator.operate.identity.authority import Authority, Passes
     from coordinator.operate.identity.index import BrokerPlace, Enrolment
 
 FOLDER = Path("identity")
@@ -27,6 +27,9 @@ MOSQUITTO = "mosquitto"
 """Name of the broker's program, of its account, and of the folder for its files."""
 BUSY_S = 5.0
 """Seconds to wait for a run that is letting a device join."""
+
+READ_S = 10.0
+"""Seconds that the broker of a run may take to read the list."""
 
 _RELOAD = "Make the broker read it: systemctl reload mosquitto, or kill -HUP."
 
@@ -131,9 +134,10 @@ def _add_revoke(commands: Any) -> None:
             "Adds all valid certificates of a device (or a coordinator) to the revocation list, "
             "and to its copies beside the brokers of this authority that are on this machine: that "
             "of broker-config, and those of all runs. Brokers of runs that are being served read "
-            "it at once; others when you reload them. The output says which were reached. To end "
-            "existing connections, restart the broker. Enrolling the name again issues new "
-            "certificates."
+            "it at once; others when you reload them. Once a broker has read it, the connections "
+            "that the device has there are ended. The output says what was reached; after you "
+            "reload a broker, repeat the command to end the connections there. Enrolling the name "
+            "again issues new certificates."
         ),
         epilog="example: tessera-coordinator revoke robot",
     )
@@ -278,6 +282,7 @@ def _own_steps(name: str, out: Path) -> Iterator[str]:
 
 def _revoke(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.authority import CRL, Authority
+    from coordinator.operate.identity.index import BrokerPlace
 
     name: str = arguments.name
     with Authority(arguments.dir, wait_s=BUSY_S) as authority:
@@ -289,13 +294,14 @@ def _revoke(arguments: argparse.Namespace) -> int:
     with Authority(arguments.dir, wait_s=BUSY_S) as authority:
         ended = authority.revoke(name)
         serials = ", ".join(f"{serial:x}" for each in ended for serial in each.serials)
-        print(f"{name} is revoked (serial numbers {serials})")
+        print(f"{name} is revoked (serial numbers {serials})" if ended else f"{name} was revoked.")
         crl, broker = authority.folder / CRL, authority.index.broker
-        runs = {each.files for each in authority.index.runs}
+        runs = {each.files: each for each in authority.index.runs}
         folders = authority.index.folders
+        passes = authority.passes(name)
         failures = {each: _copy_list(authority, each) for each in folders}
     print(f"The list is in {crl}.")
-    reached = True
+    reached, read = True, list[BrokerPlace]()
     for folder, failure in failures.items():
         if folder in runs and not folder.is_dir():
             print(f"Not there any more: {folder}.")
@@ -303,11 +309,38 @@ def _revoke(arguments: argparse.Namespace) -> int:
             print(f"NOT REACHED: {folder} ({failure}): copy the list there, and reload the broker.")
             reached = False
         else:
-            reached &= _reload(folder, is_run=folder in runs)
+            told, served = _reload(folder, is_run=folder in runs)
+            reached &= told
+            read += [runs[folder]] if served and folder in runs else []
     if not folders or (broker is not None and broker.files is None):
         print(f"Copy it to the broker's machine, to the path that crlfile names there. {_RELOAD}")
-    print("A connection that stands lasts until it breaks; restart the broker to end it now.")
+    for place in read:
+        reached &= _end(place, passes, READ_S)
+    if broker is not None:
+        _end(broker, passes, 0.0)
     return 0 if reached else 1
+
+
+def _end(place: BrokerPlace, passes: Passes, within_s: float) -> bool:
+    """End a revoked name's connections at a broker, and say what came of it."""
+    from coordinator.operate.identity.takeover import Takeover, end_connections
+
+    where = f"{place.host}:{place.port}"
+    outcome, reason = end_connections(place, passes, within_s=within_s)
+    match outcome:
+        case Takeover.ENDED:
+            print(f"The broker at {where} has read it; {passes.name} has no connection there.")
+        case Takeover.UNREAD:
+            print(
+                f"STILL LET IN: the broker at {where} has not read the list. Once it has, repeat "
+                f"tessera-coordinator revoke {passes.name}: that ends connections which stand."
+            )
+        case Takeover.UNREACHED:
+            print(
+                f"The broker at {where} cannot be tested from here ({reason}). A connection that "
+                "stands there lasts until it breaks, or the broker is restarted."
+            )
+    return outcome is Takeover.ENDED
 
 
 def _copy_list(authority: Authority, folder: Path) -> str | None:
@@ -322,8 +355,11 @@ def _copy_list(authority: Authority, folder: Path) -> str | None:
     return None
 
 
-def _reload(folder: Path, *, is_run: bool) -> bool:
-    """Let the broker with these files read them again, and say so; False: it does not."""
+def _reload(folder: Path, *, is_run: bool) -> tuple[bool, bool]:
+    """Let the broker with these files read them again, and say so.
+
+    Returns whether it does or will, and whether it was told to.
+    """
     from coordinator.operate.control import ControlError, NotServedError, ask_run
 
     try:
@@ -333,10 +369,11 @@ def _reload(folder: Path, *, is_run: bool) -> bool:
         print(f"Reached: {folder}. {how if is_run else _RELOAD}")
     except ControlError as error:
         print(f"NOT REACHED: the list is in {folder}, but its broker has not read it: {error}")
-        return False
+        return False, False
     else:
-        print(f"Reached: {folder}. The run's broker has read it.")
-    return True
+        print(f"Reached: {folder}. The run's broker reads it.")
+        return True, True
+    return True, False
 
 
 def _identities(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED, load_task
 from edge_sdk.device.stores.movements import device_path
+from edge_sdk.device.transfer.chunk_cache import read_chunk
 from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
 from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.protocol.chunks import Blob, join_blob
@@ -190,10 +191,7 @@ class KeptChunks:
         self._folder = folder
 
     def __getitem__(self, hash: bytes) -> bytes:
-        try:
-            return (self._folder / hash.hex()).read_bytes()
-        except FileNotFoundError as error:
-            raise KeyError(hash) from error
+        return read_chunk(self._folder, hash)
 
     def fetch(self, blob: Blob, max_bytes: int, what: str) -> bytes:
         """See `load_task`."""

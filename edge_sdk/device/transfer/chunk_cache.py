@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_sdk.program.files import make_folder, remove, write_whole
+from edge_sdk.program.files import PlacedFile, make_folder, remove, write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import HASH_BYTES
 
@@ -157,17 +157,14 @@ class ChunkCache:
     def _append(self, hash: bytes, chunk: bytes) -> None:
         if self._pack is None or self._pack.size >= PACK_BYTES:
             self._pack = _File(self._new_pack())
-        pack, rest = self._pack, memoryview(hash + len(chunk).to_bytes(4, "little") + chunk)
-        handle = os.open(pack.path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+        pack, file = self._pack, PlacedFile(self._pack.path, new=False, mode=0o600)
         try:
-            os.lseek(handle, pack.size, os.SEEK_SET)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
+            file.write_at(hash + len(chunk).to_bytes(4, "little") + chunk, pack.size)
         except OSError:
-            os.ftruncate(handle, pack.size)
+            file.truncate(pack.size)
             raise
         finally:
-            os.close(handle)
+            file.close()
         self._note(hash, pack, pack.size + _HEAD_BYTES, len(chunk))
 
     def _new_pack(self) -> Path:
@@ -256,6 +253,23 @@ class ChunkCache:
                 error,
                 extra=fact("disk"),
             )
+
+
+def read_chunk(folder: Path, hash: bytes) -> bytes:
+    """Read a chunk from the folder of a cache that another process may be using.
+
+    Raises `KeyError` if it is not there. Check its hash: it may have moved meanwhile.
+    """
+    with suppress(OSError):
+        return (folder / hash.hex()).read_bytes()
+    for pack in sorted(folder.glob(_PACK + "*")):
+        with suppress(OSError):
+            for each, offset, size in _records(pack):
+                if each == hash:
+                    with pack.open("rb") as stream:
+                        stream.seek(offset)
+                        return stream.read(size)
+    raise KeyError(hash)
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, int, int]]:

@@ -1,7 +1,7 @@
 """paho's client for one connection: its version of MQTT, and the largest packet it takes.
 
 In MQTT 5 the broker is told the largest packet that we take, and keeps larger ones to itself. In
-3.1.1 it cannot be told, and not every broker of version 5 obeys: so there is always a `Gate`.
+3.1.1 it cannot be told, and not every broker of version 5 obeys: so there is always a `PacketGate`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from edge_sdk.transport.mqtt.gate import Gate
+from edge_sdk.transport.mqtt.gate import PacketGate
 
 NEWEST, OLDEST = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 """Version to try first, and the one that every broker speaks."""
@@ -32,7 +32,7 @@ class GatedClient(paho.Client):
             protocol=version,
             reconnect_on_failure=False,
         )
-        self.gate = Gate(max_bytes - _HEADER_BYTES, has_properties=version is NEWEST)
+        self.gate = PacketGate(max_bytes - _HEADER_BYTES, has_properties=version is NEWEST)
         self._version = version
         self._max_bytes = max_bytes
 
@@ -41,7 +41,7 @@ class GatedClient(paho.Client):
         if self._version is not NEWEST:
             self.connect(host, port, keepalive_s)
             return
-        properties = Properties(PacketTypes.CONNECT)
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.MaximumPacketSize = self._max_bytes
         self.connect(host, port, keepalive_s, clean_start=True, properties=properties)
 

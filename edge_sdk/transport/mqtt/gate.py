@@ -30,7 +30,7 @@ _MAX_START_BYTES = 2 + 2**16 + 2
 """Bytes of a PUBLISH up to its properties or payload, at most."""
 
 
-class Gate:
+class PacketGate:
     """The packets of one connection, in the order they come."""
 
     def __init__(self, max_bytes: int, *, has_properties: bool) -> None:

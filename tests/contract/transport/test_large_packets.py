@@ -15,6 +15,7 @@ import pytest
 from edge_sdk.protocol.messages.wire import MAX_CONTROL_BYTES
 from edge_sdk.transport.link import Connected, Received
 from edge_sdk.transport.mqtt import connection
+from edge_sdk.transport.mqtt.client import OLDEST
 from edge_sdk.transport.settings import BrokerSettings
 from tests.contract.transport.test_mosquitto import mosquitto, peer
 from tests.waiting import HANGS_S
@@ -113,7 +114,7 @@ def test_large_messages_take_no_memory(tmp_path: Path, version: str) -> None:
 def test_large_retained_message_does_not_end_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connection, "NEWEST", connection.OLDEST)
+    monkeypatch.setattr(connection, "NEWEST", OLDEST)
     with mosquitto(tmp_path, "allow_anonymous true") as port:
         with sending(port) as sender:
             for number in range(30):  # more than a broker sends without an acknowledgement

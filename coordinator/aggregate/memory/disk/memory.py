@@ -112,7 +112,7 @@ def stored_config(folder: Path, plan: ModelPlan) -> MemoryConfig:
 
     Its entries stay however old they are.
     """
-    _prepare_index(folder)
+    _check_index_there(folder)
     index = MemoryIndex(folder / INDEX, plan.block_count)
     try:
         about = index.about()

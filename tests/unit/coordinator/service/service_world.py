@@ -179,18 +179,14 @@ class World:
         self.devices.append(device)
         return device
 
-    def step(self) -> bool:
-        """Let everybody hear and answer what has been said; whether somebody has more to say."""
-        self.broker.run()
-        self.service.pump()
-        for device in self.devices:
-            device.pump()
-        return self.broker.step()
-
     def settle(self) -> None:
         """Until nobody has anything to say any more."""
         for _ in range(500):
-            if not self.step():
+            self.broker.run()
+            self.service.pump()
+            for device in self.devices:
+                device.pump()
+            if not self.broker.step():
                 return
         raise AssertionError("they talk for ever")
 

@@ -147,18 +147,6 @@ def test_flood_is_answered_only_as_often_as_is_allowed(worlds: Worlds) -> None:
     assert len(evil.heard) - before <= CONTROL.burst + OFFER.burst + 2
 
 
-def test_short_rounds_are_no_flood(worlds: Worlds) -> None:
-    rounds = int(OFFER.burst) + 10
-    world = worlds.make(rounds_config(rounds=rounds))  # all at one moment of its clock
-    one, two = world.add("one"), world.add("two")
-    for _ in range(100 * rounds):
-        if not world.step():
-            break
-    assert world.service.finished
-    assert one.verdicts == two.verdicts == [(each + 1, "counted") for each in range(rounds)]
-    assert one.all(Complaint) == []
-
-
 def test_sender_of_useless_chunks_is_muted_and_comes_back(worlds: Worlds) -> None:
     world = worlds.make(rounds_config(rounds=1))
     evil = world.add("evil", sends=False)

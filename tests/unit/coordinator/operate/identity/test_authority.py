@@ -19,6 +19,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coordinator.checksums import seal_json
 from coordinator.operate.identity.authority import (
+    BACKDATED,
+    PASS_LASTS,
     Authority,
     Issued,
     coordinator_name,
@@ -166,12 +168,48 @@ def test_revoked_pairs_are_listed_and_the_list_lasts_as_long_as_the_authority(
     serials = {parsed(each).serial_number for each in (*first, *second)}
     assert {serial for each in ended for serial in each.serials} == serials
     crl = crl_of(authority)
-    assert {each.serial_number for each in crl} == serials
+    assert {each.serial_number for each in crl} == serials | listed(authority)
     assert crl.next_update_utc == authority.until
     assert crl.is_signature_valid(authority.certificate.public_key())  # type: ignore[arg-type]
     again = authority.enroll("robot", days=30)
     assert not serials & {parsed(each).serial_number for each in again}
-    assert len(crl_of(authority)) == 4
+    assert {each.serial_number for each in crl_of(authority)} == serials | listed(authority)
+
+
+def listed(authority: Authority) -> set[int]:
+    """Serial numbers of the certificates that brokers are tested with."""
+    files = authority.passes("robot").files
+    pems = (files["listed.pem"].content, files["listed-bulk.pem"].content)
+    return {x509.load_pem_x509_certificate(pem).serial_number for pem in pems}
+
+
+def test_every_list_has_certificates_that_no_earlier_list_had(authority: Authority) -> None:
+    for name in ("robot", "other"):
+        authority.enroll(name, days=30)
+    authority.revoke("robot")
+    first = listed(authority)
+    before = {each.serial_number for each in crl_of(authority)}
+    assert authority.revoke("robot") == []
+    assert listed(authority) == first  # nothing new was revoked: a broker need not read it again
+    authority.revoke("other")
+    assert not listed(authority) & before
+    assert listed(authority) <= {each.serial_number for each in crl_of(authority)}
+
+
+def test_passes_are_valid_for_minutes_and_bear_the_revoked_name(authority: Authority) -> None:
+    authority.enroll("robot", days=30)
+    authority.revoke("robot")
+    files = authority.passes("robot").files
+    revoked = {each.serial_number for each in crl_of(authority)}
+    for suffix in ("", "-bulk"):
+        own = x509.load_pem_x509_certificate(files[f"valid{suffix}.pem"].content)
+        test = x509.load_pem_x509_certificate(files[f"listed{suffix}.pem"].content)
+        assert own.subject.rfc4514_string() == f"CN=robot{suffix}"
+        assert own.not_valid_after_utc - own.not_valid_before_utc <= BACKDATED + PASS_LASTS
+        assert own.serial_number not in revoked
+        assert test.subject.rfc4514_string() == f"CN=Tessera list{suffix}"
+        assert test.serial_number in revoked
+    assert not list(authority.folder.glob("valid*"))
 
 
 def test_name_with_a_valid_certificate_is_not_enrolled_twice_by_accident(
@@ -289,9 +327,8 @@ def test_crash_between_index_and_list_is_mended_by_revoking_again(
         with pytest.raises(OSError, match="full"):
             authority.revoke("robot")
     assert len(crl_of(authority)) == 0
-    with pytest.raises(IdentityError, match="certificates are revoked"):
-        authority.revoke("robot")
-    assert len(crl_of(authority)) == 2
+    assert authority.revoke("robot") == []
+    assert len(crl_of(authority)) == 2 + 2  # and those that a broker is tested with
 
 
 def test_certificate_is_in_the_index_before_anybody_has_it(

@@ -15,11 +15,12 @@ import pytest
 from coordinator.cli import main
 from coordinator.operate.config import read_config
 from coordinator.operate.control import ControlCommand, ControlError, ControlSocket
-from coordinator.operate.identity.authority import Authority
+from coordinator.operate.identity.authority import Authority, Passes
 from coordinator.operate.identity.bundles import parse_place
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.identity.mosquitto import access_rules
+from coordinator.operate.identity.takeover import Takeover
 from edge_sdk.device.config import load_config
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.topics import Topics
@@ -32,6 +33,19 @@ USER = ["--user", "root"] if os.geteuid() == 0 else []
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def tested(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The brokers at which connections were to be ended; those of runs have read the list."""
+    tested = list[tuple[str, int]]()
+
+    def end(place: BrokerPlace, passes: Passes, *, within_s: float) -> tuple[Takeover, str]:
+        tested.append((place.host, place.port))
+        return (Takeover.ENDED if within_s else Takeover.UNREAD), ""
+
+    monkeypatch.setattr("coordinator.operate.identity.takeover.end_connections", end)
+    return tested
 
 
 def test_bundle_of_a_device_is_private_and_works_where_it_is_unpacked(
@@ -167,7 +181,7 @@ def test_revoking_renews_the_list_beside_the_broker(
 
 
 def test_revoking_reaches_every_broker_and_names_those_it_does_not(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], tested: list[tuple[str, int]]
 ) -> None:
     assert main(["broker-config", "mosquitto", "--host", "b.example.org", *USER]) == 0
     assert main(["enroll", "robot"]) == 0
@@ -193,6 +207,7 @@ def test_revoking_reaches_every_broker_and_names_those_it_does_not(
             control.start()
         capsys.readouterr()
         assert main(["revoke", "robot", "--yes"]) == 1
+    assert tested == [("10.0.0.1", 8886), ("b.example.org", 8883)]  # not those that are not there
     said = capsys.readouterr().out
     assert reloaded == ["two"]
     crl = (folder / "identity/crl.pem").read_bytes()
@@ -201,7 +216,9 @@ def test_revoking_reaches_every_broker_and_names_those_it_does_not(
     for words in (
         f"Reached: {folder / 'identity/mosquitto'}. Make the broker read it: systemctl",
         f"Reached: {runs[0]}. The run is not being served; its broker reads it when it starts.",
-        f"Reached: {runs[1]}. The run's broker has read it.",
+        f"Reached: {runs[1]}. The run's broker reads it.",
+        "The broker at 10.0.0.1:8886 has read it; robot has no connection there.",
+        "STILL LET IN: the broker at b.example.org:8883 has not read the list.",
         f"Not there any more: {runs[2]}.",
         f"NOT REACHED: the list is in {runs[3]}, but its broker has not read it: the broker of",
     ):

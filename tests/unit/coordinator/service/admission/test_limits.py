@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import (
     MAX_MESSAGE_BYTES,
     MAX_WAITING,
@@ -14,8 +16,9 @@ from coordinator.service.admission.inbox import (
     Inbox,
     Letter,
 )
-from coordinator.service.admission.limits import CONTROL, PRESENCE, STRANGERS, Buckets, Rate
+from coordinator.service.admission.limits import CONTROL, OFFER, PRESENCE, STRANGERS, Buckets, Rate
 from edge_sdk.protocol.chunks import MAX_CHUNK_BYTES
+from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.topics import Topics, parse_topic
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
 from tests.unit.coordinator.service.service_world import Clock
@@ -269,3 +272,24 @@ def test_put_wakes_who_waits() -> None:
     inbox.put(control("a"))
     thread.join(HANGS_S)
     assert got == [letter(control("a"))]
+
+
+# -- offers --------------------------------------------------------------------------------------
+
+
+def test_offers_for_new_rounds_are_welcome_however_short_rounds_are() -> None:
+    inbox, clock = make()
+    callers = Callers(inbox, clock=clock, max_devices=100)
+    for round in range(10 * int(OFFER.burst)):  # all at one moment
+        callers.check_offer("good", round)
+
+
+def test_further_offers_for_a_round_are_limited() -> None:
+    inbox, clock = make()
+    callers = Callers(inbox, clock=clock, max_devices=100)
+    callers.check_offer("evil", 9)
+    for number in range(int(OFFER.burst)):
+        callers.check_offer("evil", number % 10)
+    with pytest.raises(MessageError, match="too many offers"):
+        callers.check_offer("evil", 9)
+    callers.check_offer("good", 9)

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_sdk.device.transfer.chunk_cache import BLOCK_BYTES, PACK_BYTES, SMALL_BYTES, ChunkCache
+from edge_sdk.device.transfer.chunk_cache import (
+    BLOCK_BYTES,
+    PACK_BYTES,
+    SMALL_BYTES,
+    ChunkCache,
+    read_chunk,
+)
 from edge_sdk.protocol.chunks import chunk_hash
 
 LARGE = 10 * BLOCK_BYTES
@@ -111,6 +117,17 @@ def test_cache_counts_its_files_and_has_the_bytes_that_it_says_it_has(
         assert hash not in cache or cache[hash] == content
 
 
+def test_chunks_are_read_beside_the_process_that_has_them(tmp_path: Path) -> None:
+    cache = ChunkCache(tmp_path, ROOM)
+    every = [chunk(number, 400) for number in range(5)] + [chunk(7)]
+    for each in every:
+        cache.put(*each)
+    assert all(read_chunk(tmp_path, hash) == data for hash, data in every)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(KeyError):
+            read_chunk(folder, bytes(16))
+
+
 def test_cache_orders_by_use_after_a_restart(tmp_path: Path) -> None:
     cache = ChunkCache(tmp_path, ROOM)
     for number in (1, 2):
@@ -179,7 +196,7 @@ def test_chunks_without_room_on_disk_are_held_in_memory(
     cache = ChunkCache(tmp_path, 2**20)
     cache.put(b"o" * 16, b"old")
     cache.use([b"a" * 16, b"b" * 16])
-    monkeypatch.setattr("os.write", no_space)
+    monkeypatch.setattr("os.pwrite", no_space)
     for name in (b"a", b"b"):
         cache.put(name * 16, name * 100)
     assert cache[b"a" * 16] == b"a" * 100
@@ -201,11 +218,11 @@ def test_chunk_in_use_that_cannot_move_is_held_in_memory(
         cache.put(*chunk(number, 400))
     hash, data = chunk(9, 400)
     cache.use([hash])
-    monkeypatch.setattr("os.write", no_space)
+    monkeypatch.setattr("os.pwrite", no_space)
     cache.drop([chunk(number, 400)[0] for number in range(6)])
     assert cache[hash] == data
     assert here(cache, 6, size=400) == [False]
 
 
-def no_space(handle: int, data: bytes) -> int:
+def no_space(*_: object) -> int:
     raise OSError(28, "No space left on device")

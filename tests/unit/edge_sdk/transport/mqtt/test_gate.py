@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.transport.mqtt.gate import SKIP_BYTES, SKIPS, Gate
+from edge_sdk.transport.mqtt.gate import SKIP_BYTES, SKIPS, PacketGate
 
 LIMIT = 300
 
@@ -47,9 +47,9 @@ class Wire:
         return data
 
 
-def read_all(gate: Gate, wire: Wire, size: int) -> tuple[bytes, list[int]]:
+def read_all(gate: PacketGate, wire: Wire, size: int) -> tuple[bytes, list[int]]:
     """Everything the reader gets, and the sizes of the messages that were cut."""
-    read, cuts = b"", []
+    read, cuts = b"", list[int]()
     while True:
         try:
             data = gate.read(size, wire.receive)
@@ -95,13 +95,13 @@ def test_packets_pass_and_large_messages_lose_their_payload(
             one = publish(topic, b"", qos=qos, properties=none)
         wanted += one
     wire = Wire(stream, iter(pieces))
-    assert read_all(Gate(LIMIT, has_properties=has_properties), wire, size) == (wanted, cuts)
+    assert read_all(PacketGate(LIMIT, has_properties=has_properties), wire, size) == (wanted, cuts)
 
 
 def test_message_is_never_asked_for_as_a_whole() -> None:
     size = 3 * SKIPS * SKIP_BYTES
     wire = Wire(publish(b"t", bytes(size), qos=1), iter(()))
-    gate, turns = Gate(LIMIT, has_properties=False), 0
+    gate, turns = PacketGate(LIMIT, has_properties=False), 0
     while True:
         try:
             data = gate.read(1000, wire.receive)
@@ -127,7 +127,7 @@ def test_message_is_never_asked_for_as_a_whole() -> None:
     ids=["length", "no message", "QoS 2", "topic"],
 )
 def test_bytes_that_are_not_mqtt_end_the_connection(stream: bytes) -> None:
-    gate = Gate(LIMIT, has_properties=False)
+    gate = PacketGate(LIMIT, has_properties=False)
     with pytest.raises(ConnectionError):
         gate.read(1000, Wire(stream, iter(())).receive)
 
@@ -135,5 +135,5 @@ def test_bytes_that_are_not_mqtt_end_the_connection(stream: bytes) -> None:
 @pytest.mark.parametrize("at", [1, 2, 100, 399])
 def test_connection_that_ends_within_a_large_message_is_over(at: int) -> None:
     stream = publish(b"t", bytes(400), qos=0)[:at]
-    gate = Gate(LIMIT, has_properties=False)
+    gate = PacketGate(LIMIT, has_properties=False)
     assert gate.read(1000, Wire(stream, iter(())).receive) == b""
