@@ -46,9 +46,9 @@ torn and a short write, a full disk, and a power cut that loses what was not syn
 plausible ways. A point survives if the model's bits, the history and the receipts are those of the
 run that nobody disturbed; one that does not is printed with the way to repeat it alone. SQLite,
 which keeps the index of a memory, counts as one step for each commit: what happens within a commit
-is left to SQLite's own tests. `bash scripts/crash --processes` ends real coordinators with `kill -9`
-on a real Mosquitto, before operations on files and at random times. `tessera-bench durability`
-measures both the survivors and what durability costs.
+is left to SQLite's own tests. `bash scripts/crash --processes` ends real coordinators with
+`kill -9` on a real Mosquitto, before operations on files and at random times. `tessera-bench
+durability` measures both the survivors and what durability costs.
 """
 
 
