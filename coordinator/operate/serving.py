@@ -24,7 +24,12 @@ from coordinator.masks import MASKS
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control import ControlCommand, ControlSocket
 from coordinator.operate.progress import ServeProgress
-from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
+from coordinator.operate.taskfile import (
+    check_evaluation,
+    compile_task,
+    load_evaluation,
+    make_evaluator,
+)
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
@@ -66,6 +71,8 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
     folder, task = config.run.folder, config.task
     if not is_run(folder):
         check_folder_free(folder)  # before the work, not after it
+        if task.evaluation is not None:
+            check_evaluation(task.evaluation, config.base)
         levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}
         with ServeProgress("compiles", say) as progress:
             model = compile_task(

@@ -64,6 +64,14 @@ def compile_task(
     )
 
 
+def check_evaluation(source: str, base: Path) -> None:
+    """Raise `ConfigError` if the place of test data is not there; does not read it."""
+    place = source if (function := split_reference(source)) is None else function[0]
+    path = base / Path(place).expanduser()
+    if (function is None or place.endswith(".py")) and not path.exists():
+        raise ConfigError(f"[task] evaluation {source!r}: {path} is not there")
+
+
 def load_evaluation(
     source: str,
     base: Path,

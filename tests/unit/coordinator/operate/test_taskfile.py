@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
-from coordinator.operate.taskfile import load_evaluation, make_evaluator
+from coordinator.operate.taskfile import check_evaluation, load_evaluation, make_evaluator
+from coordinator.task.graphs.child import load_function
+from coordinator.task.graphs.errors import GraphCompileError
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.format import DataFormat
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
@@ -53,6 +56,32 @@ def test_function_returns_test_data(source: Path) -> None:
     data = load_evaluation("tests.py:pair", source, SPEC)
     assert np.array_equal(data.inputs[0], np.ones((3, 4), dtype=np.float32))
     assert data.targets.tolist() == [0, 1, 2]
+
+
+def test_place_of_test_data_is_looked_for_before_anything_is_compiled(source: Path) -> None:
+    for there in ("tests.py:pair", "tests.py", "some.module:function", str(source)):
+        check_evaluation(there, source)
+    for missing in ("data.csv", "other.py:pair"):
+        with pytest.raises(ConfigError, match=rf"evaluation '{missing}': .* is not there"):
+            check_evaluation(missing, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import nowhere_to_be_found", "own.py imports 'nowhere_to_be_found', which is not there"),
+        ("def make_task(:\n  pass", "own.py, line 1, is not Python: invalid syntax"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(GraphCompileError) as error:
+        load_function(f"{tmp_path / 'own.py'}:make_task")
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_several_inputs_keep_their_order(source: Path) -> None:
