@@ -237,7 +237,7 @@ class FaultyDisk:
             entries = {name: self._follow(path / name) for name in os.listdir(path)}
             node = _Node(entries=entries)
         else:
-            node = _Node(content=path.read_bytes(), sqlite="sqlite" in path.name)
+            node = _Node(content=path.read_bytes(), sqlite=_is_sqlite(path))
         self._nodes[found.st_dev, found.st_ino] = node
         return node
 
@@ -250,7 +250,8 @@ class FaultyDisk:
     def added(self, path: Path, *, folder: bool = False) -> None:
         """Note a new file or folder, of which nothing is synced."""
         found = os.lstat(path)
-        self._nodes[found.st_dev, found.st_ino] = _Node(entries={} if folder else None)
+        node = _Node(entries={} if folder else None, sqlite=_is_sqlite(path))
+        self._nodes[found.st_dev, found.st_ino] = node
 
     def dropped(self, path: Path) -> None:
         """Forget the number of a file that has no name any more: it may be used again."""
@@ -498,6 +499,11 @@ def _keeps_name(cut: str, path: str) -> bool:
 def _draw(cut: str, path: str, purpose: str) -> int:
     """Draw a number, always the same."""
     return crc32(f"{cut}/{purpose}/{_steady(path)}".encode()) >> 3
+
+
+def _is_sqlite(path: Path) -> bool:
+    """True if SQLite writes this file."""
+    return ".sqlite" in path.name
 
 
 def _steady(path: str) -> str:
