@@ -8,22 +8,21 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
+from coordinator.operate.control.forgetting import add_command as add_forget_command
+from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
-from coordinator.operate.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.results import add_commands as add_result_commands
 from coordinator.operate.upkeep.commands import add_commands as add_upkeep_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
     EXIT_INTERRUPTED,
-    account,
-    confirm,
     explain_os_error,
     run_command,
 )
@@ -68,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_result_commands(commands)
     _add_serve(commands)
     _add_run_commands(commands)
-    _add_forget(commands)
+    add_forget_command(commands)
     add_quarantine_commands(commands)
     add_upkeep_commands(commands)
     add_join_commands(commands)
@@ -221,27 +220,9 @@ def _add_run_commands(commands: Any) -> None:
     history.set_defaults(run=_history)
 
 
-def _add_forget(commands: Any) -> None:
-    forget = commands.add_parser(
-        "forget",
-        help="delete what a run keeps of a device",
-        description=(
-            "Deletes a device's movements: its entries in the rule's memory, and what it sent for "
-            "rounds that are not committed. Works while the run is served and when it is stopped. "
-            "What its earlier movements did to the model stays there: rollback undoes rounds. The "
-            "device may go on; tessera-coordinator revoke shuts it out."
-        ),
-        epilog="example: tessera-coordinator forget run phone-7",
-    )
-    forget.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
-    forget.add_argument("device", metavar="DEVICE", help="the device's name")
-    forget.add_argument("--yes", action="store_true", help="do not ask")
-    forget.set_defaults(run=_forget)
-
-
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
-    from coordinator.operate.serving import serve
+    from coordinator.operate.serve.serving import serve
     from coordinator.run.folder import RunError
     from coordinator.service.outgoing.fence import FencedError
     from edge_sdk.program.logs import configure_logging
@@ -301,7 +282,7 @@ def _broker(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
     from coordinator.operate.broker.embedded import embedded_broker
-    from coordinator.operate.serving import broker_table
+    from coordinator.operate.serve.serving import broker_table
 
     stop, codes = _stop_on_signals()
     with TemporaryDirectory(prefix="tessera-broker-") as temporary:
@@ -344,28 +325,6 @@ def _history_line(entry: dict[str, Any]) -> str:
         f"{entry['seconds']:8.1f} s  {up / 1e6:9.2f} MB up  {down / 1e6:9.2f} MB down"
         f"{deploy}"
     )
-
-
-def _forget(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control import NotServedError, ask_run
-    from coordinator.run.folder import is_run
-    from coordinator.run.forgetting import forget_in_folder
-
-    folder, device = arguments.folder, arguments.device
-    if not is_run(folder):
-        raise ConfigError(f"{folder} is not a run's folder: name the folder in [run] of run.toml")
-    confirm(
-        f"{folder}: all that memory and open rounds hold of {device!r} will be deleted for good.",
-        yes=arguments.yes,
-    )
-    try:
-        found = ask_run(folder, "forget", device=device, by=account())
-    except NotServedError:
-        found = asdict(forget_in_folder(folder, device, account()))
-    kept = f"{found['blocks']} blocks in memory, {found['movements']} movements of open rounds"
-    print(f"{folder}: forgot {device}: {kept}")
-    print("What its earlier movements did to the model stays there; see rollback")
-    return 0
 
 
 def _option(text: str) -> tuple[str, Any]:

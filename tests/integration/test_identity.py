@@ -28,7 +28,7 @@ from coordinator.operate.identity.authority import Authority, utc_now
 from coordinator.operate.identity.bundles import device_bundle
 from coordinator.operate.identity.files import write_bundle
 from coordinator.operate.identity.index import BrokerPlace
-from coordinator.operate.serving import try_broker
+from coordinator.operate.serve.serving import try_broker
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.ending import EXIT_DENIED
 from edge_sdk.program.processes import Children

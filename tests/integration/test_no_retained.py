@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.operate.broker.embedded import find_mosquitto
-from coordinator.operate.serving import try_broker
+from coordinator.operate.serve.serving import try_broker
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping

@@ -22,7 +22,7 @@ from coordinator.aggregate.rules import RULES
 from coordinator.cli import EXIT_TERMINATED
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
-from coordinator.operate.serving import broker_table
+from coordinator.operate.serve.serving import broker_table
 from coordinator.operate.taskfile import compile_task
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import MODEL, About, Checkpoint, Run, create_run, is_run, read_history

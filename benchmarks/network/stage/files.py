@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.network.stage.tasks import BATCH_SIZE, PreparedTask
-from coordinator.operate.serving import broker_table
+from coordinator.operate.serve.serving import broker_table
 from coordinator.run.folder import About, create_run
 from edge_sdk.transport.settings import BrokerSettings
 

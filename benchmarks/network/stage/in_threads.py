@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.report.figures import FigureError
 from coordinator.operate.config import read_config
-from coordinator.operate.serving import serve
+from coordinator.operate.serve.serving import serve
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.service import DeviceService
 

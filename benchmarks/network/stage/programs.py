@@ -17,7 +17,7 @@ WAIT_S = 300.0
 """Limit for every wait for a program."""
 
 WARM = (
-    "import coordinator.cli, coordinator.operate.serving, edge_sdk.cli, "
+    "import coordinator.cli, coordinator.operate.serve.serving, edge_sdk.cli, "
     "edge_sdk.device.service.service, "
     "edge_sdk.train.inference, edge_sdk.device.service.participation, "
     "edge_sdk.train.onnx, edge_sdk.transport.mqtt.link, safetensors.numpy"

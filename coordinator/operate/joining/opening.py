@@ -15,7 +15,7 @@ from coordinator.errors import ConfigError
 from coordinator.operate.broker.embedded import available, embedded_broker, stable_password
 from coordinator.operate.broker.ports import Ports, claim_local, claim_ports
 from coordinator.operate.config import ServeConfig
-from coordinator.operate.control import ControlCommand, ControlError
+from coordinator.operate.control.socket import ControlCommand, ControlError
 from coordinator.operate.identity.authority import Authority
 from coordinator.operate.identity.commands import AUTHORITY_DAYS
 from coordinator.operate.identity.files import write_file

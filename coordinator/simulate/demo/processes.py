@@ -37,7 +37,7 @@ from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
-from coordinator.operate.serving import broker_table
+from coordinator.operate.serve.serving import broker_table
 from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
 from coordinator.service.courses import make_model

@@ -16,8 +16,8 @@ from coordinator.aggregate.rules import RULES
 from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
-from coordinator.operate.control import ControlSocket
-from coordinator.operate.serving import forget_commands
+from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.socket import ControlSocket
 from coordinator.run import forgetting
 from coordinator.run.folder import MEMORY, MOVEMENTS, Run, RunError, read_history
 from coordinator.run.forgetting import FORGET, finish_forgetting, forget_in_folder

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from coordinator.cli import main
-from coordinator.operate.control import ControlSocket
-from coordinator.operate.quarantine import quarantine_commands
+from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.control.socket import ControlSocket
 from coordinator.rounds.reputation import declines
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service

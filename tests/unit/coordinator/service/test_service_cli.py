@@ -13,7 +13,7 @@ import pytest
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.operate.config import read_config
-from coordinator.operate.serving import broker_table, open_run
+from coordinator.operate.serve.serving import broker_table, open_run
 from coordinator.run.folder import Run
 from edge_sdk.program.logs import JsonLines
 from edge_sdk.transport.settings import BrokerSettings

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.config import read_config
-from coordinator.operate.control import ControlCommand, ControlError, ControlSocket
+from coordinator.operate.control.socket import ControlCommand, ControlError, ControlSocket
 from coordinator.operate.identity.authority import Authority, Passes
 from coordinator.operate.identity.bundles import parse_place
 from coordinator.operate.identity.errors import IdentityError

@@ -16,7 +16,7 @@ import pytest
 from coordinator.errors import ConfigError
 from coordinator.operate.broker import embedded
 from coordinator.operate.config import JoinTable, ServeConfig, read_config
-from coordinator.operate.control import ControlError
+from coordinator.operate.control.socket import ControlError
 from coordinator.operate.joining import opening
 from coordinator.operate.joining.codes import CodeBook, JoinPlace, utc_now
 from coordinator.operate.joining.opening import (
@@ -28,7 +28,7 @@ from coordinator.operate.joining.opening import (
     open_joining,
 )
 from coordinator.operate.joining.qr import draw_qr
-from coordinator.operate.serving import NO_TLS, is_journal, reach_broker
+from coordinator.operate.serve.serving import NO_TLS, is_journal, reach_broker
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.offers import list_tasks
 from edge_sdk.join.joining import join_task

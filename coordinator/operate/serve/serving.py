@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from coordinator.aggregate.bound import reach_of
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
@@ -22,11 +22,13 @@ from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
-from coordinator.operate.charge import take_charge
 from coordinator.operate.config import ServeConfig
-from coordinator.operate.control import ControlCommand, ControlSocket
-from coordinator.operate.progress import ServeProgress
-from coordinator.operate.quarantine import quarantine_commands
+from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.control.socket import ControlCommand, ControlSocket
+from coordinator.operate.serve.charge import take_charge
+from coordinator.operate.serve.progress import ServeProgress
+from coordinator.operate.serve.tensorboard import TensorBoardSink
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -34,7 +36,6 @@ from coordinator.operate.taskfile import (
     make_evaluator,
     make_root,
 )
-from coordinator.operate.tensorboard import TensorBoardSink
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
@@ -286,15 +287,6 @@ def _join(
         stack.callback(control.close)
         control.start()
         yield joining
-
-
-def forget_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
-    """Return the command of a run's control socket that forgets a device."""
-
-    def forget(device: str, by: str) -> dict[str, Any]:
-        return asdict(requests.ask(lambda service: service.forget(device, by)))
-
-    return {"forget": forget}
 
 
 def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:

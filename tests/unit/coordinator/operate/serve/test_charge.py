@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.charge import LastServed, RetainedFacts, objection, take_charge
+from coordinator.operate.serve.charge import LastServed, RetainedFacts, objection, take_charge
 from coordinator.run.folder import About, Run, create_run
 from coordinator.service.outgoing.fence import FencedError
 from edge_sdk.protocol.messages.epoch import Claim, Epoch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coordinator.operate.control import ControlCommand
+    from coordinator.operate.control.socket import ControlCommand
     from coordinator.service.admission.requests import Requests
     from coordinator.service.service import Service
 
@@ -76,7 +76,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control import ask_run
+    from coordinator.operate.control.socket import ask_run
 
     found = ask_run(arguments.folder, "quarantine.list")
     if arguments.json:
@@ -93,7 +93,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _allow(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control import ask_run
+    from coordinator.operate.control.socket import ask_run
 
     ask_run(arguments.folder, "quarantine.allow", device=arguments.device)
     print(f"{arguments.device} may take part again")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.control import (
+from coordinator.operate.control.socket import (
     MAX_CONNECTIONS,
     SOCKET,
     ControlError,

@@ -1,0 +1,1 @@
+"""`tessera-coordinator serve`: a run, its broker, and the service in one process."""
