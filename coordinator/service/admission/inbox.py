@@ -58,8 +58,8 @@ _GARBAGE = (
     "bytes that are no message; if the device did not send them, somebody else writes to its "
     "topics: does the broker have access rules?"
 )
-_STRANGERS = ""
-"""Queue of all unknown names."""
+_STRANGERS = "?"
+"""Queue of all unknown names; no device has this name."""
 
 
 @dataclass(frozen=True, slots=True)
