@@ -132,12 +132,14 @@ class RoundsCourse:
             if keep is not None:
                 device = keep.arrival.contribution.device
                 self._arrivals[device, keep.round] = keep.arrival
-                is_late = (device, keep.round) in state.late
-                outcome = Outcome.MEMORY if is_late else Outcome.COUNTED
-                why = "an earlier process kept it" if is_late else ""
-                self._parts.tally.note(
-                    Receipt(device=device, round=keep.round, outcome=outcome, reason=why)
-                )
+                if (device, keep.round) in state.late:  # others are counted at the close
+                    known = Receipt(
+                        device=device,
+                        round=keep.round,
+                        outcome=Outcome.MEMORY,
+                        reason="an earlier process kept it",
+                    )
+                    self._parts.tally.note(known)
             elif not _is_done_with(before, sent):
                 movement = sent.movement if isinstance(sent, Replay) else sent
                 log.error(

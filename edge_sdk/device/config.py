@@ -114,7 +114,7 @@ class DeviceConfig:
     state_dir: Path = Path("tessera-state")
     """Folder for what must survive a restart: movements without a receipt, chunks of the model."""
     cache_mb: Count = 256
-    """Megabytes of chunks to keep on disk; chunks that a round needs are kept in any case."""
+    """Megabytes that chunks may take on disk; those that a round needs are kept in any case."""
     policy: Annotated[Policy, Flat] = field(default_factory=Policy)
     weigh: bool = True
     """Look at battery, memory, heat and time before every round; false trains `level` without

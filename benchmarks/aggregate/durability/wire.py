@@ -23,6 +23,7 @@ from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
     Movement,
+    Outcome,
     Receipt,
     RoundClosed,
     RoundOpen,
@@ -177,9 +178,10 @@ def _named(topic: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class ScriptedDevice:
-    """A device that keeps its movement until its receipt, as devices do.
+    """A device that keeps its movement until its verdict, as devices do.
 
-    It offers what it keeps again when the coordinator was restarted, and does not bid while it has
+    It offers what it keeps again when the coordinator was restarted, or a newer round opens before
+    the verdict came, and does not bid while it has
     something to offer: who arrives first is then the same, whatever was interrupted.
     """
 
@@ -203,6 +205,8 @@ class ScriptedDevice:
     """Reasons for which the coordinator asked it to wait."""
     _offered: dict[int, bytes] = field(default_factory=dict)
     """Movements without a receipt, by round."""
+    _kept: dict[int, bytes] = field(default_factory=dict)
+    """Movements that the coordinator has, without a verdict."""
     _withheld: dict[int, bytes] = field(default_factory=dict)
     _opened: dict[int, RoundOpen] = field(default_factory=dict)
     _assigned: set[int] = field(default_factory=set)
@@ -238,12 +242,16 @@ class ScriptedDevice:
     def _receive(self, message: ControlMessage) -> None:
         match message:
             case Presence(online=True):
+                self._ask_verdicts()
                 self.offer_all()
             case RoundClosed():
                 self._release(message.round + 1)
             case RoundOpen() if message.round not in self._opened and not message.by_invitation:
                 self._opened[message.round] = message
                 self._release(message.round)
+                if self._kept:
+                    self._ask_verdicts()
+                    self.offer_all()
                 self._unanswered = message
                 self._answer()
             case Assignment() if message.round not in self._assigned:
@@ -253,11 +261,20 @@ class ScriptedDevice:
                 self._send(message)
             case Receipt():
                 self.receipts.setdefault(message.round, []).append(message.outcome.value)
-                self._offered.pop(message.round, None)
+                data = self._offered.pop(message.round, None)
+                if message.outcome is not Outcome.KEPT:
+                    self._kept.pop(message.round, None)
+                elif data is not None:
+                    self._kept[message.round] = data
                 self._answer()
             case _:
                 if hasattr(message, "reason"):
                     self.complaints.append(str(message.reason))
+
+    def _ask_verdicts(self) -> None:
+        """Offer what the coordinator has once more: its answer is the verdict, if there is one."""
+        self._offered |= self._kept
+        self._kept = {}
 
     def _release(self, round: int) -> None:
         """Offer what was withheld in earlier rounds."""

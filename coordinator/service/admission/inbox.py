@@ -62,8 +62,8 @@ _GARBAGE = (
     "bytes that are no message; if the device did not send them, somebody else writes to its "
     "topics: does the broker have access rules?"
 )
-_STRANGERS = ""
-"""Queue of all unknown names."""
+_STRANGERS = "?"
+"""Queue of all unknown names; no device has this name."""
 PUBLIC = "#"
 """Queue of public messages, and their name in counts; no device has it."""
 
