@@ -104,7 +104,8 @@ class ChunkStore:
             gone.append(hash)
             place = self._places.pop(hash)
             self._needed[place.file] -= place.size
-        self._tidy()
+        with waiting_for_room(None):  # tidying waits for nobody
+            self._tidy()
         return gone
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ class ChunkStore:
 
     def _new_file(self) -> tuple[int, PlacedFile]:
         number, self._next = self._next, self._next + 1
-        file = self._files[number] = PlacedFile(self._folder / f"{number:08}.bin")
+        file = self._files[number] = PlacedFile(self._folder / f"{number:08}.bin", mode=0o600)
         return number, file
 
     def _tidy(self) -> None:

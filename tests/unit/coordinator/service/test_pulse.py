@@ -107,7 +107,7 @@ def test_frozen_broker_closes_no_round_while_devices_train(worlds: Worlds) -> No
     world.wait(25.0)
     assert world.state.phase is RoundPhase.TRAINING
     one.send(1), two.send(1)
-    assert one.receipts == two.receipts == [(1, "counted")]
+    assert one.verdicts == two.verdicts == [(1, "counted")]
     assert world.service.finished
     assert [len(entry["devices"]) for entry in world.history] == [2]
 
