@@ -43,9 +43,11 @@ def train(rule: LocalRule, start: NDArray[Any], gradients: list[NDArray[Any]]) -
     """The movement that the devices' own steps make of these gradients."""
     weights = {"w": start.copy()}
     steps = LocalSteps(rule, {"w": start})
-    for gradient in gradients:
-        steps.step(weights, lambda _, gradient=gradient: (0.0, {"w": gradient.copy()}))
-    return weights["w"] - start
+    drawn = iter(each for each in gradients for _ in range(2 if rule.sam_radius else 1))
+    for _ in gradients:
+        steps.step(weights, lambda _: (0.0, {"w": next(drawn).copy()}))
+    moved: NDArray[Any] = weights["w"] - start
+    return moved
 
 
 @given(rules, st.integers(1, 25), st.floats(0, 100), st.integers(0, 2**32 - 1), st.floats(0.5, 1e6))

@@ -344,7 +344,8 @@ def skip_in(state: DeviceState, opened: RoundOpen) -> list[Effect]:
 def test_movement_that_is_kept_waits_for_its_verdict() -> None:
     state = after_training(keeps_copy=False)
     state, effects = handle(state, replace(receipt(1), outcome=Outcome.KEPT))
-    assert (state.unreceipted, state.kept, effects) == ({1}, {1}, [])
+    assert state.unreceipted == state.kept == {1}
+    assert not effects
     assert handle(state, LinkUp())[1] == [Resend(1)]
     state, effects = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
     assert (state.unreceipted, state.kept) == (frozenset(), frozenset())
