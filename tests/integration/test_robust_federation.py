@@ -60,7 +60,7 @@ def federation(task: Task, robust: Robust, rule: str, **run: Any) -> Federation:
 
 
 @pytest.mark.parametrize(
-    ("name", "rule"), zip(get_args(RobustName), 4 * ("ra-fed", "ram-fed"), strict=True)
+    ("name", "rule"), list(zip(get_args(RobustName), 4 * ("ra-fed", "ram-fed"), strict=True))
 )
 def test_choice_trains_and_repeats_to_the_bit_in_any_number_of_threads(
     task: Task, name: RobustName, rule: str

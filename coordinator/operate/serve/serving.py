@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 BROKER, BROKER_FILE = "broker", "broker.toml"
 EVALUATION = "evaluation"
 """Folder, in the run's, for test data that memory does not hold."""
+ROOT_SETTING = "[robust] data"
 ROOT_DATA = "root"
 """Folder for the operator's data of `robust = "root"` that memory does not hold."""
 RETRY_S = 5.0
@@ -81,6 +82,8 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
         check_run_free(folder)  # before the work, not after it
         if task.evaluation is not None:
             check_evaluation(task.evaluation, config.base)
+        if config.robust.data is not None:
+            check_evaluation(config.robust.data, config.base, what=ROOT_SETTING)
         levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}
         with ServeProgress("compiles", say) as progress:
             model = compile_task(
@@ -217,7 +220,7 @@ def serve(
         if config.robust.data is not None:
             spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
             found = load_evaluation(
-                config.robust.data, config.base, spec, config.format, cache, what="[robust] data"
+                config.robust.data, config.base, spec, config.format, cache, what=ROOT_SETTING
             )
             root = make_root(run.task, found)
         facts = try_broker(settings, stop) if config.broker.probe else None

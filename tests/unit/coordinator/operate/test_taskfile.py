@@ -10,7 +10,12 @@ import pytest
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
-from coordinator.operate.taskfile import check_evaluation, load_evaluation, make_evaluator
+from coordinator.operate.taskfile import (
+    check_evaluation,
+    load_evaluation,
+    make_evaluator,
+    make_root,
+)
 from coordinator.task.graphs.child import load_function
 from coordinator.task.graphs.errors import GraphCompileError
 from edge_sdk.data.arrays import ArrayData
@@ -22,6 +27,7 @@ from tests.unit.coordinator.service.service_world import (
     saved_model,
     task_files,
 )
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS
 
 SOURCE = """
 import sys
@@ -138,3 +144,22 @@ def test_data_of_another_task_is_refused() -> None:
     wrong = ArrayData((np.ones((2, 5), dtype=np.float32),), np.array([0, 1]))
     with pytest.raises(ConfigError, match="evaluation"):
         make_evaluator(task_files(), wrong)
+
+
+def test_root_trains_the_whole_model_as_a_device_would_and_repeats() -> None:
+    random = np.random.default_rng(1)
+    inputs = random.standard_normal((12, INPUTS)).astype(np.float32)
+    data = ArrayData((inputs,), random.integers(0, CLASSES, 12))
+    saved, config = saved_model(), rounds_config()
+    model = GlobalModel(PLAN, saved.weights, saved.buffers)
+    before = model.digest
+    movements = []
+    for round in (1, 2, 1):
+        movement = make_root(task_files(), data)(config, model, round)
+        assert movement is not None
+        movement.check(PLAN.block_ids(PLAN.choose(PLAN.full_groups())), PLAN.block_sizes)
+        movements.append(movement.values.tobytes())
+    assert movements[0] == movements[2] != movements[1]
+    assert model.digest == before
+    with pytest.raises(ConfigError, match=r"\[robust\] data"):
+        make_root(task_files(), ArrayData((inputs[:, :-1],), data.targets))
