@@ -78,6 +78,11 @@ class Site:
         assert isinstance(state, RoundsState)
         return state
 
+    @property
+    def where(self) -> tuple[int, int, RoundPhase]:
+        """Round, void rounds and phase."""
+        return self.state.round, self.state.void, self.state.phase
+
     def until(self, phase: RoundPhase) -> None:
         until(lambda: self.service.pump() >= 0 and self.state.phase is phase)
 
@@ -113,8 +118,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def test_frozen_broker_burns_no_rounds(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.until(RoundPhase.BIDDING)
     site.freeze(FROZEN_S)
-    assert (site.state.round, site.state.void) == (1, 0)
-    assert site.state.phase == RoundPhase.BIDDING
+    assert site.where == (1, 0, RoundPhase.BIDDING)
     assert caplog.text.count("the broker does not answer") == 1
     site.clock.now += 0.9 * BID_S  # of which nothing was used up
     site.service.pump()
@@ -123,8 +127,7 @@ def test_frozen_broker_burns_no_rounds(site: Site, caplog: pytest.LogCaptureFixt
         site.say(name, bid)
     site.until(RoundPhase.TRAINING)
     site.freeze(FROZEN_S)
-    assert (site.state.round, site.state.void) == (1, 0)
-    assert site.state.phase == RoundPhase.TRAINING
+    assert site.where == (1, 0, RoundPhase.TRAINING)
     assert caplog.text.count("the broker does not answer") == 2
 
 

@@ -394,7 +394,9 @@ def test_nothing_counts_twice_or_is_lost_while_two_coordinators_speak(
         two.offer(two.movements[1])
         for _ in range(steps):
             world.broker.step()
-            later.pump(), world.service.pump(), one.pump(), two.pump()
+            later.pump(), world.service.pump()
+            for device in (one, two):
+                device.pump()
         for _ in range(3):
             world.broker.run()
             later.pump()
@@ -407,7 +409,9 @@ def test_nothing_counts_twice_or_is_lost_while_two_coordinators_speak(
         world.broker.tamper = None
         for _ in range(500):
             world.broker.run()
-            later.pump(), one.pump(), two.pump()
+            later.pump()
+            for device in (one, two):
+                device.pump()
             if not world.broker.step():
                 if later.finished:
                     break
