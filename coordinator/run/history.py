@@ -23,13 +23,13 @@ class RunHistory(Lines):
     def settle(self, at: int, entry: Entry | None) -> None:
         """Make sure that the line of a checkpoint stands in its place, `at` bytes from the start.
 
-        Raises `RunError` if earlier lines are missing or the place holds another line.
+        At the end of the file, whatever a crash or a power cut left of it is replaced. Raises
+        `RunError` if earlier lines are missing or later ones follow another line.
         """
         line, there = _line(entry), self.size
-        found = self.read(at, len(line))
-        if there >= at and found == line:
+        if there >= at and self.read(at, len(line)) == line:
             return
-        if there < at or there > at + len(found) or not line.startswith(found):
+        if not at <= there <= at + len(line):
             raise RunError(
                 f"{self.path} is damaged: the line of the newest checkpoint belongs at byte {at}, "
                 f"and something else is there; {repair_advice(self.path.parent)}"

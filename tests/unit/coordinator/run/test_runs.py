@@ -383,7 +383,11 @@ def test_line_of_a_checkpoint_is_completed_once(run: Run, left: int) -> None:
     for _ in range(2):
         run.record_line(run.latest())
         assert path.read_bytes() == before + line
-    path.write_bytes(before + line[:5] + b"!")
+    for lost in (bytes(len(line)), bytes(7), line[:5] + b"!" + line[6:]):  # a power cut
+        path.write_bytes(before + lost)
+        run.record_line(run.latest())
+        assert path.read_bytes() == before + line
+    path.write_bytes(before + line[:5] + b"!" + line[6:] + seal_json({"other": "news"}))
     with pytest.raises(RunError, match="repair"):
         run.record_line(run.latest())
 
