@@ -510,8 +510,8 @@ class Run:
         self.history.append(entry)
 
     def is_recorded(self, checkpoint: Checkpoint) -> bool:
-        """True if the history has the line of a checkpoint, or part of it."""
-        return self.history.size > (checkpoint.journals or Journals()).history
+        """True if the history has the line of a checkpoint."""
+        return self.history.has((checkpoint.journals or Journals()).history, checkpoint.line)
 
     def record_line(self, checkpoint: Checkpoint) -> None:
         """Append the line of a checkpoint to the history, unless it is there.

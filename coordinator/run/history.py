@@ -2,14 +2,16 @@
 
 A round's line is part of its checkpoint, together with the place in the file where it belongs. So a
 crash loses no line and writes none twice: the next start puts down what is missing (`settle`).
+Other news may have been appended in between; the line then follows them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
-from coordinator.checksums import seal_json
+from coordinator.checksums import DamagedBytes, open_json, seal_json
 from coordinator.run.errors import RunError, repair_advice
 from coordinator.run.lines import PRIVATE, TAIL_BYTES, Lines
 from edge_sdk.program.files import append_line
@@ -20,27 +22,37 @@ Entry = Mapping[str, Any]
 class RunHistory(Lines):
     """The file of a run's history."""
 
-    def settle(self, at: int, entry: Entry | None) -> None:
-        """Make sure that the line of a checkpoint stands in its place, `at` bytes from the start.
+    def has(self, at: int, entry: Entry | None) -> bool:
+        """True if the line of a checkpoint was appended, `at` bytes from the start or behind."""
+        return entry is not None and _line(entry) in self._behind(at)
 
-        Raises `RunError` if earlier lines are missing or the place holds another line.
+    def settle(self, at: int, entry: Entry | None) -> None:
+        """Make sure that the line of a checkpoint is there, `at` bytes from the start or behind.
+
+        At the end of the file, whatever a crash or a power cut left of it is replaced. Raises
+        `RunError` if earlier lines are missing, or if lines are damaged that others follow.
         """
-        line, there = _line(entry), self.size
-        found = self.read(at, len(line))
-        if there >= at and found == line:
+        line, behind = _line(entry), self._behind(at)
+        if self.size >= at and (not line or line in behind):
             return
-        if there < at or there > at + len(found) or not line.startswith(found):
+        whole = list(takewhile(_is_whole, behind))
+        left = b"".join(behind[len(whole) :])
+        if self.size < at or len(left) > len(line) or any(map(_is_whole, behind[len(whole) :])):
             raise RunError(
                 f"{self.path} is damaged: the line of the newest checkpoint belongs at byte {at}, "
                 f"and something else is there; {repair_advice(self.path.parent)}"
             )
-        self.cut(at)
+        self.cut(at + sum(map(len, whole)))
         append_line(self.path, line, mode=PRIVATE)
 
     def check_newest(self, at: int, entry: Entry | None, round: int) -> None:
-        """Raise `RunError` if lines behind that of a checkpoint tell of later checkpoints."""
-        later: int | None = None
-        for each in self.entries(at + len(_line(entry))):
+        """Raise `RunError` if lines behind that of a checkpoint tell of later checkpoints.
+
+        Damaged lines are left to `settle` and to readers.
+        """
+        own, later = _line(entry), None
+        for line in self._behind(at):
+            each = open_json(line) if line != own and _is_whole(line) else {}
             back = each.get("rolled_back")
             if back is not None:
                 later = None if back["to"] == round else later
@@ -53,6 +65,10 @@ class RunHistory(Lines):
                 f"it (tessera-coordinator rollback {self.path.parent} --to-round {round})"
             )
 
+    def _behind(self, at: int) -> list[bytes]:
+        """Return the lines from a place on, the last one perhaps cut short."""
+        return self.read(at, max(0, self.size - at)).splitlines(keepends=True)
+
     def last(self) -> dict[str, Any]:
         """Return the last line; nothing if there is none, or it is damaged."""
         end = self.trim()
@@ -61,6 +77,14 @@ class RunHistory(Lines):
             return next(self.entries(start + tail.rfind(b"\n", 0, -1) + 1), {})
         except RunError:
             return {}
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        open_json(line)
+    except DamagedBytes:
+        return False
+    return True
 
 
 def _line(entry: Entry | None) -> bytes:

@@ -217,7 +217,8 @@ class Inspection:
             opened = Journal(self._folder / ROUND).read()
         except RunError:
             return False
-        recorded = RunHistory(self._folder / HISTORY).size > self._expects(HISTORY)
+        history = RunHistory(self._folder / HISTORY)
+        recorded = history.has(self._expects(HISTORY), newest.line)
         return opened is not None and opened.round == newest.round and not recorded
 
     def others(self) -> Iterator[FileFinding]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import load
 
 from coordinator.checksums import (
@@ -21,7 +23,10 @@ from coordinator.checksums import (
     seal_json,
 )
 
-ARRAYS = {"theta": np.arange(5, dtype=np.float32), "check": np.zeros(3, dtype=np.uint8)}
+ARRAYS: dict[str, NDArray[Any]] = {
+    "theta": np.arange(5, dtype=np.float32),
+    "check": np.zeros(3, dtype=np.uint8),
+}
 
 
 def damaged(data: bytes) -> Iterator[bytes]:

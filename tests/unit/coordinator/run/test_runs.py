@@ -387,19 +387,29 @@ def test_best_checkpoint_that_is_missing_is_said(
     assert "best accuracy, 90.00%, is missing" in caplog.text
 
 
-@pytest.mark.parametrize("left", [0, 1, 30, -1])
-def test_line_of_a_checkpoint_is_completed_once(run: Run, left: int) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 30, -1])
+def test_line_of_a_checkpoint_is_completed_once(run: Run, cut: int) -> None:
     run.record_line(run.save(replace(checkpoint(1), line={"round": 1, "digest": "…"})))
     second = run.save(replace(checkpoint(2), line={"round": 2, "digest": "…"}))
     path = run.folder / HISTORY
     before = path.read_bytes()
     run.record_line(second)
     line = path.read_bytes()[len(before) :]
-    path.write_bytes(before + line[:left])  # a crash
+    path.write_bytes(before + line[:cut])  # a crash
     for _ in range(2):
         run.record_line(run.latest())
         assert path.read_bytes() == before + line
-    path.write_bytes(before + line[:5] + b"!")
+    for lost in (bytes(len(line)), bytes(7), line[:5] + b"!" + line[6:]):  # a power cut
+        path.write_bytes(before + lost)
+        run.record_line(run.latest())
+        assert path.read_bytes() == before + line
+    news = seal_json({"other": "news"})
+    for left in (b"", line[:9]):  # appended before the line was
+        path.write_bytes(before + news + left)
+        run.record_line(run.latest())
+        run.record_line(run.latest())
+        assert path.read_bytes() == before + news + line
+    path.write_bytes(before + line[:5] + b"!" + line[6:] + news)
     with pytest.raises(RunError, match="repair"):
         run.record_line(run.latest())
 

@@ -382,6 +382,12 @@ def test_index_is_read_as_written(tmp_path: Path) -> None:
     )
     write_index(tmp_path / "index.json", index)
     assert read_index(tmp_path / "index.json") == index
+    whole = (tmp_path / "index.json").read_bytes()
+    for place in range(len(whole)):
+        flipped = bytes([whole[place] ^ 1 << place % 8])
+        (tmp_path / "damaged.json").write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        with pytest.raises(IdentityError, match="restore it from a backup"):
+            read_index(tmp_path / "damaged.json")
     assert [each.is_coordinator for each in index.enrolments] == [False, True]
     assert not Enrolment("coordinators", (5, 6), now, later).is_coordinator
 

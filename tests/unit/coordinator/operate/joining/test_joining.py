@@ -23,7 +23,14 @@ import pytest
 from coordinator.operate.identity.authority import Authority
 from coordinator.operate.identity.files import write_file
 from coordinator.operate.joining import server as server_module
-from coordinator.operate.joining.codes import CodeBook, CodeEntry, CodeError, JoinPlace, utc_now
+from coordinator.operate.joining.codes import (
+    CodeBook,
+    CodeEntry,
+    CodeError,
+    JoinPlace,
+    read_book,
+    utc_now,
+)
 from coordinator.operate.joining.desk import Desk
 from coordinator.operate.joining.server import JoinServer
 from coordinator.service.admission.limits import Buckets, Rate
@@ -248,6 +255,18 @@ def test_damaged_book_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "join" / "codes.json").write_text('{"version": 1}')
     with pytest.raises(CodeError, match=r"codes\.json cannot be read .* remove it"):
         CodeBook(tmp_path)
+
+
+def test_no_flipped_bit_of_the_book_goes_unnoticed(tmp_path: Path) -> None:
+    with opened(tmp_path) as site:
+        site.code(devices=3)
+    path = tmp_path / "run" / "join" / "codes.json"
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        flipped = bytes([whole[place] ^ 1 << place % 8])
+        path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        with pytest.raises(CodeError, match="cannot be read"):
+            read_book(path)
 
 
 @pytest.mark.parametrize(("devices", "hours"), [(0, 1.0), (1, 0.0), (1, float("nan")), (1, 1e9)])
