@@ -140,12 +140,10 @@ class RoundsCourse:
             if keep is not None:
                 device = keep.arrival.contribution.device
                 self._arrivals[device, keep.round] = keep.arrival
-                is_late = (device, keep.round) in state.late
-                outcome = Outcome.MEMORY if is_late else Outcome.COUNTED
-                why = "an earlier process kept it" if is_late else ""
-                self._parts.tally.note(
-                    Receipt(device=device, round=keep.round, outcome=outcome, reason=why)
-                )
+                if (device, keep.round) in state.late:
+                    self._note_memory(device, keep.round)
+                else:
+                    self._parts.tally.outcomes[Outcome.COUNTED.value] += 1
             elif not _is_done_with(before, sent):
                 movement = sent.movement if isinstance(sent, Replay) else sent
                 log.error(
@@ -165,6 +163,12 @@ class RoundsCourse:
             len(state.assigned),
             extra={"facts": {"event": "resumed", "round": state.round}},
         )
+
+    def _note_memory(self, device: str, round: int) -> None:
+        """Count a late movement that an earlier process kept for memory."""
+        why = "an earlier process kept it"
+        receipt = Receipt(device=device, round=round, outcome=Outcome.MEMORY, reason=why)
+        self._parts.tally.note(receipt)
 
     @property
     def resumed(self) -> bool:

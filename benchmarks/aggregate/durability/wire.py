@@ -46,6 +46,9 @@ CHUNK_BYTES = 1024
 LEARNING_RATE = 0.1
 SAMPLES = 10
 
+KEPT = "kept"
+"""The outcome of a movement whose verdict is still to come."""
+
 Level = Callable[[int], float | None]
 """The level that a device offers in a round; None: it skips."""
 
@@ -179,8 +182,9 @@ def _named(topic: str) -> str:
 class ScriptedDevice:
     """A device that keeps its movement until its receipt, as devices do.
 
-    It offers what it keeps again when the coordinator was restarted, and does not bid while it has
-    something to offer: who arrives first is then the same, whatever was interrupted.
+    It offers what it keeps again when the coordinator was restarted and when a round opens, and
+    does not bid while it has something to offer: who arrives first is then the same, whatever was
+    interrupted.
     """
 
     wire: Wire
@@ -241,9 +245,11 @@ class ScriptedDevice:
                 self.offer_all()
             case RoundClosed():
                 self._release(message.round + 1)
+                self.offer_all()
             case RoundOpen() if message.round not in self._opened and not message.by_invitation:
                 self._opened[message.round] = message
                 self._release(message.round)
+                self.offer_all()
                 self._unanswered = message
                 self._answer()
             case Assignment() if message.round not in self._assigned:
@@ -253,17 +259,17 @@ class ScriptedDevice:
                 self._send(message)
             case Receipt():
                 self.receipts.setdefault(message.round, []).append(message.outcome.value)
-                self._offered.pop(message.round, None)
-                self._answer()
+                if message.outcome.value != KEPT:
+                    self._offered.pop(message.round, None)
+                    self._answer()
             case _:
                 if hasattr(message, "reason"):
                     self.complaints.append(str(message.reason))
 
     def _release(self, round: int) -> None:
-        """Offer what was withheld in earlier rounds."""
+        """Withhold no longer what was made in earlier rounds."""
         for earlier in [each for each in self._withheld if each < round]:
             self._offered[earlier] = self._withheld.pop(earlier)
-            self._tell(self._outgoing(earlier).offer)
 
     def _answer(self) -> None:
         """Answer the newest opening, once nothing is left to offer."""
