@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_sdk.program.files import PlacedFile, make_folder, remove, remove_folder
+from edge_sdk.program.files import (
+    PlacedFile,
+    make_folder,
+    remove,
+    remove_folder,
+    waiting_for_room,
+)
 
 log = logging.getLogger(__name__)
 

@@ -133,13 +133,7 @@ class RoundsCourse:
                 device = keep.arrival.contribution.device
                 self._arrivals[device, keep.round] = keep.arrival
                 if (device, keep.round) in state.late:  # others are counted at the close
-                    known = Receipt(
-                        device=device,
-                        round=keep.round,
-                        outcome=Outcome.MEMORY,
-                        reason="an earlier process kept it",
-                    )
-                    self._parts.tally.note(known)
+                    self._note_memory(device, keep.round)
             elif not _is_done_with(before, sent):
                 movement = sent.movement if isinstance(sent, Replay) else sent
                 log.error(
@@ -159,6 +153,12 @@ class RoundsCourse:
             len(state.assigned),
             extra={"facts": {"event": "resumed", "round": state.round}},
         )
+
+    def _note_memory(self, device: str, round: int) -> None:
+        """Count a late movement that an earlier process kept for memory."""
+        why = "an earlier process kept it"
+        receipt = Receipt(device=device, round=round, outcome=Outcome.MEMORY, reason=why)
+        self._parts.tally.note(receipt)
 
     @property
     def resumed(self) -> bool:

@@ -81,7 +81,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
             f"A round takes {cost.synced_s:.3f} s, and {cost.unsynced_s:.3f} s without fsync: "
             f"{cost.ratio:.2f} times as long (a model of {cost.megabytes:g} MB, without training)",
             f"The first bid is answered {times.answered_s:.2f} s after the start of a process "
-            f"({size})",
+            f"({size}), of which {times.cpu_s:.2f} s are of the processor",
             *_lost(outcomes),
         ],
         packages=("numpy", "safetensors"),

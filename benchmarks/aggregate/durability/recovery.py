@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.aggregate.durability.recovering import answer_bid, fill_memory
+from benchmarks.aggregate.durability.recovering import ANSWERED, answer_bid, fill_memory
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.progress import Begin, silent
+from edge_sdk.program.processes import run_child
 
 METHOD = (
     "A run of ram-fed with devices in memory: each has trained a quarter of the model once, "
@@ -48,6 +48,8 @@ class RecoveryTimes:
     """Bytes of the memory's files."""
     answered_s: float
     slowest_s: float
+    cpu_s: float
+    """CPU seconds of the process until then: the wait without neighbours is hardly longer."""
 
 
 def measure_answers(config: RecoveryTrial, begin: Begin = silent) -> RecoveryTimes:
@@ -57,7 +59,7 @@ def measure_answers(config: RecoveryTrial, begin: Begin = silent) -> RecoveryTim
         folder = Path(place) / "run"
         fill_memory(folder, config.megabytes, config.devices)
         tick()
-        found = []
+        found: list[tuple[float, float]] = []
         for _ in range(config.starts):
             found.append(_start(folder, config.megabytes))
             tick()
@@ -66,26 +68,33 @@ def measure_answers(config: RecoveryTrial, begin: Begin = silent) -> RecoveryTim
         megabytes=config.megabytes,
         devices=config.devices,
         memory_bytes=memory,
-        answered_s=statistics.median(found),
-        slowest_s=max(found),
+        answered_s=statistics.median(each for each, _ in found),
+        slowest_s=max(each for each, _ in found),
+        cpu_s=statistics.median(each for _, each in found),
     )
 
 
-def _start(folder: Path, megabytes: float) -> float:
-    """Start a process on the run; returns its seconds until the bid was answered."""
+def _start(folder: Path, megabytes: float) -> tuple[float, float]:
+    """Start a process on the run: seconds until it answered the bid, and CPU seconds of those."""
+    answered: list[tuple[float, float]] = []
+
+    def hear(line: str) -> None:
+        word, _, cpu_s = line.partition(" ")
+        if word == ANSWERED:
+            answered.append((time.perf_counter() - begun, float(cpu_s)))
+
     command = [sys.executable, "-m", answer_bid.__module__, str(folder), str(megabytes)]
     begun = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        if process.stdout is None:
-            raise FigureError("the coordinator's process has no output")
-        line = process.stdout.readline().strip()
-        seconds = time.perf_counter() - begun
-    if line != "answered" or process.returncode:
-        raise FigureError(f"the coordinator did not answer a bid: exit code {process.returncode}")
-    return seconds
+    done = run_child(command, hear=hear)
+    if done.returncode or not answered:
+        raise FigureError(f"the coordinator did not answer a bid: {done.stderr[-500:]}")
+    return answered[0]
 
 
 def recovery_figures(row: RecoveryTimes, *, quick: bool) -> list[Figure]:
     """Return the figures; a quick run has a smaller model and so no target."""
     target = None if quick else TARGET_S
-    return [Figure("durability.recovery.answered_s", row.answered_s, "s", target=target)]
+    return [
+        Figure("durability.recovery.answered_s", row.answered_s, "s", target=target),
+        Figure("durability.recovery.cpu_s", row.cpu_s, "s"),
+    ]

@@ -127,8 +127,12 @@ def make_devices(
     """Return the fleet of a case. In rounds, of every three
 
     - the first closes at its deadline: a movement is withheld, and enters memory in the second;
-    - the second closes at its deadline: that device skips, and another never sends;
+    - the second closes at its deadline too: that device skips, and another never sends, and skips
+      from then on;
     - the third closes with the last movement.
+
+    Nobody who kept a round waiting takes part in one that closes before: whether the round still
+    waits for such a device is the coordinator's choice.
     """
 
     def device(name: str, value: float, **options: Any) -> ScriptedDevice:
@@ -144,10 +148,15 @@ def make_devices(
         device(
             "late",
             0.05,
-            level=lambda number: None if number % 3 == 2 else 1.0,
+            level=lambda number: 1.0 if number % 3 == 1 else None,
             withholds=lambda number: number % 3 == 1,
         ),
-        device("mute", 0.04, level=lambda _: 0.5, mute=lambda number: number % 3 == 2),
+        device(
+            "mute",
+            0.04,
+            level=lambda number: 0.5 if number <= 2 else None,
+            mute=lambda number: number == 2,
+        ),
     ]
 
 

@@ -23,7 +23,6 @@ from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
     Movement,
-    Outcome,
     Receipt,
     RoundClosed,
     RoundOpen,
@@ -46,6 +45,9 @@ RUN = "0123456789abcdef"
 CHUNK_BYTES = 1024
 LEARNING_RATE = 0.1
 SAMPLES = 10
+
+KEPT = "kept"
+"""The outcome of a movement whose verdict is still to come."""
 
 Level = Callable[[int], float | None]
 """The level that a device offers in a round; None: it skips."""
@@ -158,7 +160,7 @@ class CoordinatorLink:
     def reconnect(self, will: Will | None = None) -> None:
         """See `Link.reconnect`."""
 
-    def close(self, *, flush: bool = True) -> None:  # noqa: ARG002  nothing waits
+    def close(self) -> None:
         """See `Link.close`."""
         self._wire.pass_on()
         if self._wire.link is self:
@@ -178,11 +180,11 @@ def _named(topic: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class ScriptedDevice:
-    """A device that keeps its movement until its verdict, as devices do.
+    """A device that keeps its movement until its receipt, as devices do.
 
-    It offers what it keeps again when the coordinator was restarted, or a newer round opens before
-    the verdict came, and does not bid while it has
-    something to offer: who arrives first is then the same, whatever was interrupted.
+    It offers what it keeps again when the coordinator was restarted and when a round opens, and
+    does not bid while it has something to offer: who arrives first is then the same, whatever was
+    interrupted.
     """
 
     wire: Wire
@@ -205,8 +207,6 @@ class ScriptedDevice:
     """Reasons for which the coordinator asked it to wait."""
     _offered: dict[int, bytes] = field(default_factory=dict)
     """Movements without a receipt, by round."""
-    _kept: dict[int, bytes] = field(default_factory=dict)
-    """Movements that the coordinator has, without a verdict."""
     _withheld: dict[int, bytes] = field(default_factory=dict)
     _opened: dict[int, RoundOpen] = field(default_factory=dict)
     _assigned: set[int] = field(default_factory=set)
@@ -242,16 +242,14 @@ class ScriptedDevice:
     def _receive(self, message: ControlMessage) -> None:
         match message:
             case Presence(online=True):
-                self._ask_verdicts()
                 self.offer_all()
             case RoundClosed():
                 self._release(message.round + 1)
+                self.offer_all()
             case RoundOpen() if message.round not in self._opened and not message.by_invitation:
                 self._opened[message.round] = message
                 self._release(message.round)
-                if self._kept:
-                    self._ask_verdicts()
-                    self.offer_all()
+                self.offer_all()
                 self._unanswered = message
                 self._answer()
             case Assignment() if message.round not in self._assigned:
@@ -261,26 +259,17 @@ class ScriptedDevice:
                 self._send(message)
             case Receipt():
                 self.receipts.setdefault(message.round, []).append(message.outcome.value)
-                data = self._offered.pop(message.round, None)
-                if message.outcome is not Outcome.KEPT:
-                    self._kept.pop(message.round, None)
-                elif data is not None:
-                    self._kept[message.round] = data
-                self._answer()
+                if message.outcome.value != KEPT:
+                    self._offered.pop(message.round, None)
+                    self._answer()
             case _:
                 if hasattr(message, "reason"):
                     self.complaints.append(str(message.reason))
 
-    def _ask_verdicts(self) -> None:
-        """Offer what the coordinator has once more: its answer is the verdict, if there is one."""
-        self._offered |= self._kept
-        self._kept = {}
-
     def _release(self, round: int) -> None:
-        """Offer what was withheld in earlier rounds."""
+        """Withhold no longer what was made in earlier rounds."""
         for earlier in [each for each in self._withheld if each < round]:
             self._offered[earlier] = self._withheld.pop(earlier)
-            self._tell(self._outgoing(earlier).offer)
 
     def _answer(self) -> None:
         """Answer the newest opening, once nothing is left to offer."""

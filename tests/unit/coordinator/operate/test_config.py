@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator.operate.serving import screening
 
 from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
@@ -24,7 +25,6 @@ from coordinator.operate.config import (
     render_default,
 )
 from coordinator.operate.configuration import pages
-from coordinator.operate.serving import screening
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from edge_sdk.device import config as device

@@ -123,7 +123,6 @@ def test_device_that_ends_at_any_step_loses_nothing(every: int) -> None:
             try:
                 assert run(place, fault)[1] == calm
             except (AssertionError, OSError, KeyError) as error:
-                error.add_note(f"{fault}: {steps[fault.step]}")
-                raise
+                pytest.fail(f"{fault}: {steps[fault.step]}: {error!r}")
             finally:
                 shutil.rmtree(place)
