@@ -160,7 +160,7 @@ class CoordinatorLink:
     def reconnect(self, will: Will | None = None) -> None:
         """See `Link.reconnect`."""
 
-    def close(self) -> None:
+    def close(self, *, flush: bool = True) -> None:  # noqa: ARG002  nothing waits
         """See `Link.close`."""
         self._wire.pass_on()
         if self._wire.link is self:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator.operate.serving import screening
+from coordinator.operate.serve.serving import screening
 
 from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
