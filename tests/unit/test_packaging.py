@@ -49,6 +49,7 @@ def test_base_install_is_what_a_device_needs() -> None:
                 "rich",
                 "matplotlib",
                 "scikit-learn",
+                "xxhash",
             },
         ),
     ],

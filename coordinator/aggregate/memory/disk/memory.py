@@ -115,18 +115,22 @@ def stored_config(folder: Path, plan: ModelPlan) -> MemoryConfig:
     _check_index_there(folder)
     index = MemoryIndex(folder / INDEX, plan.block_count)
     try:
-        about = index.about()
-    finally:
-        index.close()
-    try:
-        return MemoryConfig(
-            memory_type=cast("MemoryType", about["dtype"]),
-            damping=float(about["damping"]),
-            weighting=cast("Weighting", about["weighting"]),
-            sums=about["sums"] == "True",
-        )
+        return memory_config(index)
     except (KeyError, ValueError, ConfigError) as error:
         raise MemoryDamaged(f"{folder / INDEX} does not say its settings: {error}") from error
+    finally:
+        index.close()
+
+
+def memory_config(index: MemoryIndex) -> MemoryConfig:
+    """Return the settings that a memory was made with, as its index says."""
+    about = index.about()
+    return MemoryConfig(
+        memory_type=cast("MemoryType", about["dtype"]),
+        damping=float(about["damping"]),
+        weighting=cast("Weighting", about["weighting"]),
+        sums=about["sums"] == "True",
+    )
 
 
 class DiskStore:

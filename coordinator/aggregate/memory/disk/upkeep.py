@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from coordinator.aggregate.contribution import Weighting
-from coordinator.aggregate.memory.contract import MemoryConfig, MemoryType
 from coordinator.aggregate.memory.disk.index import MemoryIndex, Row, SegmentRow
 from coordinator.aggregate.memory.disk.memory import (
     INDEX,
     DiskMemory,
+    memory_config,
     read_sums,
     sums_path,
     write_sums,
@@ -101,17 +99,6 @@ def repair_memory(folder: Path, plan: ModelPlan) -> None:
         memory.commit()
     finally:
         memory.close()
-
-
-def memory_config(index: MemoryIndex) -> MemoryConfig:
-    """Return the settings that a memory was made with."""
-    about = index.about()
-    return MemoryConfig(
-        memory_type=cast(MemoryType, about["dtype"]),
-        damping=float(about["damping"]),
-        weighting=cast(Weighting, about["weighting"]),
-        sums=about["sums"] == "True",
-    )
 
 
 def _check_sums(folder: Path, plan: ModelPlan, index: MemoryIndex) -> MemoryFinding:

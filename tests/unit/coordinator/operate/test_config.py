@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coordinator.operate.serve.serving import screening
 
 from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
@@ -25,6 +24,7 @@ from coordinator.operate.config import (
     render_default,
 )
 from coordinator.operate.configuration import pages
+from coordinator.operate.serve.serving import screening
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from edge_sdk.device import config as device

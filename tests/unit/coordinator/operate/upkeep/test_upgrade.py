@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.aggregate.memory import DiskMemory
 from coordinator.aggregate.memory.disk.index import MemoryIndex
-from coordinator.aggregate.memory.disk.upkeep import memory_config
+from coordinator.aggregate.memory.disk.memory import memory_config
 from coordinator.cli import main
 from coordinator.operate.upkeep import upgrade
 from coordinator.run.folder import MEMORY, MOVEMENTS, ROUND, Run, RunError, read_history
