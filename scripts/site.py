@@ -17,6 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {
     "README.md": "index.md",
+    "SECURITY.md": "SECURITY.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
 }
