@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
+from benchmarks.attack import command as attack
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
@@ -27,6 +28,7 @@ COMMANDS = (
     profile,
     learn,
     levels,
+    attack,
     partition,
     zoo,
     step,
