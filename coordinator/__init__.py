@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from coordinator.aggregate.model import GlobalModel
     from coordinator.aggregate.optimizer import ServerOptimizer
+    from coordinator.aggregate.robust import Robust
     from coordinator.aggregate.rules import make_rule
     from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
@@ -58,6 +59,7 @@ __all__ = [
     "Member",
     "RaFed",
     "RamFed",
+    "Robust",
     "RoundsConfig",
     "SavedModel",
     "ServerOptimizer",
@@ -100,6 +102,7 @@ _HOMES = {
     "Member": "coordinator.simulate.federation",
     "RaFed": "coordinator.aggregate.rules.ra_fed",
     "RamFed": "coordinator.aggregate.rules.ram_fed",
+    "Robust": "coordinator.aggregate.robust",
     "RoundsConfig": "coordinator.rounds.synchronous",
     "SavedModel": "coordinator.task.saved_model",
     "ServerOptimizer": "coordinator.aggregate.optimizer",

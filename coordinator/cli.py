@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
-    *("rule", "mask", "widths", "grow", "classes", "recipe", "up", "down", "memory"),
+    *("rule", "mask", "widths", "grow", "classes", "recipe", "robust", "up", "down", "memory"),
     *("memory_type", "threads", "rounds", "fleet", "seed", "backend", "init"),
 )
 """Settings of the demo that are flags under the same name."""
@@ -96,13 +96,18 @@ def _add_demo(commands: Any) -> None:
         ),
     )
     add_flags(demo, DemoConfig, FLAGS)
-    for name, example in (("rule", "damping=0.5"), ("mask", "tied=true")):
+    options = (
+        ("rule", "the rule", "damping=0.5"),
+        ("mask", "the mask", "tied=true"),
+        ("robust", "the defence", "factor=2"),
+    )
+    for name, said, example in options:
         demo.add_argument(
             f"--{name}-option",
             type=_option,
             action="append",
             metavar="NAME=VALUE",
-            help=f"an option of the {name}, e.g. {example}; repeatable",
+            help=f"an option of {said}, e.g. {example}; repeatable",
         )
     demo.add_argument("--devices", metavar="N", help="number of devices to use (default: all)")
     demo.add_argument(
@@ -361,7 +366,7 @@ def _demo_config(arguments: argparse.Namespace) -> DemoConfig:
     from edge_sdk.program.settings import load_settings
 
     flags = {name: getattr(arguments, name) for name in (*FLAGS, "devices")}
-    for name in ("rule", "mask"):
+    for name in ("rule", "mask", "robust"):
         flags[f"{name}_options"] = dict(getattr(arguments, f"{name}_option") or ())
     preset = partial(recipe_preset, key="recipe", named=demo_key)
     config = load_settings(DemoConfig, environment={}, flags=flags, preset=preset)

@@ -28,12 +28,15 @@ class Contribution:
     samples: int
     keeps_copy: bool = False
     """The device can send it again itself."""
+    trust: float = 1.0
+    """Factor of its weight, in [0, 1]: its agreement with the root's movement."""
 
     def weight(self, weighting: Weighting) -> float:
         """Weight of the movement. A level is rounded to 2⁻³⁰, so that running sums stay exact."""
         if weighting == "samples":
-            return float(self.samples)
-        return max(1, round(self.level * 2**30)) / 2**30 if weighting == "level" else 1.0
+            return self.samples * self.trust
+        level = max(1, round(self.level * 2**30)) / 2**30 if weighting == "level" else 1.0
+        return level * self.trust
 
 
 class PackedBlocks(Blocks):

@@ -21,6 +21,7 @@ from coordinator.aggregate.pairings import (
     fitting_widths,
 )
 from coordinator.aggregate.published import find_recipe, recipe_preset
+from coordinator.aggregate.robust import Robust, RobustName
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
@@ -187,6 +188,7 @@ class RunTable:
     max_staleness: Count = same_as(RoundsConfig, "max_staleness")
     rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
     """A movement with a block this many times larger than usual is rejected."""
+    robust: RobustName = same_as(Robust, "name")
     threads: Count = same_as(Keeping, "threads")
     keep_last: Count = same_as(Keeping, "keep_last")
     keep_every: Count = same_as(Keeping, "keep_every")
@@ -214,6 +216,23 @@ class RuleTable:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptimizerTable(ServerOptimizer):
     """The server's optimiser, for synchronous rules (docs/algorithms.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobustTable:
+    """Numbers of the defence against bad devices, which `robust` in `[run]` names
+    (docs/algorithms.md)."""
+
+    norm: Annotated[float | None, Within(above=0), Example(1.0)] = same_as(Robust, "norm")
+    factor: Annotated[float, Within(above=0)] = same_as(Robust, "factor")
+    hostile: Annotated[float, Within(above=0, below=0.5)] = same_as(Robust, "hostile")
+    data: Annotated[str | None, Example("task.py:root")] = None
+    """Data of the operator that `root` trains on, needed for it: a function, or a file or folder
+    that is read as devices read theirs (`[format]` below is for it). A few samples of every class
+    are enough."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +343,7 @@ class ServeConfig:
     inputs: InputsTable = field(default_factory=InputsTable)
     rule: RuleTable = field(default_factory=RuleTable)
     server_optimizer: ServerOptimizerTable = field(default_factory=ServerOptimizerTable)
+    robust: RobustTable = field(default_factory=RobustTable)
     mask: MaskTable = field(default_factory=MaskTable)
     round: RoundTable = field(default_factory=RoundTable)
     format: DataFormat = field(default_factory=DataFormat)
@@ -356,7 +376,22 @@ class ServeConfig:
                 f"{self.rule.name} moves the model at every arrival; server_optimizer is for "
                 "synchronous rules: remove it"
             )
+        if asynchronous and run.robust != "none":
+            raise ConfigError(
+                f"{self.rule.name} moves the model at every arrival; run.robust compares the "
+                "movements of a round: remove it, or use a synchronous rule"
+            )
+        if (run.robust == "root") != (self.robust.data is not None):
+            raise ConfigError(
+                'run.robust = "root" and robust.data, the data it trains on, go together: set both '
+                "or neither"
+            )
+        self.make_robust()
         self._check_join()
+
+    def make_robust(self) -> Robust:
+        """Make the defence against bad devices. Raises `ConfigError`."""
+        return _pick(Robust, self.robust, name=self.run.robust)
 
     def _check_join(self) -> None:
         broker, join = self.broker, self.join
@@ -428,6 +463,7 @@ class ServeConfig:
             return _pick(FragmentsConfig, self.run, self.round, **common, updates=updates)
         common["rounds"] = self.run.rounds or ROUNDS
         common["server_optimizer"] = self.server_optimizer
+        common["robust"] = self.make_robust()
         common["grow"] = self.run.grow
         if self.run.grow is None:
             common["grow"] = fitting_growth(rule, common["masks"], local_rule.widths, plan)

@@ -280,6 +280,8 @@ def start_report(
         length = f"{machine.rounds} rounds"
         if machine.server_optimizer.name != "none":
             length += f", server optimiser {machine.server_optimizer.name}"
+        if machine.robust.active:
+            length += f", robust {machine.robust.name}"
     else:
         length = f"{machine.updates} updates"
     yield f"task       {run.about.task} ({run.about.source})"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.pairings import check_growth
+from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import Rule
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
@@ -94,6 +95,8 @@ class RoundsConfig(RunConfig):
     """Seconds to wait for devices that left, once all others have answered."""
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     """Optimiser that takes the rule's movement as a gradient."""
+    robust: Robust = field(default_factory=Robust)
+    """Defence against bad devices."""
     grow: Annotated[float, Within(least=0, below=1)] = 0.0
     """Share of the rounds in which the model grows: they train at most a level that rises step by
     step from the smallest of `levels` to the whole model. 0 trains what devices can afford from the

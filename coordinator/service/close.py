@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from tempfile import TemporaryFile
-
-import numpy as np
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerMoments
+from coordinator.aggregate.robust.clipping import clipped
+from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.protocol.plan.blocks import Blocks
@@ -80,6 +78,15 @@ def close_round(
         parts += sorted(late, key=lambda part: (part.device, part.made))
     parts = _unpacked(parts, scratch)
     first_late = len(fresh) + len(commit.replayed)
+    if config.robust.active:
+        parts = clipped(
+            config.plan,
+            config.robust,
+            parts[:first_late],
+            parts[first_late:],
+            threads=threads,
+            scratch=scratch,
+        )
     closing = Closing(
         plan=config.plan,
         round=round,
@@ -90,7 +97,9 @@ def close_round(
         silent=commit.silent,
         registered=rule.total_weight(len(state.devices), state.fleet.total_samples),
         memory=memory,
+        robust=config.robust,
         threads=threads,
+        scratch=scratch,
     )
     movement = rule.move(closing)
     if moments is not None:
@@ -103,19 +112,11 @@ def close_round(
 
 
 def _unpacked(parts: Sequence[Contribution], scratch: Path | None) -> list[Contribution]:
-    """Decode packed movements, one at a time, into a file that vanishes with its mapping.
-
-    Rules read all movements side by side, a slice of each at a time. zstd and top-k cannot be read
-    from the middle, and decoded in RAM they would take as much memory as all devices' models.
-    """
+    """Decode packed movements, one at a time: zstd and top-k cannot be read from the middle."""
     packed = [part.blocks for part in parts if isinstance(part.blocks, PackedBlocks)]
     if not packed:
         return list(parts)
-    with TemporaryFile(dir=scratch) as file:
-        sizes = [file.write(blocks.values.data) for blocks in packed]
-        file.flush()
-        values = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), np.float32)
-    decoded = iter(np.split(values, np.cumsum(sizes)[:-1] // values.itemsize))
+    decoded = iter(spool((blocks.values for blocks in packed), scratch))
     return [
         replace(part, blocks=Blocks(part.blocks.ids, next(decoded)))
         if isinstance(part.blocks, PackedBlocks)

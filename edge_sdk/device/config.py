@@ -38,7 +38,9 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Deliver = Literal["latest", "best", "off"]
 
-COORDINATOR_TABLES = ("task", "run", "inputs", "rule", "server_optimizer", "mask", "round", "join")
+COORDINATOR_TABLES = (
+    *("task", "run", "inputs", "rule", "server_optimizer", "robust", "mask", "round", "join"),
+)
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
 

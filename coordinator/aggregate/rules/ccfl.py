@@ -9,8 +9,9 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory, Piece
+from coordinator.aggregate.robust import Weighed
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.rules.sums import Term, block_sums, divide, sum_terms
+from coordinator.aggregate.sums import Term, block_sums, divide, sum_terms
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 
@@ -38,13 +39,18 @@ class Ccfl(Rule):
         plan, spoken_for = closing.plan, self._old_terms(closing)
         fresh = [(part.blocks, self.weight(part)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
+        trained = block_sums(plan, [(blocks, 1.0) for blocks, _ in fresh])
+        speaking = block_sums(plan, [(blocks, 1.0) for blocks, _ in weighed])
+        # Where nobody trained a block, its sum is divided by all that were asked.
+        more = np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
+        if closing.robust.combines:
+            old = [Weighed(*term) for term in spoken_for]
+            mean = closing.mean([*(Weighed(*pair) for pair in fresh), *old])
+            return divide(plan, mean, more / self.server_rate)
         terms = [Term(blocks, weight) for blocks, weight in fresh]
         terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
         total = sum_terms(plan, terms, threads=closing.threads)
-        by = block_sums(plan, weighed)
-        trained = block_sums(plan, [(blocks, 1.0) for blocks, _ in fresh])
-        speaking = block_sums(plan, [(blocks, 1.0) for blocks, _ in weighed])
-        by *= np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
+        by = block_sums(plan, weighed) * more
         return divide(plan, total, by / self.server_rate)
 
     def spoken_for(self, closing: Closing) -> list[Blocks]:
@@ -135,6 +141,11 @@ class Strategy2(Rule):
             now = select_blocks(closing.theta, piece.blocks.ids, plan.block_offsets)
             stale = Blocks(piece.blocks.ids, piece.blocks.values - now.values)
             weighed.append((stale, piece.made.weight))
+        if closing.robust.combines:
+            mean = closing.mean([Weighed(*pair) for pair in weighed])
+            memory.write([_as_model(closing, part) for part in closing.fresh])
+            mean *= np.float32(self.server_rate)
+            return mean
         total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)
         memory.write([_as_model(closing, part) for part in closing.fresh])
         return divide(plan, total, block_sums(plan, weighed) / self.server_rate)

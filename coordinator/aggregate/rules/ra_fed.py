@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from coordinator.aggregate.contribution import Contribution
+from coordinator.aggregate.robust import Weighed
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.rules.sums import Term, block_sums, divide, sum_terms
+from coordinator.aggregate.sums import Term, block_sums, divide, sum_terms
 from edge_sdk.protocol.plan.blocks import Float32
 
 
@@ -22,6 +25,10 @@ class RaFed(Rule):
 
     def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
         weighed = [(part.blocks, self.weight(part)) for part in contributions]
+        if closing.robust.combines:
+            mean = closing.mean([Weighed(*pair) for pair in weighed])
+            mean *= np.float32(self.server_rate)
+            return mean
         terms = [Term(blocks, weight) for blocks, weight in weighed]
         total = sum_terms(closing.plan, terms, threads=closing.threads)
         coverage = block_sums(closing.plan, weighed) / self.server_rate

@@ -9,11 +9,21 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.robust import Weighed
+from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.rules.sums import Float64, add_scaled, block_sums, over_shards
+from coordinator.aggregate.sums import (
+    PIECE,
+    Float64,
+    add_scaled,
+    block_sums,
+    over_shards,
+    spread,
+)
 from coordinator.errors import ConfigError
-from edge_sdk.protocol.plan.blocks import Float32, block_runs
+from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
 
 Correction = Literal["coverage", "population"]
 Population = Literal["holders", "all"]
@@ -59,6 +69,8 @@ class RamFed(Rule):
         """
         memory, plan = closing.needed_memory, closing.plan
         memory.advance(closing.round)
+        if closing.robust.combines:
+            return self._robust_move(closing, memory)
         weights = [self.weight(part) for part in closing.fresh]
         pairs = [(part.blocks, w) for part, w in zip(closing.fresh, weights, strict=True)]
         fresh = block_sums(plan, pairs)
@@ -86,6 +98,61 @@ class RamFed(Rule):
         memory.write(closing.fresh, add_change)
         return result
 
+    def _robust_move(self, closing: Closing, memory: Memory) -> Float32:
+        """Compute `v_i = ū_i + the robust mean of D_n,i − u_n,i`, an absent `u` being `ū_i` (or 0).
+
+        The differences are made one device at a time, in a file; each old movement is read once.
+        """
+        plan, rate = closing.plan, closing.learning_rate
+        everybody = np.full(plan.block_count, closing.registered, dtype=np.float64)
+        holders = memory.weight if self.population == "holders" else everybody
+        mean = np.divide(rate, holders, out=np.zeros_like(everybody), where=holders > 0)
+        weights = [self.weight(part) for part in closing.fresh]
+        differences = spool(
+            (self._difference(closing, memory, part, mean) for part in closing.fresh),
+            closing.scratch,
+        )
+        weighed = [
+            Weighed(Blocks(part.blocks.ids, values), weight)
+            for part, values, weight in zip(closing.fresh, differences, weights, strict=True)
+        ]
+        result = closing.mean(weighed)
+        share = np.full(plan.block_count, self.server_rate)
+        if self.correction == "population":
+            fresh = block_sums(plan, [(each.blocks, each.weight) for each in weighed])
+            share *= fresh / max(1.0, closing.registered)
+        of_old = self.server_rate * mean
+
+        def add_old(start: int, end: int) -> None:
+            for low in range(start, end, PIECE):
+                high = min(low + PIECE, end)
+                result[low:high] *= spread(plan, share, low, high)
+            add_scaled(plan, result, start, memory.total[start:end], of_old)
+
+        over_shards(plan.parameters, closing.threads, add_old)
+        memory.write(closing.fresh)
+        return result
+
+    def _difference(
+        self, closing: Closing, memory: Memory, part: Contribution, mean: Float64
+    ) -> Float32:
+        """Return `D − u` of a device's fresh movement; `mean` turns the running sum into `ū`."""
+        plan, ids = closing.plan, part.blocks.ids
+        whole = np.zeros(plan.parameters)
+        for place, within in block_runs(ids, plan.block_offsets):
+            whole[place] = part.blocks.values[within]
+        for piece in memory.recall(part.device, ids):
+            faded = self.damping ** (closing.round - piece.made.round)
+            factor = faded * closing.learning_rate / piece.made.learning_rate
+            for place, within in block_runs(piece.blocks.ids, plan.block_offsets):
+                whole[place] -= factor * piece.blocks.values[within].astype(np.float64)
+        if self.population == "holders":
+            lacks = ids[memory.rounds(part.device)[ids] == 0]
+            for place, _ in block_runs(lacks, plan.block_offsets):
+                factors = spread(plan, mean, place.start, place.stop)
+                whole[place] -= factors * memory.total[place]
+        return select_blocks(whole.astype(np.float32), ids, plan.block_offsets).values
+
     def moved(self, closing: Closing) -> NDArray[np.bool_]:
         """See `Rule`; memory has the fresh movements too by now."""
         held: NDArray[np.bool_] = closing.needed_memory.entries > 0
@@ -104,7 +171,7 @@ class RamFed(Rule):
 
     def _uneven(self, closing: Closing, memory: Memory) -> Float64 | None:
         """Correct the change where a device's weight differs from before: `−(w − w_old) · u`."""
-        if self.weighting == "uniform":
+        if self.weighting == "uniform" and closing.robust.name != "root":
             return None
         lack: Float64 | None = None
         for part in closing.fresh:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.robust import Robust, Weighed, robust_mean
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -38,12 +40,20 @@ class Closing:
     """All devices ever known: their number, or with `weighting = "samples"` their samples. (With
     `"level"` each counts as a whole model would.)"""
     memory: Memory | None = None
+    robust: Robust = field(default_factory=Robust)
+    """Replaces a rule's mean over devices. Movements are clipped already."""
     threads: int = 1
+    scratch: Path | None = None
+    """Folder for what takes too much RAM; None means the folder for temporary files."""
 
     @property
     def selected(self) -> int:
         """Number of devices that were asked."""
         return len(self.fresh) + len(self.replayed) + len(self.silent)
+
+    def mean(self, weighed: Sequence[Weighed]) -> Float32:
+        """Average each block over those that hold it, as the robust choice says."""
+        return robust_mean(self.plan, weighed, self.robust, threads=self.threads)
 
     @property
     def needed_memory(self) -> Memory:

@@ -39,6 +39,17 @@ class DemoConfig:
     all."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule that the recipe sets."""
+    robust: Literal[
+        "none",
+        "clip",
+        "clip-median",
+        "median",
+        "trimmed-mean",
+        "geometric-median",
+        "multi-krum",
+    ] = "none"
+    """Defence against bad devices, see docs/algorithms.md."""
+    robust_options: Mapping[str, Any] = field(default_factory=dict)
     up: EncodingText = field(default_factory=Encoding)
     """Encoding of movements: fp32 (the default), fp16, int8, top-k:0.1; add +zstd to any."""
     down: EncodingText = field(default_factory=Encoding)

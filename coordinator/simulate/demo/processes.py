@@ -230,6 +230,7 @@ class ProcessDemo:
             "up": str(config.up),
             "down": str(config.down),
             "memory_type": config.memory_type,
+            "robust": config.robust,
         }
         task = {"name": TASK, "source": "task.py:make_task", "evaluation": TEST}
         return "".join(
@@ -238,6 +239,7 @@ class ProcessDemo:
                 _table("run", run),
                 _table("rule", {"name": config.rule}),
                 _table("rule.options", config.rule_options),
+                _table("robust", config.robust_options),
                 _table("mask", {"name": config.mask}),
                 _table("mask.options", config.mask_options),
                 _table(

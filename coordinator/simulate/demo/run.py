@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
 from coordinator.aggregate.published import find_recipe
+from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
@@ -33,6 +34,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
 from edge_sdk.decide.emulation.fleet import Fleet, load_fleet
+from edge_sdk.program.settings import read_table
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
@@ -182,8 +184,19 @@ def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
             "it in a run with a model of your own"
         )
     rule = make_rule(config.rule, **config.rule_options)
+    if isinstance(rule, FedRaa) and choose_robust(config).active:
+        raise ConfigError(
+            f"robust = {config.robust!r} compares the movements of a round, and {config.rule} has "
+            "none: use a synchronous rule"
+        )
     config = replace(config, widths=config.widths or fitting_widths(rule, config.mask))
     return rule, replace(config, mask=config.mask or fitting_masks(rule, local_rule(config).widths))
+
+
+def choose_robust(config: DemoConfig) -> Robust:
+    """Return the defence against bad devices. Raises `ConfigError`."""
+    options = {"name": config.robust, **config.robust_options}
+    return read_table(Robust, options, label="robust: ")
 
 
 def demo_task(seed: int, init: Path | None) -> Task:
@@ -243,9 +256,13 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
     if isinstance(rule, FedRaa):
         run = FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
     else:
-        # A round in which all skip counts.
         run = RoundsConfig(
-            rule=rule, rounds=config.rounds, min_participants=0, grow=config.grow, **common
+            rule=rule,
+            rounds=config.rounds,
+            min_participants=0,  # a round in which all skip counts
+            grow=config.grow,
+            robust=choose_robust(config),
+            **common,
         )
     model = GlobalModel(
         plan, initial.weights, initial.buffers, encoding=config.down, seed=config.seed

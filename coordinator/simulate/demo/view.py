@@ -346,6 +346,8 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "rule_options": dict(config.rule_options),
         "mask": config.mask,
         "mask_options": dict(config.mask_options),
+        "robust": config.robust,
+        "robust_options": dict(config.robust_options),
         "local": {**widths, **config.local},
         "grow": config.grow,
         "encoding_up": str(config.up),

@@ -129,6 +129,7 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
         more |= {"rule.name": "fed-raa"} if key.dotted == "run.updates" else {}
         more |= {"mask.name": "random"} if key.dotted == "mask.options" else {}
         more |= {"server_optimizer.name": "yogi"} if key.path[0] == "server_optimizer" else {}
+        more |= {"run.robust": "root"} if key.dotted == "robust.data" else {}
         more |= {"inputs.mean": [0.0], "inputs.deviation": [1.0]} if key.path[-1] in MOMENTS else {}
         sound = {"sample_rate": 16_000, "mels": 40, "frame": 400, "hop": 160}
         if key.path[-1] in sound:

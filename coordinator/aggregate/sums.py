@@ -7,7 +7,7 @@ terms are given, whatever the number of threads: the result does not depend on i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,23 +28,25 @@ PIECE = 1 << 17
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """Blocks that enter a sum, multiplied by `factor`."""
+    """Blocks that enter a sum, multiplied by `factor` and by their `shares`."""
 
     blocks: Blocks
     factor: float = 1.0
+    shares: Float64 | None = None
+    """A number for every block of the plan; None: 1 for all."""
 
 
 def sum_terms(plan: ModelPlan, terms: Sequence[Term], *, threads: int = 1) -> Float32:
     """Sum `factor · value` per parameter, in block order, over the terms that hold it."""
     total = np.zeros(plan.parameters, dtype=np.float32)
-    placed = [(term, _Runs(term.blocks, plan)) for term in terms]
+    placed = [(term, PlacedBlocks(term.blocks, plan)) for term in terms]
 
     def work(start: int, end: int) -> None:
         scratch = np.empty(PIECE, dtype=np.float32)
         for low in range(start, end, PIECE):
             piece = total[low : min(low + PIECE, end)]
             for term, runs in placed:
-                _add(piece, low, term, runs, scratch)
+                _add(plan, piece, low, term, runs, scratch)
 
     over_shards(plan.parameters, threads, work)
     return total
@@ -90,25 +92,31 @@ def spread(plan: ModelPlan, numbers: NDArray[Any], low: int, high: int) -> NDArr
     return np.repeat(numbers[first:last], edges[1:] - edges[:-1])
 
 
-class _Runs:
+class PlacedBlocks:
     """Where a term's values lie in the model's vector: sorted starts and ends of runs."""
 
     def __init__(self, blocks: Blocks, plan: ModelPlan) -> None:
         runs = block_runs(blocks.ids, plan.block_offsets)
-        self.values = blocks.values
-        self.starts = [whole.start for whole, _ in runs]
-        self.ends = np.array([whole.stop for whole, _ in runs], dtype=np.int64)
-        self.within = [part.start for _, part in runs]
+        self._values = blocks.values
+        self._starts = [whole.start for whole, _ in runs]
+        self._ends = np.array([whole.stop for whole, _ in runs], dtype=np.int64)
+        self._within = [part.start for _, part in runs]
+
+    def between(self, low: int, high: int) -> Iterator[tuple[int, int, Float32]]:
+        """Give the stretches that lie between two parameters: start, end and values."""
+        number = int(np.searchsorted(self._ends, low, side="right"))
+        while number < len(self._starts) and self._starts[number] < high:
+            start, end = max(self._starts[number], low), min(int(self._ends[number]), high)
+            shift = self._within[number] - self._starts[number]
+            yield start, end, self._values[start + shift : end + shift]
+            number += 1
 
 
-def _add(piece: Float32, low: int, term: Term, runs: _Runs, scratch: Float32) -> None:
-    high = low + len(piece)
-    number = int(np.searchsorted(runs.ends, low, side="right"))
-    while number < len(runs.starts) and runs.starts[number] < high:
-        start, end = max(runs.starts[number], low), min(int(runs.ends[number]), high)
-        shift = runs.within[number] - runs.starts[number]
-        values = runs.values[start + shift : end + shift]
-        room = scratch[: end - start]
+def _add(
+    plan: ModelPlan, piece: Float32, low: int, term: Term, placed: PlacedBlocks, scratch: Float32
+) -> None:
+    for start, end, found in placed.between(low, low + len(piece)):
+        values, room = found, scratch[: end - start]
         if not values.flags.aligned:
             # An upload's numbers lie at any address. numpy copies such at full speed, but adds
             # them many times slower.
@@ -116,8 +124,10 @@ def _add(piece: Float32, low: int, term: Term, runs: _Runs, scratch: Float32) ->
             values = room
         if term.factor != 1.0:
             values = np.multiply(values, np.float32(term.factor), out=room)
+        if term.shares is not None:
+            shares = spread(plan, term.shares, start, end).astype(np.float32)
+            values = np.multiply(values, shares, out=room)
         piece[start - low : end - low] += values
-        number += 1
 
 
 def block_sums(plan: ModelPlan, terms: Sequence[tuple[Blocks, float]]) -> Float64:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregate.rules.sums import (
+from coordinator.aggregate.sums import (
     PIECE,
     Term,
     block_sums,
