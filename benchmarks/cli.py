@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
-from benchmarks.attack import command as attack
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
+from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
 from benchmarks.training import footprint_command as footprint

@@ -14,8 +14,7 @@ from edge_sdk.protocol.plan.layout import Array
 DEVICES = 20
 ATTACKERS = 4
 """A fifth of the devices."""
-RATE = 0.1
-SERVER_MOMENTUM = 0.5
+RATE, MOMENTUM, SERVER_MOMENTUM = 0.1, 0.5, 0.5
 """As in the file that `tessera-coordinator init` writes."""
 
 
@@ -47,6 +46,7 @@ def _setting(folder: str, widths: tuple[int, ...], samples: int | None = None) -
         rounds=30,
         steps=10,
         rates=(RATE,),
+        momentum=MOMENTUM,
         train_samples=samples,
     )
 

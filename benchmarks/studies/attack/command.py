@@ -12,7 +12,7 @@ from benchmarks.report.command import Measured, add_command
 from benchmarks.report.options import UsageError, count, names, numbers
 
 if TYPE_CHECKING:
-    from benchmarks.attack.study import WantedAttacks
+    from benchmarks.studies.attack.study import WantedAttacks
 
 QUICK_ATTACKS = ("sign-flip", "scaling", "noise")
 
@@ -80,13 +80,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
-    from benchmarks.attack import page
-    from benchmarks.attack.record import append_attack, read_attacks
-    from benchmarks.attack.settings import SETTINGS
-    from benchmarks.attack.study import AttackStudy
-    from benchmarks.attack.trial import run_attack
     from benchmarks.device.report.page import read_page, update_page
     from benchmarks.report.progress import progress
+    from benchmarks.studies.attack import page
+    from benchmarks.studies.attack.record import append_attack, read_attacks
+    from benchmarks.studies.attack.settings import SETTINGS
+    from benchmarks.studies.attack.study import AttackStudy
+    from benchmarks.studies.attack.trial import run_attack
     from benchmarks.studies.levels.settings import data_of
 
     wanted = _wanted(arguments)
@@ -127,10 +127,10 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 
 def _wanted(arguments: argparse.Namespace) -> WantedAttacks:
-    from benchmarks.attack.attackers import ATTACKS
-    from benchmarks.attack.defences import DEFENCES, RECOMMENDED
-    from benchmarks.attack.settings import DEVICES, SETTINGS
-    from benchmarks.attack.study import RULES, WantedAttacks
+    from benchmarks.studies.attack.attackers import ATTACKS
+    from benchmarks.studies.attack.defences import DEFENCES, RECOMMENDED
+    from benchmarks.studies.attack.settings import DEVICES, SETTINGS
+    from benchmarks.studies.attack.study import RULES, WantedAttacks
 
     real = tuple(name for name, each in SETTINGS.items() if each.base.folder)
     defaults: dict[str, tuple[str, ...]] = {

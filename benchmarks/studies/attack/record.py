@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attack.trial import AttackOutcome, AttackTrial
 from benchmarks.report.record import append_line, read_lines
+from benchmarks.studies.attack.trial import AttackOutcome, AttackTrial
 
 
 def read_attacks(paths: Iterable[Path]) -> dict[AttackTrial, AttackOutcome]:

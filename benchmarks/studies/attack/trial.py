@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.attack.attackers import ATTACKS, NO_ATTACK
-from benchmarks.attack.defences import DEFENCES
-from benchmarks.attack.settings import (
+from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.defences import DEFENCES
+from benchmarks.studies.attack.settings import (
     ATTACKERS,
     DEVICES,
     RATE,
@@ -26,7 +26,7 @@ from benchmarks.attack.settings import (
     choose_attackers,
     device_levels,
 )
-from benchmarks.attack.watching import Watch
+from benchmarks.studies.attack.watching import Watch
 from benchmarks.studies.levels.fleets import LEVELS
 from benchmarks.studies.levels.settings import data_of, halves
 from coordinator.aggregate.model import GlobalModel

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.attack.settings import AttackSetting
+from benchmarks.studies.attack.settings import AttackSetting
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.attack.attackers import ATTACKS, NO_ATTACK
-from benchmarks.attack.defences import DEFENCES, NO_DEFENCE, RECOMMENDED
-from benchmarks.attack.settings import DEVICES
-from benchmarks.attack.study import AIMED, AttackStudy, Place
-from benchmarks.attack.trial import AttackOutcome
-from benchmarks.attack.watching import FEW
+from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.defences import DEFENCES, NO_DEFENCE, RECOMMENDED
+from benchmarks.studies.attack.settings import DEVICES
+from benchmarks.studies.attack.study import AIMED, AttackStudy, Place
+from benchmarks.studies.attack.trial import AttackOutcome
+from benchmarks.studies.attack.watching import FEW
 
 BEGIN = "<!-- tessera-bench attack -->"
 
@@ -184,10 +184,7 @@ def _cosine(value: Number) -> str:
     return "–" if value is None else f"{value:.2f}".replace("-", "−")
 
 
-Row = Sequence[str]
-
-
-def _table(header: Row, rows: Sequence[Row], texts: int = 1) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
     if not rows:
         return ""
     rule = ["---" if number < texts else "--:" for number in range(len(header))]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
-from benchmarks.attack.attackers import ATTACKS, NO_ATTACK
-from benchmarks.attack.defences import NO_DEFENCE, RECOMMENDED
-from benchmarks.attack.settings import DEVICES
-from benchmarks.attack.trial import AttackOutcome, AttackTrial
 from benchmarks.report.figures import Figure
+from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.defences import NO_DEFENCE, RECOMMENDED
+from benchmarks.studies.attack.settings import DEVICES
+from benchmarks.studies.attack.trial import AttackOutcome, AttackTrial
 
 RULES = ("ra-fed", "ram-fed")
 AIMED = ("sign-flip", "scaling", "noise")
@@ -113,7 +113,9 @@ class AttackStudy:
                 found.append(100 * (clean - attacked))
         return _mean(found)
 
-    def refused(self, defence: str, attacks: Iterable[str], place: Place | None = None) -> Refused:
+    def refused(
+        self, defence: str, attacks: Iterable[str], place: Place | None = None
+    ) -> RefusedCounts:
         """Count the refused movements in the runs of some attacks."""
         wanted = set(attacks)
         found = [
@@ -123,7 +125,7 @@ class AttackStudy:
             and case.attack in wanted
             and place in (None, (case.setting, case.rule, case.drawn))
         ]
-        return Refused(
+        return RefusedCounts(
             sum(each.honest_refused for each in found),
             sum(each.honest for each in found),
             sum(each.hostile_refused for each in found),
@@ -158,7 +160,7 @@ class AttackStudy:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCounts:
     """Movements that were refused, and that were sent, by honest devices and by hostile ones."""
 
     honest_refused: int
