@@ -107,8 +107,10 @@ class GlobalModel:
         """Give up a reserved model."""
         self._reserved.pop((device, round), None)
 
-    def commit(self, movement: Float32, arrivals: Sequence[Arrival]) -> None:
-        """Move θ; statistics become the mean over the arrivals of the whole model.
+    def commit(
+        self, movement: Float32, arrivals: Sequence[Arrival], *, median: bool = False
+    ) -> None:
+        """Move θ; statistics become the mean, or the median, over the arrivals of the whole model.
 
         The memory of `movement` becomes that of the new θ. Raises `StateError`, and the model has
         not changed, if the result is not finite.
@@ -116,7 +118,7 @@ class GlobalModel:
         theta = np.add(self.theta, movement, out=movement)
         if not np.isfinite([theta.min(), theta.max()]).all():
             raise StateError("the rule moved the model to numbers that are not finite")
-        self._become(theta, mean_statistics(self.plan, self.buffers, arrivals))
+        self._become(theta, mean_statistics(self.plan, self.buffers, arrivals, median=median))
 
     def mix(self, rule: FedRaa, arrival: Arrival, age: int) -> None:
         """Mix one arrival and its statistics into the model; release its fragment."""
@@ -147,11 +149,16 @@ class GlobalModel:
 
 
 def mean_statistics(
-    plan: ModelPlan, buffers: Mapping[str, Array], arrivals: Sequence[Arrival]
+    plan: ModelPlan,
+    buffers: Mapping[str, Array],
+    arrivals: Sequence[Arrival],
+    *,
+    median: bool = False,
 ) -> dict[str, Array]:
     """Average statistics over the devices that trained the whole model; other buffers stay.
 
     Statistics of a submodel are of another model: mixed in, they can make good weights useless.
+    `median` takes each number's median instead.
     """
     whole = plan.choose(plan.full_groups())
     heard = [
@@ -162,6 +169,10 @@ def mean_statistics(
     new = dict(buffers)
     for buffer in plan.buffers:
         if buffer.statistic:
-            total = sum((each[buffer.name] for each in heard), np.zeros(buffer.shape))
-            new[buffer.name] = np.asarray(total / len(heard), dtype=buffers[buffer.name].dtype)
+            name, dtype = buffer.name, buffers[buffer.name].dtype
+            if median:
+                new[name] = np.asarray(np.median([each[name] for each in heard], axis=0), dtype)
+            else:
+                total = sum((each[name] for each in heard), np.zeros(buffer.shape))
+                new[name] = np.asarray(total / len(heard), dtype=dtype)
     return new

@@ -24,7 +24,12 @@ from coordinator.masks import MASKS
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control import ControlCommand, ControlSocket
 from coordinator.operate.progress import ServeProgress
-from coordinator.operate.taskfile import compile_task, load_evaluation, make_evaluator
+from coordinator.operate.taskfile import (
+    compile_task,
+    load_evaluation,
+    make_evaluator,
+    make_root,
+)
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
@@ -48,6 +53,8 @@ log = logging.getLogger(__name__)
 BROKER, BROKER_FILE = "broker", "broker.toml"
 EVALUATION = "evaluation"
 """Folder, in the run's, for test data that memory does not hold."""
+ROOT_DATA = "root"
+"""Folder for the operator's data of `robust = "root"` that memory does not hold."""
 RETRY_S = 5.0
 NO_TLS = (
     "join       join.enabled is ignored: without TLS every device would get this coordinator's own "
@@ -196,6 +203,13 @@ def serve(
             spec, cache = run.task.manifest.data, run.folder / EVALUATION
             data = load_evaluation(evaluation, config.base, spec, config.format, cache)
             evaluate = make_evaluator(run.task, data)
+        root = None
+        if config.robust.data is not None:
+            spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
+            found = load_evaluation(
+                config.robust.data, config.base, spec, config.format, cache, what="[robust] data"
+            )
+            root = make_root(run.task, found)
         facts = try_broker(settings, stop) if config.broker.probe else None
         if stop.is_set():
             return False
@@ -223,6 +237,7 @@ def serve(
             service_config,
             open_link=partial(open_link, settings),
             evaluate=evaluate,
+            root=root,
             watchdog=watchdog,
         )
         try:

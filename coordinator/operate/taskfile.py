@@ -22,6 +22,7 @@ import numpy as np
 
 from coordinator.errors import ConfigError
 from coordinator.run.folder import TaskFiles
+from coordinator.service.close import RootTrainer
 from coordinator.service.courses import Evaluator
 from coordinator.task.graphs.child import compile_in_child, load_function
 from coordinator.task.saved_model import SavedModel
@@ -36,6 +37,7 @@ from edge_sdk.protocol.errors import TensorError, TesseraError
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.task.data_spec import DataSpec
+from edge_sdk.train.backend import Backend
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +122,24 @@ def make_evaluator(task: TaskFiles, data: ArrayData) -> Evaluator:
     except TensorError as error:
         raise ConfigError(f"[task] evaluation: {error}") from error
     return Evaluator(Predictor(task.plan, task.manifest, task.files), data)
+
+
+def make_root(task: TaskFiles, data: ArrayData) -> RootTrainer:
+    """Make the trainer of the root's movement, with the task's graphs and onnxruntime.
+
+    Raises `ConfigError` when the data does not fit the task.
+    """
+    try:
+        task.manifest.data.check(data)
+    except TensorError as error:
+        raise ConfigError(f"[robust] data: {error}") from error
+
+    def backend() -> Backend:
+        from edge_sdk.train.onnx import OnnxBackend  # optional, and slow to load
+
+        return OnnxBackend(task.plan, task.manifest, task.files)
+
+    return RootTrainer(backend, data)
 
 
 def main(arguments: list[str]) -> int:

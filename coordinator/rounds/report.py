@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.robust import THIN
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Bid
@@ -69,6 +70,9 @@ class RoundReport:
     """The papers' `Γ*`: the smallest coverage of any trained block; 0 if none was trained."""
     trained_blocks: int
     """The papers' `S*`: the number of trained blocks."""
+    thin_share: float
+    """Share of the trained blocks that at most two devices trained: a robust choice only clips
+    them."""
     oldest_uncovered: int
     """Rounds since the longest neglected block was trained, including this round."""
     gap_bound: int | None
@@ -109,6 +113,7 @@ class Theorem:
     coverage_mean: float
     trained_coverage_min: int
     trained_blocks: int
+    thin_share: float
     oldest_uncovered: int
 
 
@@ -126,6 +131,7 @@ def theorem_terms(
         float(coverage.mean()),
         int(trained.min()) if len(trained) else 0,
         len(trained),
+        float((trained <= THIN).mean()) if len(trained) else 0.0,
         round - int(fleet.last_covered.min()),
     )
 

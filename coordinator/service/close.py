@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
@@ -12,13 +15,66 @@ from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, Memor
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerMoments
 from coordinator.aggregate.robust.clipping import clipped
+from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.rules import Closing
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
+from edge_sdk.data.arrays import ArrayData
+from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.errors import NonFiniteError
 from edge_sdk.protocol.plan.blocks import Blocks
+from edge_sdk.protocol.streams import stream
+from edge_sdk.train.backend import Backend, Job
+
+log = logging.getLogger(__name__)
+
+ROOT = "root"
+"""Name in the root's random streams, whose purposes differ from those of a device of that name."""
 
 Arrivals = Mapping[tuple[str, int], Arrival]
 """Kept movements, by device and the round they were kept for."""
+
+
+class RootTrainer:
+    """Trains the whole model as a device of the run would, from the same weights."""
+
+    def __init__(self, make_backend: Callable[[], Backend], data: ArrayData) -> None:
+        """`make_backend` is called when the first round closes."""
+        self._make_backend = make_backend
+        self._backend: Backend | None = None
+        self._data = data
+
+    def __call__(self, config: RoundsConfig, model: GlobalModel, round: int) -> Blocks | None:
+        """Return the movement of a round, from the model before it; None if training diverged.
+
+        The same seed, round and model give the same movement.
+        """
+        if self._backend is None:
+            self._backend = self._make_backend()
+        plan, rule = config.plan, config.local_rule
+        groups = plan.full_groups()
+        _, blocks = decode_blocks(plan, model.serve().cut(groups))
+        own = () if rule.classes == "all" else tuple(np.unique(self._data.targets).tolist())
+        job = Job(
+            groups=groups,
+            weights=plan.assemble(blocks, groups),
+            buffers=plan.cut_buffers(model.buffers, groups),
+            rule=rule,
+            mask_stream=stream(config.seed, ROOT, round, "root dropout"),
+            widths=config.narrower(round).within(groups),
+            width_stream=stream(config.seed, ROOT, round, "root widths"),
+            classes=own,
+        )
+        batches = self._data.batches(
+            config.steps, config.batch_size, stream(config.seed, ROOT, round, "root batches")
+        )
+        try:
+            trained = self._backend.train(job, batches)
+        except NonFiniteError as error:
+            log.error("round %d: the root's training failed, so devices are only clipped", round)
+            log.error("%s", error)
+            return None
+        return plan.scatter(trained.movement, groups)
 
 
 def open_memory(
@@ -61,13 +117,15 @@ def close_round(
     moments: ServerMoments | None = None,
     threads: int = 1,
     scratch: Path | None = None,
+    root: Blocks | None = None,
 ) -> None:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
     making the model durable. `moments` are those of the server's optimiser; None: there is none.
     `scratch` is a folder with room for the decoded values of compressed
-    movements; None means the folder for temporary files.
+    movements and for shortened ones; None means the folder for temporary files. `root` is the
+    root's movement, for `robust = "root"`; None: devices are only clipped.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -79,14 +137,7 @@ def close_round(
     parts = _unpacked(parts, scratch)
     first_late = len(fresh) + len(commit.replayed)
     if config.robust.active:
-        parts = clipped(
-            config.plan,
-            config.robust,
-            parts[:first_late],
-            parts[first_late:],
-            threads=threads,
-            scratch=scratch,
-        )
+        parts = _defended(config, parts, first_late, root, threads=threads, scratch=scratch)
     closing = Closing(
         plan=config.plan,
         round=round,
@@ -108,7 +159,30 @@ def close_round(
         )
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
-    model.commit(movement, fresh)
+    model.commit(movement, fresh, median=config.robust.active)
+
+
+def _defended(
+    config: RoundsConfig,
+    parts: Sequence[Contribution],
+    cohort: int,
+    root: Blocks | None,
+    *,
+    threads: int,
+    scratch: Path | None,
+) -> list[Contribution]:
+    """Shorten movements that are too long, and weigh them by their agreement with the root's.
+
+    The first `cohort` of them are compared with one another, the rest with those.
+    """
+    plan, limit = config.plan, None
+    if root is not None:
+        limit = root_yardstick(plan, root, config.local_rule.learning_rate)
+        parts = trusted(plan, root, parts)
+    compared, late = parts[:cohort], parts[cohort:]
+    return clipped(
+        plan, config.robust, compared, late, root=limit, threads=threads, scratch=scratch
+    )
 
 
 def _unpacked(parts: Sequence[Contribution], scratch: Path | None) -> list[Contribution]:

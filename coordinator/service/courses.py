@@ -19,6 +19,7 @@ from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
 from coordinator.run.folder import Checkpoint
+from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
@@ -124,6 +125,8 @@ class Parts:
     """Threads that a rule may use when a round closes."""
     fragments: bool = False
     """True in an asynchronous run."""
+    root: RootTrainer | None = None
+    """Makes the movement that those of devices are compared with (`robust = "root"`)."""
     tally: Tally = field(default_factory=Tally)
 
     def score(self, config: RunConfig) -> LevelScores:

@@ -73,6 +73,7 @@ def report_round(
         coverage_mean=terms.coverage_mean,
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
+        thin_share=terms.thin_share,
         oldest_uncovered=terms.oldest_uncovered,
         gap_bound=config.masks.longest_gap(plan, levels) if bounded else None,
         oldest_memory=None if oldest is None else round - oldest,
@@ -122,6 +123,7 @@ def report_updates(
         coverage_mean=terms.coverage_mean,
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
+        thin_share=terms.thin_share,
         oldest_uncovered=-(-terms.oldest_uncovered // every),
         gap_bound=None,  # a device may take any time to train its fragment
         oldest_memory=None,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
+from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
@@ -72,6 +73,8 @@ class RoundsCourse:
         self._parts = parts
         self._memory = memory
         self._moments = None
+        if config.robust.name == "root" and parts.root is None:
+            raise ConfigError('robust = "root" compares devices with data of yours: give it')
         if config.server_optimizer.name != "none":
             self._moments = parts.store.moments(config.plan, config.server_optimizer, checkpoint)
         opened = parts.store.opened
@@ -340,6 +343,7 @@ class RoundsCourse:
             moments=self._moments,
             threads=parts.threads,
             scratch=parts.store.scratch,
+            root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
         state = self._state = replace(state, fleet=self._taught(commit))
         scores = parts.score(self._config)

@@ -39,7 +39,7 @@ from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
-from coordinator.service.close import open_memory
+from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.outgoing.outlet import BrokerOutlet
@@ -119,6 +119,7 @@ class Service:
         *,
         open_link: OpenLink,
         evaluate: Evaluate | None = None,
+        root: RootTrainer | None = None,
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
         watchdog: Watchdog | None = None,
@@ -170,7 +171,7 @@ class Service:
             retained=config.retained_chunks,
         )
         try:
-            self._parts, self._course = self._begin(config, evaluate)
+            self._parts, self._course = self._begin(config, evaluate, root)
             self._callers.know(self._course.state.devices)
         except BaseException:
             self._link.close()
@@ -178,7 +179,7 @@ class Service:
             raise
 
     def _begin(
-        self, config: ServiceConfig, evaluate: Evaluate | None
+        self, config: ServiceConfig, evaluate: Evaluate | None, root: RootTrainer | None
     ) -> tuple[Parts, RoundsCourse | FragmentsCourse]:
         run, machine, keeping = self._run, self._machine, config.keeping
         journal, memory = Journal(run.folder / ROUND), None
@@ -208,6 +209,7 @@ class Service:
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
             fragments=isinstance(machine, FragmentsConfig),
+            root=root,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse

@@ -37,7 +37,7 @@ from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
-from coordinator.service.close import open_memory
+from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
@@ -117,12 +117,14 @@ class Federation:
         memory_type: MemoryType = "fp32",
         evaluate: Evaluate | None = None,
         runtime: LevelRuntime | None = None,
+        root: ArrayData | None = None,
     ) -> None:
         """`make_backend` is called once for each of the `threads` in which devices train.
 
         `memory_dir` is the folder of the rule's memory; None means RAM. `evaluate` measures the
         levels for every report, for example an `Evaluator`. Without it, devices survey the levels
-        of a model with BatchNorm, if there is a `runtime` for them. Raises `ConfigError`.
+        of a model with BatchNorm, if there is a `runtime` for them. `root` is the coordinator's
+        data for `robust = "root"`. Raises `ConfigError`.
         """
         if config.min_devices > len(members):
             raise ConfigError(
@@ -146,6 +148,7 @@ class Federation:
         self._timeline: Timeline[_Told | _Heard] = Timeline()
         self._now = 0.0
         self._idle = 0
+        self._root = None if root is None else RootTrainer(make_backend, root)
         backend = _PerThread(config.plan, make_backend)
         self._devices: dict[str, _Device] = {}
         for member in members:
@@ -206,6 +209,7 @@ class Federation:
             evaluate=self._evaluate,
             surveys=self._surveys,
             threads=self._threads,
+            root=self._root,
         )
         start = Checkpoint.first(config.plan, model.theta, model.buffers)
         if isinstance(config, FragmentsConfig):

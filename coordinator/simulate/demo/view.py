@@ -382,6 +382,7 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
         "coverage_mean": done.report.coverage_mean,
         "trained_coverage_min": done.report.trained_coverage_min,
         "trained_blocks": done.report.trained_blocks,
+        "thin_share": done.report.thin_share,
         "oldest_uncovered": done.report.oldest_uncovered,
         "gap_bound": done.report.gap_bound,
         "oldest_memory": done.report.oldest_memory,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from coordinator.aggregate.arrivals import Arrival, Expected, check_arrival
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import RamMoments, ServerOptimizer
+from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
@@ -37,6 +38,7 @@ from tests.property.strategies import Choice, plans, random_choice, seeds
 
 MAX_STALENESS = 3
 PLAIN = ServerOptimizer()
+UNDEFENDED = Robust()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def drive(
     from_zero: bool = False,
     say: Say = random_words,
     optimizer: ServerOptimizer = PLAIN,
+    robust: Robust = UNDEFENDED,
 ) -> Iterator[Step]:
     """Play a history. `from_zero`: every round begins at 0, so it ends at the rule's movement."""
     plan = history.plan
@@ -172,6 +175,7 @@ def drive(
         rounds=len(history.rounds),
         max_staleness=max_staleness,
         server_optimizer=optimizer,
+        robust=robust,
     )
     moments = RamMoments(optimizer, plan) if optimizer.starts else None
     memory = open_memory(config, folder, threads=threads)
@@ -321,10 +325,26 @@ def _word(plan: ModelPlan, arrival: Arrival) -> Word:
 # -- against the oracle ------------------------------------------------------------------------
 
 
-def assert_follows(history: History, rule: Rule, oracle: Oracle, *, threads: int = 1) -> None:
-    """The coordinator's model goes where the oracle says, in every round, but for float32."""
-    for step in drive(history, rule, max_staleness=oracle.max_staleness, threads=threads):
-        heard = step.heard
+def assert_follows(
+    history: History,
+    rule: Rule,
+    oracle: Oracle,
+    *,
+    threads: int = 1,
+    robust: Robust = UNDEFENDED,
+    clip: Callable[[Heard, Sequence[Word]], tuple[Heard, Sequence[Word]]] | None = None,
+    rounding: float = 4e-6,
+    say: Say = random_words,
+) -> None:
+    """The coordinator's model goes where the oracle says, in every round, but for float32.
+
+    `clip`: what becomes of the movements of a round before the oracle hears them.
+    """
+    most = oracle.max_staleness
+    for step in drive(history, rule, max_staleness=most, threads=threads, robust=robust, say=say):
+        heard, late = step.heard, step.late
+        if clip is not None:
+            heard, late = clip(heard, late)
         moved = oracle.move(heard)
         words = [*heard.fresh, *heard.replayed, *oracle.past]
         sizes = [
@@ -335,6 +355,6 @@ def assert_follows(history: History, rule: Rule, oracle: Oracle, *, threads: int
         sizes += [float(np.abs(theta).max()) for theta in heard.theta]
         ends = [theta + movement for theta, movement in zip(heard.theta, moved, strict=True)]
         error = float(np.abs(step.theta - np.concatenate(ends)).max())
-        bound = 4e-6 * max(sizes) * max(1.0, oracle.server_rate)
+        bound = rounding * max(sizes) * max(1.0, oracle.server_rate)
         assert error <= bound, f"round {heard.round}: {error} above {bound}"
-        oracle.remember(heard, step.late)
+        oracle.remember(heard, late)

@@ -65,6 +65,8 @@ class Oracle:
     correction: str = "coverage"
     population: str = "holders"
     horizon: int = 8
+    average: Callable[[Sequence[Weighed]], Values | float] = lambda terms: mean(terms)
+    """The mean over the movements of a block that a rule takes."""
     past: list[Word] = field(default_factory=list)
 
     def move(self, heard: Heard) -> list[Values]:
@@ -128,7 +130,7 @@ def at_rate(word: Word, block: int, heard: Heard) -> Values:
 
 def ra_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     """`Γ = 0`: keep. Else the mean of `D_n` over `N_i`."""
-    return mean(
+    return oracle.average(
         [(oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks]
     )
 
@@ -152,8 +154,9 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
             old = entries[word.device][1] if word.device in entries else fallback
             corrections.append((oracle.weight(word), word.blocks[block] - old))
     if oracle.correction == "coverage":
-        return memory + mean(corrections)
-    return memory + share(corrections, oracle.everybody(heard))
+        return memory + oracle.average(corrections)
+    weight, everybody = sum(weight for weight, _ in corrections), oracle.everybody(heard)
+    return memory + (oracle.average(corrections) * weight / everybody if everybody else 0.0)
 
 
 def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
@@ -173,9 +176,9 @@ def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     ]
     terms = trained + skipped
     if trained or not terms:
-        return mean(terms)
+        return oracle.average(terms)
     # c is all selected devices. Those of whom nothing is known weigh as the others do on average.
-    return mean(terms) * len(terms) / heard.selected
+    return oracle.average(terms) * len(terms) / heard.selected
 
 
 def strategy_2(oracle: Oracle, heard: Heard, block: int) -> Values | float:
@@ -188,7 +191,7 @@ def strategy_2(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         if word is not None:
             away = word.blocks[block] - heard.theta[block]
             terms.append((oracle.weight(word), away))
-    return mean(terms)
+    return oracle.average(terms)
 
 
 BLOCK_RULES: Mapping[str, Callable[[Oracle, Heard, int], Values | float]] = {

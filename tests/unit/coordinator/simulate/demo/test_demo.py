@@ -108,7 +108,7 @@ def test_chronicle_tells_what_each_round_took() -> None:
     device = DeviceRound("pixel-4", 0.5, "", bytes_down=34_500_000, bytes_up=26_300_000)
     report = RoundReport(
         round=1, devices=(device,), coverage_min=0, coverage_mean=0, trained_coverage_min=0,
-        trained_blocks=0, oldest_uncovered=0, gap_bound=None, oldest_memory=None,
+        trained_blocks=0, thin_share=0.0, oldest_uncovered=0, gap_bound=None, oldest_memory=None,
         compression_noise=0, skip_share=0, longest_skip=0, seconds=0,
     )  # fmt: skip
     half_j = 0.5 * 10.8 * 3600
