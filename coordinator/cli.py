@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
+from coordinator.operate.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.results import add_commands as add_result_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
@@ -64,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_result_commands(commands)
     _add_serve(commands)
     _add_run_commands(commands)
+    add_quarantine_commands(commands)
     add_join_commands(commands)
     add_identity_commands(commands)
     add_completion(commands, parser)

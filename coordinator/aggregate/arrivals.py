@@ -60,6 +60,8 @@ class Expected:
     groups: GroupsByAxis
     level: float
     samples: int
+    limit: float | None = None
+    """Longest movement that honest training makes of it (`bound.py`); None: there is no bound."""
 
 
 def check_arrival(
@@ -110,6 +112,12 @@ def check_arrival(
         if name.endswith(VARIANCE) and (array < 0).any():
             raise MovementRefused(f"statistic {name!r} is a variance below 0")
     scale = scale_of(plan, blocks, level=expected.level, learning_rate=learning_rate)
+    length = learning_rate * math.sqrt(float(scale.square @ plan.block_sizes[ids]))
+    if expected.limit is not None and not length <= expected.limit:
+        raise MovementRefused(
+            f"it is {length:.4g} long, and training by this round's rule moves weights by at most "
+            f"{expected.limit:.4g} (steps, learning_rate, momentum and clip_norm bound it)"
+        )
     objection = None if rms_limit is None else usual.objection(plan, scale, rms_limit)
     if objection is not None:
         raise MovementRefused(objection)

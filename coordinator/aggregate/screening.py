@@ -1,16 +1,23 @@
-"""Finds movements out of the ordinary: per-block RMS against the usual RMS of that level.
+"""Finds movements out of the ordinary, block by block: beside the past, and beside its cohort.
 
-Movements are compared per unit of learning rate, so a schedule does not look like an attack. A
-level is unknown until some movements of it were accepted; until then it is judged by the nearest
-known level. One movement cannot shift the usual RMS far: a block counts as at most twice the usual
-one.
+Movements are compared per unit of learning rate, so a schedule does not look like an attack.
+
+The past (`Usual`) is the usual RMS of every block at a level. A level is unknown until some
+movements of it were counted; until then it is judged by the nearest known level. One movement
+cannot shift the usual RMS far: a block counts as at most twice the usual one.
+
+The cohort (`cohort_objections`) is the movements of the same round. A block is judged by its median
+RMS over the movements of that level; where fewer than `MIN_COHORT` hold it, over all levels. As
+long as fewer than half of them are bad, the median is that of an honest one. It is the lower of two
+middle ones: two devices in a cohort of four cannot make themselves the yardstick.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +38,14 @@ PIECE = 2**20
 """Values squared at a time, unless a single block has more."""
 FLOOR = 0.01
 """No block is expected to move by less than this share of the RMS over all blocks of a level."""
+MIN_COHORT = 3
+"""Movements of a round that hold a block before they are compared with each other."""
+COHORT_FLOOR = 0.1
+"""As `FLOOR`, beside a cohort: of a few devices, most may leave a block alone."""
+USUAL = "usual/"
+"""Beginning of the names of arrays in a checkpoint that say what is usual."""
+TABLE = 2**21
+"""Most values of the table of which medians are taken at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +93,7 @@ class Usual:
 
     def _expected(self, scale: Scale) -> tuple[Float64, NDArray[np.bool_]] | None:
         """Find the usual mean square of the movement's blocks, and which of them can be judged."""
-        for key in sorted(self.levels, key=lambda level: abs(level - scale.level)):
+        for key in sorted(self.levels, key=lambda level: (abs(level - scale.level), level)):
             seen = self.levels[key]
             usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
             if known.any():
@@ -104,6 +119,85 @@ class Usual:
         share = np.maximum(1 / times[ids], MEMORY)
         square[ids] += share * (learned - square[ids])
         return Usual({**self.levels, key: _Seen(square, times)})
+
+
+def pack_usual(usual: Usual) -> dict[str, NDArray[Any]]:
+    """Return what is usual as named arrays, for a checkpoint."""
+    found: dict[str, NDArray[Any]] = {}
+    for level, seen in usual.levels.items():
+        found[f"{USUAL}{level}/square"] = seen.square
+        found[f"{USUAL}{level}/times"] = seen.times
+    return found
+
+
+def unpack_usual(arrays: Mapping[str, NDArray[Any]]) -> Usual:
+    """Read what is usual from a checkpoint's arrays. Raises `KeyError`, `ValueError`."""
+    names = [name for name in arrays if name.startswith(USUAL) and name.endswith("/square")]
+    levels = sorted(float(name.removeprefix(USUAL).removesuffix("/square")) for name in names)
+    return Usual(
+        {
+            level: _Seen(arrays[f"{USUAL}{level}/square"], arrays[f"{USUAL}{level}/times"])
+            for level in levels
+        }
+    )
+
+
+def cohort_objections(
+    plan: ModelPlan, cohort: Mapping[str, Scale], others: Mapping[str, Scale], limit: float
+) -> dict[str, str]:
+    """Return the devices with a block above `limit` times the cohort's median RMS, and the words.
+
+    `others` are judged too, but do not belong to the cohort: replays. The result does not depend on
+    the order of either.
+    """
+    levels: dict[float, list[Scale]] = {}
+    for scale in cohort.values():
+        levels.setdefault(_key(scale.level), []).append(scale)
+    over_all = _medians(plan.block_count, list(cohort.values()))
+    of_level = {
+        level: _medians(plan.block_count, scales) if len(levels) > 1 else over_all
+        for level, scales in levels.items()
+    }
+    found: dict[str, str] = {}
+    for name, scale in {**others, **cohort}.items():
+        own = of_level.get(_key(scale.level), over_all)[scale.ids]
+        usual = np.where(np.isnan(own), over_all[scale.ids], own)
+        known = np.isfinite(usual)
+        if not known.any():
+            continue
+        expected = np.maximum(usual, COHORT_FLOOR**2 * float(usual[known].mean()))
+        over = np.zeros(len(scale.ids))
+        np.divide(scale.square, expected, out=over, where=known & (expected > 0))
+        worst = int(np.argmax(over))
+        if over[worst] > limit**2:
+            block = int(scale.ids[worst])
+            tensor = plan.tensors[int(plan.block_tensors[block])].name
+            found[name] = (
+                f"block {block} of {tensor!r} moves by {math.sqrt(over[worst]):.3g} times the "
+                f"median RMS of this round's {len(cohort)} movements; the limit is {limit:g}"
+            )
+    return found
+
+
+def _medians(blocks: int, scales: Sequence[Scale]) -> Float64:
+    """Return the lower median of every block; NaN where too few movements hold it."""
+    medians = np.full(blocks, np.nan)
+    if len(scales) < MIN_COHORT:
+        return medians
+    width = max(1, TABLE // len(scales))
+    for start in range(0, blocks, width):
+        stop = min(start + width, blocks)
+        table = np.full((len(scales), stop - start), np.inf)
+        held = np.zeros(stop - start, dtype=np.int64)
+        for row, scale in zip(table, scales, strict=True):
+            first, last = np.searchsorted(scale.ids, (start, stop))
+            at = scale.ids[first:last] - start
+            row[at] = scale.square[first:last]
+            held[at] += 1
+        table.sort(axis=0)
+        middle = np.take_along_axis(table, np.maximum(held - 1, 0)[None] // 2, axis=0)[0]
+        medians[start:stop] = np.where(held >= MIN_COHORT, middle, np.nan)
+    return medians
 
 
 def scale_of(plan: ModelPlan, blocks: Blocks, *, level: float, learning_rate: float) -> Scale:

@@ -49,7 +49,7 @@ from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GraphError, MessageError
-from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
+from edge_sdk.protocol.messages.local_rule import CLIP_NORM, Classes, LocalRule, Widths
 from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -154,8 +154,10 @@ class RunTable:
     """Momentum of the devices; it starts at 0 every round."""
     weight_decay: NotNegative = same_as(LocalRule, "weight_decay")
     """Weight decay of the devices."""
-    clip_norm: Annotated[Positive | None, Example(1.0)] = same_as(LocalRule, "clip_norm")
-    """Norm to which longer gradients are clipped; without it, gradients are not clipped."""
+    clip_norm: Annotated[NotNegative | None, Example(20.0)] = None
+    """Norm to which longer gradients are clipped; 0 never clips. It bounds how far a device can
+    move the model, and a longer movement is rejected. Without it, 20, which training that goes well
+    hardly ever reaches, and 0 with a recipe."""
     sam_radius: NotNegative = same_as(LocalRule, "sam_radius")
     """Radius of sharpness-aware minimisation; 0 is plain SGD."""
     proximal: NotNegative = same_as(LocalRule, "proximal")
@@ -188,6 +190,10 @@ class RunTable:
     max_staleness: Count = same_as(RoundsConfig, "max_staleness")
     rms_limit: Annotated[float, Within(above=1)] = same_as(RunConfig, "rms_limit")
     """A movement with a block this many times larger than usual is rejected."""
+    cohort_limit: Annotated[float, Within(above=1)] = same_as(RoundsConfig, "cohort_limit")
+    """A movement with a block this many times larger than the median of its round is rejected."""
+    samples_limit: Annotated[float, Within(least=1)] = same_as(RunConfig, "samples_limit")
+    quarantine_after: Natural = same_as(RunConfig, "quarantine_after")
     robust: RobustName = same_as(Robust, "name")
     threads: Count = same_as(Keeping, "threads")
     keep_last: Count = same_as(Keeping, "keep_last")
@@ -260,7 +266,7 @@ class RoundTable:
     participants: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "participants")
     select: Selection = same_as(RoundsConfig, "select")
     over_selection: Annotated[float, Within(least=1)] = same_as(RoundsConfig, "over_selection")
-    quorum: Share = same_as(RoundsConfig, "quorum")
+    quorum: Annotated[Share | None, Example(0.9)] = same_as(RoundsConfig, "quorum")
     min_participants: Natural = same_as(RoundsConfig, "min_participants")
     target_accuracy: Annotated[Share | None, Example(0.95)] = same_as(
         RoundsConfig, "target_accuracy"
@@ -474,7 +480,8 @@ class ServeConfig:
         fitting = fitting_widths(rule, self.mask.name, alternatives=plan.has_alternatives)
         widths = run.widths or ("sandwich" if run.distillation else fitting)
         rescale = fitting_rescale(widths) if run.rescale is None else run.rescale
-        return _pick(LocalRule, run, widths=widths, rescale=rescale)
+        clip = (0 if run.recipe else CLIP_NORM) if run.clip_norm is None else run.clip_norm
+        return _pick(LocalRule, run, widths=widths, rescale=rescale, clip_norm=clip or None)
 
     @property
     def keeping(self) -> Keeping:

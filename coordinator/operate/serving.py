@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from coordinator.aggregate.bound import reach_of
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
 from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import FedRaa
@@ -24,6 +25,7 @@ from coordinator.masks import MASKS
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control import ControlCommand, ControlSocket
 from coordinator.operate.progress import ServeProgress
+from coordinator.operate.quarantine import quarantine_commands
 from coordinator.operate.taskfile import (
     compile_task,
     load_evaluation,
@@ -33,6 +35,7 @@ from coordinator.operate.taskfile import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, create_run, is_run
+from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from coordinator.task.saved_model import check_folder_free
 from edge_sdk.program.files import remove, write_whole
@@ -226,7 +229,9 @@ def serve(
         )
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
-        joining = stack.enter_context(_join(config, run, entrance))
+        requests: Requests[Service] = Requests()
+        commands = quarantine_commands(requests)
+        joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
@@ -239,6 +244,7 @@ def serve(
             evaluate=evaluate,
             root=root,
             watchdog=watchdog,
+            requests=requests,
         )
         try:
             service.serve(stop)
@@ -248,10 +254,15 @@ def serve(
 
 
 @contextmanager
-def _join(config: ServeConfig, run: Run, entrance: Entrance | None) -> Iterator[Joining | None]:
+def _join(
+    config: ServeConfig,
+    run: Run,
+    entrance: Entrance | None,
+    commands: dict[str, ControlCommand],
+) -> Iterator[Joining | None]:
     """Let devices join, if they can, and answer commands about the run."""
     with ExitStack() as stack:
-        joining, commands = None, dict[str, ControlCommand]()
+        joining = None
         if entrance is not None:
             from coordinator.operate.joining.opening import open_joining
 
@@ -327,6 +338,7 @@ def start_report(
         )
     ):
         yield f"{'' if number else 'levels':10} {sentence}"
+    yield f"screening  {screening(machine)}"
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
     own = f" (embedded; for programs on this machine: {run.folder / BROKER_FILE})"
@@ -337,6 +349,23 @@ def start_report(
     for finding in () if facts is None else facts.findings():
         if finding.verdict != "good":
             yield f"           {finding.name}: {finding.text}"
+
+
+def screening(machine: RoundsConfig | FragmentsConfig) -> str:
+    """Say in a line what bounds the movement of a device."""
+    reach = reach_of(machine.local_rule, machine.steps)
+    beside = "those of its round" if isinstance(machine, RoundsConfig) else "the past"
+    if reach is None:
+        return (
+            "gradients are not clipped, so nothing bounds a movement before others are known; it "
+            f"is judged beside {beside} (run.clip_norm)"
+        )
+    decay = f" + {reach.decay:.3g} of the weights' norm" if reach.decay else ""
+    clip = machine.local_rule.clip_norm
+    return (
+        f"a movement is at most {reach.gradients:.4g}{decay} long (clip_norm {clip:g}), and is "
+        f"judged beside {beside}"
+    )
 
 
 def join_report(

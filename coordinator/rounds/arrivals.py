@@ -1,4 +1,4 @@
-"""Arriving movements and replays of a synchronous run: counted, put into memory, or refused.
+"""Arriving movements and replays of a synchronous run: kept, put into memory, or refused.
 
 Part of the machine in `synchronous.py`, which has its table and rules.
 """
@@ -10,6 +10,7 @@ from dataclasses import replace
 from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Accept, Keep, Send
 from coordinator.rounds.persistent import as_persistent
+from coordinator.rounds.reputation import declines
 from coordinator.rounds.state import (
     PastRound,
     RoundPhase,
@@ -38,32 +39,36 @@ def settled(
         return receipt_of(device, wanted, Outcome.REJECTED, future)
     current = wanted == state.round
     collects = current and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
-    if current and device in (state.counted if answers is None else state.replayed):
-        return receipt_of(device, wanted, Outcome.COUNTED)
+    open = collects or (current and state.phase is RoundPhase.CLOSING)
+    if open and device in (state.kept if answers is None else state.replayed):
+        return receipt_of(device, wanted, Outcome.KEPT)
     if answers is not None:
         late = receipt_of(device, answers, Outcome.LATE, _is_closed(state, answers))
         return None if collects else late
     if collects:
-        return None if device in state.assigned else _unasked(device, round)
+        return None if device in state.assigned else _unasked(state, device, round)
     past = state.past.get(round)
     if past is None:
         old = f"round {round} is more than {config.max_staleness} rounds old, or was interrupted"
         return receipt_of(device, round, Outcome.LATE, old)
     if device in past.outcomes:
-        return receipt_of(device, round, past.outcomes[device])
+        return receipt_of(device, round, past.outcomes[device], past.reasons.get(device, ""))
     if device not in past.expected:
-        return _unasked(device, round)
+        return _unasked(state, device, round)
+    if declined := declines(state.fleet.standings, device):
+        return receipt_of(device, round, Outcome.REJECTED, declined)
     if not remembers(config, state):
         return receipt_of(device, round, Outcome.LATE, _is_closed(state, round))
     return None
 
 
-def _unasked(device: str, round: int) -> Send:
+def _unasked(state: RoundsState, device: str, round: int) -> Send:
     reason = (
         f"{device!r} has no assignment in round {round}: it got none, withdrew, or was already "
         "rejected"
     )
-    return receipt_of(device, round, Outcome.REJECTED, reason)
+    known = state.refused.get(device, reason) if round == state.round else reason
+    return receipt_of(device, round, Outcome.REJECTED, known)
 
 
 def on_offer(config: RoundsConfig, state: RoundsState, offer: Offer) -> Step:
@@ -86,11 +91,11 @@ def on_movement(
     if device in state.keeping:
         return state, []
     try:
-        arrival = _checked(config, state, movement, expected_of(state, device))
+        arrival = _checked(config, state, movement, expected_of(config, state, device))
     except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
-    state = replace(state, keeping=state.keeping.adding(device))
-    return _learned(state, arrival), [Keep(round, arrival, upload)]
+    state = replace(state, keeping=state.keeping.putting(device, arrival.scale))
+    return state, [Keep(round, arrival, upload)]
 
 
 def _on_late(
@@ -106,9 +111,10 @@ def _on_late(
     try:
         arrival = _checked(config, state, movement, past.expected.get(device))
     except MovementRefused as refusal:
+        state = replace(state, refused=state.refused.putting(device, str(refusal)))
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
     state = replace(state, keeping_late=state.keeping_late.adding((device, round)))
-    return _learned(state, arrival), [Keep(round, arrival, upload)]
+    return state, [Keep(round, arrival, upload)]
 
 
 def on_replay(
@@ -136,8 +142,8 @@ def on_replay(
         arrival = _checked(config, state, movement, expected)
     except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
-    state = replace(state, keeping_replays=state.keeping_replays.adding(device))
-    return _learned(state, arrival), [Keep(replay.round, arrival, upload)]
+    state = replace(state, keeping_replays=state.keeping_replays.putting(device, arrival.scale))
+    return state, [Keep(replay.round, arrival, upload)]
 
 
 def _checked(
@@ -154,20 +160,20 @@ def _checked(
     )
 
 
-def _learned(state: RoundsState, arrival: Arrival) -> RoundsState:
-    usual = state.fleet.usual.learn(arrival.scale)
-    return replace(state, fleet=replace(state.fleet, usual=usual))
-
-
 def _reject(state: RoundsState, device: str, refusal: str) -> Step:
     """Refuse a movement for the current round and stop waiting for its device."""
     receipt = receipt_of(device, state.round, Outcome.REJECTED, refusal)
     bid = state.bids.get(device)
+    state = replace(state, refused=state.refused.putting(device, refusal))
     if device not in state.assigned and not (bid is not None and bid.replays):
         return state, [receipt]
+    return withdraw(state, refused_bid(device, state.round, refusal)), [receipt]
+
+
+def refused_bid(device: str, round: int, refusal: str) -> Bid:
+    """Return the skip that stands for a device whose movement was refused."""
     reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
-    skip = Bid(device=device, round=state.round, level=None, reason=reason)
-    return withdraw(state, skip), [receipt]
+    return Bid(device=device, round=round, level=None, reason=reason)
 
 
 def withdraw(state: RoundsState, skip: Bid) -> RoundsState:
@@ -188,27 +194,24 @@ def on_kept(config: RoundsConfig, state: RoundsState, device: str, round: int) -
         raise StateError(f"round {round} has no movement of {device!r} that could be kept")
     current = round == state.round and state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
     if current and device in state.keeping:
-        counted, keeping = state.counted.adding(device), state.keeping.dropping(device)
-        state = replace(state, counted=counted, keeping=keeping)
+        kept = state.kept.putting(device, state.keeping[device])
+        state = replace(state, kept=kept, keeping=state.keeping.dropping(device))
     elif current and device in state.keeping_replays:
         state = replace(
             state,
-            replayed=state.replayed.adding(device),
+            replayed=state.replayed.putting(device, state.keeping_replays[device]),
             replaying=state.replaying.dropping(device),
             keeping_replays=state.keeping_replays.dropping(device),
         )
-    elif current and (device in state.counted or device in state.replayed):
+    elif current and (device in state.kept or device in state.replayed):
         raise StateError(f"the movement of {device!r} was kept twice")
     else:
         return _on_kept_late(config, state, device, round)
-    return state, [receipt_of(device, round, Outcome.COUNTED)]
+    return state, [receipt_of(device, round, Outcome.KEPT)]
 
 
 def unkept(state: RoundsState, device: str, round: int) -> RoundsState:
-    """Note that a device's upload could not be stored; the round still waits for it.
-
-    Its scale stays part of the usual size, because the movement itself was sound.
-    """
+    """Note that a device's upload could not be stored; the round still waits for it."""
     state = replace(state, keeping_late=state.keeping_late.dropping((device, round)))
     if round != state.round:
         return state
@@ -223,7 +226,8 @@ def _on_kept_late(config: RoundsConfig, state: RoundsState, device: str, round: 
     past = state.past.get(round)
     state = replace(state, keeping_late=state.keeping_late.dropping((device, round)))
     if past is not None and device in past.outcomes:
-        return state, [receipt_of(device, round, past.outcomes[device])]
+        outcome, reason = past.outcomes[device], past.reasons.get(device, "")
+        return state, [receipt_of(device, round, outcome, reason)]
     takes = past is not None and device in past.expected and remembers(config, state)
     if past is None or not takes:
         why = "the round closed, or the device withdrew, before the movement was stored"

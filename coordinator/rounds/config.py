@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.aggregate.arrivals import Expected, GroupsByAxis
+from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import FedRaa, Rule
 from coordinator.errors import ConfigError
@@ -13,7 +19,7 @@ from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.program.settings import Count, Natural, Seconds, Share, Within, check_fields
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.messages.round import MAX_LEVELS, RoundOpen
+from edge_sdk.protocol.messages.round import MAX_LEVELS, Bid, RoundOpen
 from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -40,6 +46,12 @@ class RunConfig:
     """Encoding of movements: fp32, fp16, int8 or top-k:0.1, each alone or with +zstd behind it."""
     rms_limit: Annotated[float | None, Within(above=1)] = 100.0
     """A movement with a block this many times larger than usual is rejected; `None` means never."""
+    samples_limit: Annotated[float, Within(least=1)] = 5.0
+    """Most samples that a device counts with, in multiples of the median that the round's devices
+    claim: nobody can check the number."""
+    quarantine_after: Natural = 3
+    """Rounds in a row in which a device's movement is rejected, after which its bids are declined
+    until `tessera-coordinator allow`; 0 means never."""
     bid_s: Seconds = 10.0
     """Seconds to wait for bids."""
     train_deadline_s: Seconds = 600.0
@@ -65,6 +77,25 @@ class RunConfig:
         choices = level_choices(self.masks, self.plan, self.levels)
         levels = tuple(LevelScore(level, groups) for level, groups in choices.items())
         return LevelScores(levels, self.local_rule.rescale)
+
+    def limit(self, groups: GroupsByAxis, norms: NDArray[np.float64] | None) -> float | None:
+        """Return the longest movement of these groups that honest training makes.
+
+        `norms` are the squared norms, per block, of the model it starts from. None: there is no
+        bound, because gradients are not clipped or the norms are not known.
+        """
+        reach = reach_of(self.local_rule, self.steps)
+        if reach is None or norms is None:
+            return None
+        held = self.plan.block_ids(self.plan.choose(groups))
+        factor = wire_factor(self.up, self.plan.block_sizes[held])
+        return factor * reach.limit(math.sqrt(float(norms[held].sum())))
+
+    def expected(
+        self, groups: GroupsByAxis, bid: Bid, norms: NDArray[np.float64] | None
+    ) -> Expected:
+        """Return the task of a device that got these groups for its bid."""
+        return Expected(groups, bid.level or 1.0, bid.samples, self.limit(groups, norms))
 
     def narrower(self, round: int) -> Narrower:
         """Return the submodels that a device may train beside its own in a round."""

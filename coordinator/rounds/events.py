@@ -55,6 +55,13 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """An operator holds nothing against a device any more."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 

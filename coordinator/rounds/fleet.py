@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.screening import Usual
+from coordinator.aggregate.screening import Scale, Usual
 from coordinator.rounds.persistent import PersistentMap
+from coordinator.rounds.reputation import Standings
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
+
+MIN_CLAIMS = 3
+"""Claims of samples that have a median of their own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,9 +79,11 @@ class FleetRecord:
     total_samples: int = 0
     """Training samples of all devices together."""
     usual: Usual = field(default_factory=Usual)
-    """Usual size of movements at each level."""
+    """Usual size of movements at each level, of those that counted."""
+    standings: Standings = field(default_factory=PersistentMap)
+    """Devices that were refused or stayed silent."""
     norms: NDArray[np.float64] | None = None
-    """Per block, the squared norm of the global weights; None if the policy does not use them."""
+    """Per block, the squared norm of the global weights; None if they are not known."""
 
     def heard(self, bids: Iterable[Bid]) -> FleetRecord:
         """Return the record updated with the facts in a round's bids."""
@@ -93,6 +100,28 @@ class FleetRecord:
             total_samples=self.total_samples + sum(more.values()),
             teachers=self.teachers.resampled(more),
         )
+
+    def capped(self, bids: Iterable[Bid], factor: float) -> list[Bid]:
+        """Return a round's bids with no more samples than `factor` times their median.
+
+        Nobody can check the number that a device claims. Fewer than three claims have no median
+        worth the name: then the mean of all devices heard so far is one of them.
+        """
+        found = list(bids)
+        said = [bid.samples for bid in found if bid.samples]
+        if len(said) < MIN_CLAIMS and self.total_samples:
+            said.append(self.total_samples // len(self.samples))
+        if not said:
+            return found
+        most = math.ceil(factor * sorted(said)[(len(said) - 1) // 2])
+        return [replace(bid, samples=most) if bid.samples > most else bid for bid in found]
+
+    def learned(self, scales: Mapping[str, Scale]) -> FleetRecord:
+        """Return the record once these movements counted, whatever their order."""
+        usual = self.usual
+        for name in sorted(scales):
+            usual = usual.learn(scales[name])
+        return replace(self, usual=usual)
 
     def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
         """Return the record after a round in which these devices trained these groups."""

@@ -7,6 +7,8 @@ Each device works at its own pace. For one device, while the run lasts:
     –          Joined                      ASKED     Send(RoundOpen), once enough devices joined
     ASKED      Bid (level)                 TRAINING  Reserve, Send(Assignment)
     ASKED      Bid (skip)                  RESTING   –
+    ASKED      Bid (level) of a device     RESTING   Send(Receipt: rejected, with the reason)
+               that is quarantined
     TRAINING   Bid (skip): withdrawn       RESTING   Release
     TRAINING   Bid (level): it restarted   TRAINING  Send(Assignment) again
     TRAINING   Movement that fits          KEEPING   Keep
@@ -30,21 +32,37 @@ Rules:
   counts as a skip.
 - `Reserve` keeps the fragment in its current state: the device fetches it, and the rule uses it
   again.
+- Arrivals have no cohort: they are judged by the longest movement that training can make and by
+  the usual size of the past, at once, and their receipts are verdicts. A claim of samples is
+  judged by the mean of earlier ones.
 - A message at the wrong time is ignored or receipted; a `Kept` at the wrong time raises.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
 from coordinator.aggregate.rules import FedRaa
 from coordinator.masks import Situation
 from coordinator.rounds.config import RunConfig
-from coordinator.rounds.events import Accept, Joined, Keep, Kept, Left, Send, Tick, Uploaded
+from coordinator.rounds.events import (
+    Accept,
+    Joined,
+    Keep,
+    Kept,
+    Left,
+    Released,
+    Send,
+    Tick,
+    Uploaded,
+)
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
+from coordinator.rounds.reputation import closed, declines, released
 from edge_sdk.program.settings import Count, Seconds
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
@@ -107,7 +125,7 @@ class Apply:
     round: int
 
 
-Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Tick
+Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Released | Tick
 Effect = Send | Accept | Keep | Reserve | Release | Apply
 
 
@@ -120,6 +138,8 @@ class DeviceWork:
     deadline: float
     bid: Bid | None = None
     groups: GroupsByAxis | None = None
+    limit: float | None = None
+    """Longest movement that honest training makes of them; None: there is no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +201,9 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
             return state, [_no_replays(replay.movement.device, replay.round)]
         case Kept(device, round):
             return _on_kept(config, state, device, round, now)
+        case Released(device):
+            standings = released(state.fleet.standings, device)
+            return replace(state, fleet=replace(state.fleet, standings=standings)), []
         case Tick():
             return _on_tick(config, state, now)
         case _:
@@ -260,6 +283,10 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
             bid = replace(bid, level=None, reason=reason)
         if bid.level is None:
             return _rest(config, state, bid, now), []
+        if declined := declines(state.fleet.standings, bid.device):
+            skip = replace(bid, level=None, reason=f"skip: {declined}"[:MAX_REASON_CHARACTERS])
+            rejected = _receipt(bid.device, bid.round, Outcome.REJECTED, declined)
+            return _rest(config, state, skip, now), [rejected]
         return _assign(config, state, bid, now)
     if work.stage is Stage.TRAINING and bid.level is None:
         state = _unburdened(config, state, work)
@@ -272,7 +299,8 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
 
 def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> Step:
     work, device = state.work[bid.device], bid.device
-    fleet = state.fleet.heard([bid])
+    (capped,) = state.fleet.capped([bid], config.samples_limit)
+    fleet = state.fleet.heard([capped])
     situation = Situation(
         plan=config.plan,
         round=work.round,
@@ -283,7 +311,14 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         stream=stream(config.seed, "masks", work.round),
     )
     groups = config.masks(situation)[device]
-    training = DeviceWork(Stage.TRAINING, work.round, now + config.train_deadline_s, bid, groups)
+    training = DeviceWork(
+        Stage.TRAINING,
+        work.round,
+        now + config.train_deadline_s,
+        capped,
+        groups,
+        config.limit(groups, fleet.norms),
+    )
     under_way = _under_way(config, state) + config.plan.coverage([groups])
     state = _with_work(replace(state, fleet=fleet, under_way=under_way), device, training)
     send = Send(device, _assignment(device, work.round, groups))
@@ -360,6 +395,7 @@ def _on_movement(
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
         skip = Bid(device=device, round=round, level=None, reason=reason)
         state = _rest(config, _unburdened(config, state, work), skip, now)
+        state = _judged(config, state, refused={device: str(refusal)})
         rejected = _receipt(device, round, Outcome.REJECTED, str(refusal))
         return state, [Release(device, round), rejected]
     fleet = replace(state.fleet, usual=state.fleet.usual.learn(arrival.scale))
@@ -378,6 +414,7 @@ def _on_kept(
         raise StateError(f"no movement of {device!r} is being stored for round {round}")
     groups = {} if work.groups is None else work.groups
     version = state.version + 1
+    state = _judged(config, state, counted=[device])
     state = replace(
         _unburdened(config, state, work),
         version=version,
@@ -423,7 +460,26 @@ def _on_tick(config: FragmentsConfig, state: FragmentsState, now: float) -> Step
 def _expected(work: DeviceWork) -> Expected | None:
     if work.groups is None or work.bid is None:
         return None
-    return Expected(work.groups, work.bid.level or 1.0, work.bid.samples)
+    return Expected(work.groups, work.bid.level or 1.0, work.bid.samples, work.limit)
+
+
+def _judged(
+    config: FragmentsConfig,
+    state: FragmentsState,
+    *,
+    counted: Sequence[str] = (),
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> FragmentsState:
+    """Return the state once a movement counted or was refused."""
+    standings = closed(
+        state.fleet.standings,
+        state.openings,
+        counted=counted,
+        refused=refused,
+        silent=(),
+        quarantine_after=config.quarantine_after,
+    )
+    return replace(state, fleet=replace(state.fleet, standings=standings))
 
 
 def _receipt(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:

@@ -93,6 +93,8 @@ class RoundReport:
     """The run's levels, largest first."""
     deploy: float | None = None
     """The level to deploy: the most accurate one, the smallest of equals; None if not known."""
+    quarantined: tuple[str, ...] = ()
+    """Devices whose bids are declined from now on."""
 
     @property
     def accuracy(self) -> float | None:

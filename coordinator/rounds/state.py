@@ -16,6 +16,7 @@ from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.pairings import check_growth
 from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import Rule
+from coordinator.aggregate.screening import Scale
 from coordinator.errors import ConfigError
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import (
@@ -25,6 +26,7 @@ from coordinator.rounds.events import (
     Keep,
     Kept,
     Left,
+    Released,
     Send,
     Tick,
     Uploaded,
@@ -41,6 +43,7 @@ from edge_sdk.program.settings import (
 )
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.protocol.plan.plan import Chosen
 
 Selection = Literal["before", "after"]
 """When a round's devices are drawn: before they decide, or after, among their offers."""
@@ -48,6 +51,9 @@ Selection = Literal["before", "after"]
 
 ROUNDING = 1e-9
 """Room for rounding: 50 × 1.1 is 55, not 56."""
+NEARLY = 0.95
+"""Share of the movements of a round after which the rest no longer have all the time; below 20
+movements, all of them."""
 
 
 Best = tuple[float, int]
@@ -82,8 +88,14 @@ class RoundsConfig(RunConfig):
     among those that offer to train. Asynchronous rules select nobody."""
     over_selection: Annotated[float, Within(least=1)] = 1.0
     """Factor by which more devices are drawn than movements are wanted: some never finish."""
-    quorum: Share = 1.0
-    """Share of the wanted movements at which a round closes without waiting for the rest."""
+    quorum: Annotated[Share | None, Example(0.9)] = None
+    """Share of the wanted movements at which a round closes without waiting for the rest. Without
+    it, a round of fewer than 20 waits for all until its deadline, and of more it gives the last 5 %
+    as much time again as the others took: one in many devices is always slow, out of reach or
+    switched off."""
+    cohort_limit: Annotated[float | None, Within(above=1)] = 20.0
+    """A movement with a block this many times larger than the median of its round is rejected;
+    `None` means never."""
     min_participants: Natural = 1
     """Offers below which a round is void: nothing is trained, and it does not count."""
     target_accuracy: Annotated[Share | None, Example(0.95)] = None
@@ -197,7 +209,9 @@ class Committed:
     accuracy: float | None = None
 
 
-Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Committed | Tick
+Event = (
+    Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Committed | Released | Tick
+)
 """Messages from devices, and local events."""
 
 
@@ -205,9 +219,10 @@ Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Comm
 class Commit:
     """Apply the rule and answer with `Committed`. All names are sorted.
 
-    `fresh` and `replayed` are the devices whose movement, or replay, was kept for this round;
-    `silent` devices were selected and sent neither; `late` holds (device, round) of movements for
-    memory.
+    `fresh` and `replayed` are the devices whose movement, or replay, counts in this round;
+    `silent` devices were selected and sent neither, or it was refused; `late` holds (device, round)
+    of movements for memory; `refused` are devices whose kept movement or replay does not count
+    beside those of others, with the reason.
     """
 
     round: int
@@ -215,6 +230,7 @@ class Commit:
     replayed: tuple[str, ...]
     silent: tuple[str, ...]
     late: tuple[tuple[str, int], ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 Effect = Broadcast | Send | Accept | Keep | Commit
@@ -226,6 +242,10 @@ class PastRound:
 
     expected: Mapping[str, Expected]
     outcomes: Mapping[str, Outcome]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why movements were rejected."""
+    train_by: float | None = None
+    """The round's deadline for movements; None if it was in an earlier process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +256,8 @@ class OpenRound:
     selected: Set[str]
     bids: Mapping[str, Bid]
     assigned: Mapping[str, GroupsByAxis]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Devices of which a movement was refused, with the reason."""
     closed: bool = False
     """True if the round was closed and its commit waited for a survey: nothing more counts."""
 
@@ -251,6 +273,10 @@ class RoundsState:
     """Latest time to send `Tick`; None if there is no deadline."""
     train_by: float | None = None
     """While training: deadline for movements of devices that are present."""
+    away_by: float | None = None
+    """While only devices that left owe a movement: the deadline for them."""
+    rest_by: float | None = None
+    """Once almost all movements of many are here: the deadline for the rest."""
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
     """All devices that ever joined."""
     present: PersistentSet[str] = field(default_factory=PersistentSet)
@@ -267,13 +293,21 @@ class RoundsState:
     assigned: PersistentMap[str, GroupsByAxis] = field(default_factory=PersistentMap)
     replaying: PersistentSet[str] = field(default_factory=PersistentSet)
     """While training: devices that announced a replay which is not stored yet."""
-    keeping: PersistentSet[str] = field(default_factory=PersistentSet)
-    """Devices whose movement of this round is being stored."""
-    keeping_replays: PersistentSet[str] = field(default_factory=PersistentSet)
+    spare: frozenset[str] = frozenset()
+    """Devices with an assignment that the round does not wait for."""
+    keeping: PersistentMap[str, Scale] = field(default_factory=PersistentMap)
+    """Movements of this round that are being stored."""
+    keeping_replays: PersistentMap[str, Scale] = field(default_factory=PersistentMap)
     keeping_late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """(device, round) of movements of closed rounds that are being stored."""
-    counted: PersistentSet[str] = field(default_factory=PersistentSet)
-    replayed: PersistentSet[str] = field(default_factory=PersistentSet)
+    kept: PersistentMap[str, Scale] = field(default_factory=PersistentMap)
+    """Movements of this round that are stored. Which of them count is decided at the close."""
+    replayed: PersistentMap[str, Scale] = field(default_factory=PersistentMap)
+    """Replays that are stored, likewise."""
+    refused: PersistentMap[str, str] = field(default_factory=PersistentMap)
+    """Devices of which a movement was refused since the last commit, with the reason."""
+    objections: Mapping[str, str] = field(default_factory=dict)
+    """While closing: devices whose kept movement or replay does not count, with the reason."""
     late: PersistentSet[tuple[str, int]] = field(default_factory=PersistentSet)
     """Movements of closed rounds that are stored and enter memory at the next commit."""
     past: Mapping[int, PastRound] = field(default_factory=dict)
@@ -284,12 +318,24 @@ class RoundsState:
 Step = tuple[RoundsState, list[Effect]]
 
 
-def expected_of(state: RoundsState, device: str) -> Expected | None:
+def expected_of(config: RoundsConfig, state: RoundsState, device: str) -> Expected | None:
     """A device's work in the current round; None if it has none."""
     groups, bid = state.assigned.get(device), state.bids.get(device)
     if groups is None or bid is None:
         return None
-    return Expected(groups, bid.level or 1.0, bid.samples)
+    return config.expected(groups, bid, state.fleet.norms)
+
+
+def expected_of_all(config: RoundsConfig, state: RoundsState) -> dict[str, Expected]:
+    """The work of every device in the current round that has any."""
+    limits: dict[Chosen, float | None] = {}
+    found: dict[str, Expected] = {}
+    for name, groups in state.assigned.items():
+        if (chosen := config.plan.choose(groups)) not in limits:
+            limits[chosen] = config.limit(groups, state.fleet.norms)
+        if (bid := state.bids.get(name)) is not None:
+            found[name] = Expected(groups, bid.level or 1.0, bid.samples, limits[chosen])
+    return found
 
 
 def receipt_of(device: str, round: int, outcome: Outcome, reason: str = "") -> Send:

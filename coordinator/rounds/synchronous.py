@@ -19,20 +19,27 @@
     TRAINING  Movement that fits             TRAINING  Keep
     BIDDING,  Replay that fits               same      Keep
     TRAINING
-    BIDDING,  Kept                           same      Send(Receipt: counted)
+    BIDDING,  Kept                           same      Send(Receipt: kept)
     TRAINING
+    BIDDING,  Bid (level) of a device that   same      Send(Receipt: rejected, with the reason)
+    TRAINING  is quarantined
     TRAINING  Movement, Replay: unfit        TRAINING  Send(Receipt: rejected); no longer waited for
     TRAINING  Bid (skip): withdrawn          TRAINING  –
     TRAINING  Bid (level) of a device with   TRAINING  Send(Assignment) again: it restarted
               an assignment
     TRAINING  Left: all still awaited        TRAINING  –; the deadline is `away_s` from now
     TRAINING  Joined: one of them is back    TRAINING  –; the earlier deadline holds again
+    TRAINING  almost all of many are kept    TRAINING  –; the deadline is as far away as the
+                                                       assignments, in the past, are
     TRAINING  enough kept, or the deadline   CLOSING   Commit
-    CLOSING   Committed                      BIDDING   Broadcast(RoundClosed), Broadcast(RoundOpen)
-                                             FINISHED  Broadcast(RoundClosed), after the last round
-                                                       or when a stop condition is met
-                                             WAITING   Broadcast(RoundClosed), if fewer than
+    CLOSING   Committed                      BIDDING   Send(Receipt: counted or rejected) for every
+                                                       movement and replay that was kept, then
+                                                       Broadcast(RoundClosed), Broadcast(RoundOpen)
+                                             FINISHED  the same without the opening, after the last
+                                                       round or when a stop condition is met
+                                             WAITING   the same without the opening, if fewer than
                                                        `min_devices` are present
+    any       Released                       same      –; a device's bids are answered again
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -45,12 +52,22 @@ Rules:
   the wrong time (`Kept`, `Committed`) raises `StateError` and changes nothing.
 - A movement counts once: while the first copy is being stored a second one is ignored, and later
   it gets the first one's receipt again.
+- A movement is judged three times. On arrival: its form, the longest movement that training can
+  make (`aggregate/bound.py`), and the usual size of the past. At the close: its size beside the
+  others of the round. So its receipt says *kept*, and the verdict follows with the commit; until
+  then a repeated movement gets *kept* again, and afterwards the verdict. What is usual is learnt
+  at the close, from those that count, in order of their names. Late movements have no cohort:
+  their receipt is the verdict.
+- Samples are those of the bids, but at most `samples_limit` times the median of the round.
+- Devices that are quarantined are neither drawn nor counted as present; rounds do not wait for
+  spare ones (`reputation.py`).
 - Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
   its device's assignment in the round it names.
 - If only whole models are useful, devices are told so when the round opens, and a lower offer still
   counts as a skip, because a device may not have understood.
 - With `participants`, `participants` × `over_selection` devices are drawn, except in a warm-up; the
-  round closes when `quorum` of the wanted movements are here.
+  round closes when `quorum` of the wanted movements are here. Without a quorum it waits for all; of
+  20 or more, the last 5 % get as much time again as the others took.
 - `select = "before"` draws of all devices that are present when the round opens; the draw depends
   on their names, the seed and the round alone. The round is by invitation: all other devices wait
   for the next one and are counted nowhere. A drawn device that leaves or stays silent is a skip.
@@ -66,26 +83,47 @@ Rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregate.screening import cohort_objections
 from coordinator.masks import Situation, level_choices
 from coordinator.rounds.arrivals import (
     on_kept,
     on_movement,
     on_offer,
     on_replay,
+    refused_bid,
     replay_within,
     withdraw,
 )
-from coordinator.rounds.events import Broadcast, Joined, Keep, Kept, Left, Send, Tick, Uploaded
+from coordinator.rounds.events import (
+    Broadcast,
+    Joined,
+    Keep,
+    Kept,
+    Left,
+    Released,
+    Send,
+    Tick,
+    Uploaded,
+)
 from coordinator.rounds.fleet import new_fleet
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
+from coordinator.rounds.reputation import (
+    GOOD,
+    closed,
+    declines,
+    delivered,
+    quarantined,
+    released,
+)
 from coordinator.rounds.state import (
+    NEARLY,
     ROUNDING,
     Commit,
     Committed,
@@ -98,7 +136,8 @@ from coordinator.rounds.state import (
     RoundsState,
     Step,
     best_of,
-    expected_of,
+    expected_of_all,
+    receipt_of,
 )
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
@@ -145,7 +184,7 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
     if state.phase is not RoundPhase.TRAINING:
         return state, effects
     if not _is_complete(config, state):
-        return _mind_absent(config, state, now), effects
+        return _mind_rest(config, state, now), effects
     state, closing = _close(config, state)
     return state, [*effects, *closing]
 
@@ -161,6 +200,8 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
         state,
         phase=RoundPhase.TRAINING,
         round=opened.round,
+        refused=PersistentMap(opened.refused),
+        spare=_spare(state, opened.assigned),
         deadline=deadline,
         train_by=deadline,
         fleet=state.fleet.heard(opened.bids.values()),
@@ -176,9 +217,10 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
 def recount(
     config: RoundsConfig, state: RoundsState, sent: Movement | Replay
 ) -> tuple[RoundsState, Keep | None]:
-    """Count a movement kept by the previous process; None if it can no longer be used."""
-    # It was screened on arrival; the usual size at that time is no longer known.
-    config = replace(config, rms_limit=None)
+    """Take up a movement kept by the previous process; None if it can no longer be used.
+
+    It is checked as on arrival: the bound and the usual size are those of the last commit.
+    """
     if isinstance(sent, Replay):
         after, effects = on_replay(config, state, sent)
     else:
@@ -199,8 +241,9 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
         case Bid():
             return _on_bid(config, state, event, now)
         case Offer():
-            return on_offer(config, state, event)
+            return on_offer(config, _delivering(state, event.device, event.round, now), event)
         case Movement():
+            state = _delivering(state, event.device, event.round, now)
             return on_movement(config, state, event)
         case Replay():
             return on_replay(config, state, event)
@@ -210,6 +253,9 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             return on_replay(config, state, replay, upload)
         case Kept(device, round):
             return on_kept(config, state, device, round)
+        case Released(device):
+            standings = released(state.fleet.standings, device)
+            return replace(state, fleet=replace(state.fleet, standings=standings)), []
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
@@ -233,9 +279,9 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
         present=state.present.adding(device),
         away=state.away.dropping(device),
     )
-    if state.phase is RoundPhase.WAITING and len(state.present) >= config.min_devices:
+    if state.phase is RoundPhase.WAITING and _welcome(state) >= config.min_devices:
         return _open(config, state, now)
-    if state.phase is not RoundPhase.BIDDING or known:
+    if state.phase is not RoundPhase.BIDDING or known or declines(state.fleet.standings, device):
         return state, []
     # Where nobody was there, others return too: a draw waits for them, but not for ever.
     deadline = now + config.bid_s if state.deadline is None else state.deadline
@@ -258,14 +304,19 @@ def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) 
 
 
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
-    if bid.round != state.round or bid.device not in state.selected:
+    if bid.round != state.round:
         return state, []
+    if bid.device not in state.selected:
+        declined = declines(state.fleet.standings, bid.device)
+        if not declined or bid.level is None:
+            return state, []
+        return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
     if state.phase is RoundPhase.BIDDING:
         if bid.device in state.replayed or bid.device in state.keeping_replays:
             return state, []  # it has already bid in this round
         state = replace(state, bids=state.bids.putting(bid.device, bid))
         return _assign_if_complete(config, state, now)
-    owes = bid.device in state.assigned and bid.device not in state.counted
+    owes = bid.device in state.assigned and bid.device not in state.kept
     if state.phase is not RoundPhase.TRAINING or not owes:
         return state, []
     if bid.level is None:
@@ -276,6 +327,9 @@ def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> S
 def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     round = state.round + 1
     invites = config.invites(round)
+    welcome = state.present
+    for name in quarantined(state.fleet.standings):
+        welcome = welcome.dropping(name)
     opened = RoundsState(
         state.fleet,
         phase=RoundPhase.BIDDING,
@@ -285,7 +339,8 @@ def _open(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         present=state.present,
         void=state.void,
         best=state.best,
-        selected=_drawn(config, round, state.present) if invites else state.present,
+        selected=_drawn(config, round, welcome) if invites else welcome,
+        refused=state.refused,
         keeping_late=state.keeping_late,
         late=state.late,
         past=state.past,
@@ -304,9 +359,15 @@ def _open_anew(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _open_if_enough(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """Open the next round, or wait until enough devices are present for it."""
-    if len(state.present) < config.min_devices:
+    if _welcome(state) < config.min_devices:
         return replace(state, phase=RoundPhase.WAITING, deadline=None), []
     return _open(config, state, now)
+
+
+def _welcome(state: RoundsState) -> int:
+    """Return the number of devices that are present and not quarantined."""
+    barred = quarantined(state.fleet.standings)
+    return len(state.present) - sum(name in state.present for name in barred)
 
 
 def _waiting(state: RoundsState) -> Step:
@@ -345,6 +406,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     if len(offers) < config.min_participants:
         return _open_anew(config, state, now)
     offers, passed_over = _pick(config, state.round, offers)
+    bids = {bid.device: bid for bid in state.fleet.capped(bids.values(), config.samples_limit)}
     fleet = state.fleet.heard(bids.values())
     situation = Situation(
         plan=config.plan,
@@ -370,6 +432,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         bids=PersistentMap(bids),
         selected=selected,
         assigned=PersistentMap(assigned),
+        spare=_spare(state, assigned),
         replaying=_replaying(bids.values(), state.replayed),
     )
     return state, [Send(each.device, each) for each in assignments_of(config, state, assigned)]
@@ -432,30 +495,49 @@ def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:
 # -- the round closes ----------------------------------------------------------------------------
 
 
-def _is_complete(config: RoundsConfig, state: RoundsState) -> bool:
-    wanted = len(state.assigned)
+def _spare(state: RoundsState, assigned: Iterable[str]) -> frozenset[str]:
+    """Return the devices that the round does not wait for; none if there are no others."""
+    standings = state.fleet.standings
+    if not standings:
+        return frozenset()
+    names = set(assigned)
+    spare = frozenset(name for name in names if standings.get(name, GOOD).silent)
+    return spare if len(spare) < len(names) else frozenset()
+
+
+def _is_complete(config: RoundsConfig, state: RoundsState, share: float | None = None) -> bool:
+    """True if enough movements are here; `share` is the quorum, that of the settings if None."""
+    spare = state.spare
+    wanted = len(state.assigned) - sum(name in state.assigned for name in spare)
     if config.participants is not None and not config.warms_up(state.round):
         wanted = min(wanted, config.participants)
-    quorum = math.ceil(config.quorum * wanted - ROUNDING)
-    return len(state.counted) >= quorum and not state.replaying
+    share = (config.quorum or 1.0) if share is None else share
+    here = len(state.kept) - sum(name in state.kept for name in spare)
+    return here >= math.ceil(share * wanted - ROUNDING) and not state.replaying
 
 
-def _mind_absent(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
-    """Shorten the deadline to `away_s` if all devices that owe a movement have left."""
-    if state.train_by is None or not state.away or not _owed_by_absent(state):
-        return (
-            state if state.deadline == state.train_by else replace(state, deadline=state.train_by)
-        )
-    if state.deadline != state.train_by:
-        return state  # `away_s` already runs, since the last of them left
-    return replace(state, deadline=min(state.train_by, now + config.away_s))
+def _mind_rest(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
+    """Shorten the deadline if only devices that left, or the last few of many, are awaited."""
+    if state.train_by is None:
+        return state
+    away_by, rest_by = None, state.rest_by
+    if state.away and _owed_by_absent(state):
+        away_by = now + config.away_s if state.away_by is None else state.away_by
+    if config.quorum is None and rest_by is None and _is_complete(config, state, NEARLY):
+        began = state.train_by - config.train_deadline_s
+        rest_by = now + max(0.0, now - began)
+    deadline = min(each for each in (state.train_by, away_by, rest_by) if each is not None)
+    if (deadline, away_by, rest_by) == (state.deadline, state.away_by, state.rest_by):
+        return state
+    return replace(state, deadline=deadline, away_by=away_by, rest_by=rest_by)
 
 
 def _owed_by_absent(state: RoundsState) -> bool:
     """True if movements are still owed, and only by devices that left."""
-    if len(state.assigned) - len(state.counted) - len(state.keeping) > len(state.away):
+    owed = len(state.assigned) - len(state.kept) - len(state.keeping) - len(state.spare)
+    if owed > len(state.away):
         return False  # so most calls cost nothing
-    done = state.counted, state.keeping
+    done = state.kept, state.keeping, state.spare
     owing = chain(
         (name for name in state.assigned if not any(name in each for each in done)),
         (name for name in state.replaying if name not in state.keeping_replays),
@@ -468,51 +550,101 @@ def _owed_by_absent(state: RoundsState) -> bool:
     return owes
 
 
-def _replaying(bids: Iterable[Bid], replayed: PersistentSet[str]) -> PersistentSet[str]:
+def _delivering(state: RoundsState, device: str, round: int, now: float) -> RoundsState:
+    """Note that a device delivers late, but no later than the round might have waited."""
+    standings, past = state.fleet.standings, state.past.get(round)
+    if not standings or past is None or device not in past.expected:
+        return state
+    if past.train_by is None or now > past.train_by:
+        return state
+    return replace(state, fleet=replace(state.fleet, standings=delivered(standings, device)))
+
+
+def _replaying(bids: Iterable[Bid], replayed: Container[str]) -> PersistentSet[str]:
     return PersistentSet(bid.device for bid in bids if bid.replays and bid.device not in replayed)
 
 
 def _close(config: RoundsConfig, state: RoundsState) -> Step:
+    """Close the round: decide which of the kept movements count, and what is held against whom."""
+    objections = _objections(config, state)
+    fresh = {name: scale for name, scale in state.kept.items() if name not in objections}
+    replayed = {name: scale for name, scale in state.replayed.items() if name not in objections}
     commit = Commit(
         round=state.round,
-        fresh=tuple(sorted(state.counted)),
-        replayed=tuple(sorted(state.replayed)),
+        fresh=tuple(sorted(fresh)),
+        replayed=tuple(sorted(replayed)),
         silent=tuple(
-            sorted(
-                name
-                for name in state.selected
-                if name not in state.counted and name not in state.replayed
-            )
+            sorted(name for name in state.selected if name not in fresh and name not in replayed)
         ),
         late=tuple(sorted(state.late)),
+        refused=dict(sorted(objections.items())),
     )
-    counted = {name: state.assigned[name] for name in commit.fresh}
-    outcomes = dict.fromkeys(commit.fresh, Outcome.COUNTED)
     horizon = state.round - config.max_staleness
     past = {number: entry for number, entry in state.past.items() if number > horizon}
-    expected = {name: expected_of(state, name) for name in state.assigned}
-    known = {name: each for name, each in expected.items() if each is not None}
-    past[state.round] = PastRound(known, outcomes)
+    past[state.round] = PastRound(
+        expected_of_all(config, state),
+        {
+            name: Outcome.REJECTED if name in objections else Outcome.COUNTED
+            for name in sorted(state.kept)
+        },
+        {name: reason for name, reason in commit.refused.items() if name in state.kept},
+        state.train_by,
+    )
+    # An incomplete round closes at a deadline, also in a process that was started since.
+    owed = () if _is_complete(config, state) else chain(state.assigned, state.replaying)
+    standings = closed(
+        state.fleet.standings,
+        state.round,
+        counted=chain(fresh, replayed),
+        refused={**state.refused, **objections},
+        silent=[name for name in owed if name not in state.kept],
+        quarantine_after=config.quarantine_after,
+    )
+    fleet = state.fleet.learned(fresh).covered(
+        config.plan, state.round, {name: state.assigned[name] for name in commit.fresh}
+    )
+    skips = {name: refused_bid(name, state.round, why) for name, why in commit.refused.items()}
     state = replace(
         state,
         phase=RoundPhase.CLOSING,
         deadline=None,
+        bids=state.bids.merging(skips),
+        objections=objections,
         late=PersistentSet(),
         past=past,
-        fleet=state.fleet.covered(config.plan, state.round, counted),
+        fleet=replace(fleet, standings=standings),
     )
     return state, [commit]
+
+
+def _objections(config: RoundsConfig, state: RoundsState) -> dict[str, str]:
+    """Return the devices whose movement stands out among those of the round, and why."""
+    if config.cohort_limit is None:
+        return {}
+    return cohort_objections(config.plan, state.kept, state.replayed, config.cohort_limit)
 
 
 def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:
     committed = event.round - state.void
     best = best_of(state.best, event.accuracy, committed)
-    state = replace(state, fleet=replace(state.fleet, norms=event.norms), best=best)
-    closed = Broadcast(RoundClosed(round=event.round))
+    verdicts = _verdicts(state)
+    fleet = replace(state.fleet, norms=event.norms)
+    state = replace(state, fleet=fleet, best=best, refused=PersistentMap())
+    closing: list[Effect] = [*verdicts, Broadcast(RoundClosed(round=event.round))]
     if config.is_over(committed, best):
-        return replace(state, phase=RoundPhase.FINISHED), [closed]
+        return replace(state, phase=RoundPhase.FINISHED), closing
     state, effects = _open_if_enough(config, state, now)
-    return state, [closed, *effects]
+    return state, [*closing, *effects]
+
+
+def _verdicts(state: RoundsState) -> list[Effect]:
+    """Return the verdict on every movement and replay that was kept for the round."""
+    return [
+        receipt_of(name, state.round, Outcome.REJECTED, state.objections[name])
+        if name in state.objections
+        else receipt_of(name, state.round, Outcome.COUNTED)
+        for name in sorted({*state.kept, *state.replayed})
+    ]
 
 
 def opening_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:

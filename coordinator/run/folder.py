@@ -40,10 +40,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected
-from coordinator.aggregate.screening import block_squares
+from coordinator.aggregate.screening import block_squares, pack_usual, unpack_usual
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
+from coordinator.rounds.reputation import DeviceStanding
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
@@ -121,7 +122,7 @@ class Checkpoint:
     """Weights in block order."""
     buffers: Mapping[str, Array]
     fleet: FleetRecord
-    """Record of the fleet, without norms (they follow from θ) and usual sizes (relearnt)."""
+    """Record of the fleet, without norms (they follow from θ)."""
     best: Best = UNMEASURED
     devices: Set[str] = frozenset()
     past: Mapping[int, PastRound] = field(default_factory=dict)
@@ -422,6 +423,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         "last_covered": fleet.last_covered,
         "times_covered": fleet.times_covered,
         **{f"{_BUFFER}{name}": array for name, array in checkpoint.buffers.items()},
+        **pack_usual(fleet.usual),
     }
     accuracy, best_round = checkpoint.best
     state = {
@@ -434,13 +436,15 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         "samples": dict(fleet.samples),
         "counted": dict(checkpoint.counted),
         "levels": levels,
+        "standings": {device: asdict(each) for device, each in fleet.standings.items()},
         "past": {
             str(round): {
                 "expected": {
-                    device: [dict(each.groups), each.level, each.samples]
+                    device: [dict(each.groups), each.level, each.samples, each.limit]
                     for device, each in past.expected.items()
                 },
                 "outcomes": {device: outcome.value for device, outcome in past.outcomes.items()},
+                "reasons": dict(past.reasons),
             }
             for round, past in checkpoint.past.items()
         },
@@ -492,6 +496,10 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             trained=PersistentMap(state["trained"]),
             samples=PersistentMap(state["samples"]),
             total_samples=sum(state["samples"].values()),
+            usual=unpack_usual(arrays),
+            standings=PersistentMap(
+                {name: DeviceStanding(**each) for name, each in state.get("standings", {}).items()}
+            ),
         ),
         best=(-math.inf if accuracy is None else accuracy, best_round),
         devices=frozenset(state["devices"]),
@@ -499,6 +507,7 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             int(round): PastRound(
                 {device: _expected(*each) for device, each in past["expected"].items()},
                 {device: Outcome(value) for device, value in past["outcomes"].items()},
+                past.get("reasons", {}),
             )
             for round, past in state["past"].items()
         },
@@ -508,8 +517,10 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
     )
 
 
-def _expected(groups: Mapping[str, list[int]], level: float, samples: int) -> Expected:
-    return Expected({axis: tuple(ids) for axis, ids in groups.items()}, level, samples)
+def _expected(
+    groups: Mapping[str, list[int]], level: float, samples: int, limit: float | None = None
+) -> Expected:
+    return Expected({axis: tuple(ids) for axis, ids in groups.items()}, level, samples, limit)
 
 
 def _read_about(folder: Path) -> About:

@@ -1,11 +1,11 @@
 """The journal of the open round, which makes a stop in mid-round harmless.
 
-`round.json` is written before the first assignment is sent, and again when a device withdraws, or
-when the round is closed and waits for a survey. With it and the kept movements (`receiving.py`), a
-restarted process resumes the same round: devices continue training, and a device with a receipt
-counts without sending anything again. A round that was closed closes again with what was kept. The
-file also holds the round's terms, which must not change: movements made under other terms would not
-fit.
+`round.json` is written before the first assignment is sent, and again when a device withdraws or
+is refused, or when the round is closed and waits for a survey. With it and the kept movements
+(`receiving.py`), a restarted process resumes the same round: devices continue training, and a
+device with a receipt sends nothing again. A round that was closed closes again with what was kept.
+The file also holds the round's terms, which must not change: movements made under other terms would
+not fit.
 
 A round without assignments is void, and the next one opens; late movements that arrived for memory
 wait for the next commit. (A replay that arrived early is a copy of a movement that counted in its
@@ -55,6 +55,7 @@ class Journal:
             "selected": sorted(opened.selected),
             "bids": [asdict(opened.bids[name]) for name in sorted(opened.bids)],
             "assigned": {name: dict(groups) for name, groups in opened.assigned.items()},
+            "refused": dict(opened.refused),
             "closed": opened.closed,
             "terms": dict(terms),
         }
@@ -76,6 +77,7 @@ class Journal:
                     name: {axis: tuple(ids) for axis, ids in groups.items()}
                     for name, groups in content["assigned"].items()
                 },
+                refused={str(k): str(v) for k, v in content.get("refused", {}).items()},
                 closed=bool(content.get("closed", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, MessageError) as error:

@@ -54,9 +54,10 @@ class Wait:
     words: str
 
 
-def missing_devices(present: int, wanted: int) -> Wait:
-    """Return the wait of a run that has too few devices for a round."""
-    return Wait("devices", f"devices: {present} of {wanted} are here (round.min_devices)")
+def missing_devices(present: int, wanted: int, barred: Collection[str] = ()) -> Wait:
+    """Return the wait of a run that has too few devices for a round, besides quarantined ones."""
+    words = f"devices: {present} of {wanted} are here (round.min_devices)"
+    return Wait("devices", f"{words}; quarantined: {listed(barred)}" if barred else words)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -185,10 +186,11 @@ class Parts:
     ) -> None:
         """Record the receipt that an event produced for the movement in an upload.
 
-        `count` is False if the next report already includes it.
+        `count` is False if a report already includes it. A movement that is kept is counted when
+        its round closes.
         """
         if self.is_news(receipt, event):
-            if count:
+            if count and receipt.outcome is not Outcome.KEPT:
                 self.tally.note(receipt)
             log_receipt(receipt)
         if upload is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coordinator.aggregate.arrivals import Arrival, GroupsByAxis
 from coordinator.rounds import events, fragments
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
@@ -63,7 +66,7 @@ class FragmentsCourse:
         self._round_updates = 1 if report_every is None else report_every
         self._state = replace(
             fragments.start(config),
-            fleet=checkpoint.fleet,
+            fleet=replace(checkpoint.fleet, norms=self._norms()),
             version=checkpoint.version,
             openings=parts.store.opened,
             counted=PersistentMap(checkpoint.counted),
@@ -102,6 +105,11 @@ class FragmentsCourse:
             self._present = set(checkpoint.devices)
             self._ending.append(events.Broadcast(self._end))
             self._begin_survey()
+
+    def _norms(self) -> NDArray[np.float64] | None:
+        """Squared norm of each block, if movements are bounded by it."""
+        clips = self._config.local_rule.clip_norm is not None
+        return self._parts.model.norms if clips else None
 
     @property
     def state(self) -> FragmentsState:
@@ -307,6 +315,8 @@ class FragmentsCourse:
             self._window.append((line, groups))
         age = parts.outlet.applied(device, groups)
         parts.model.mix(self._config.rule, arrival, age)
+        fleet = replace(self._state.fleet, norms=self._norms())
+        self._state = replace(self._state, fleet=fleet)
         self._unsaved.add((device, round))
         parts.tally.outcomes[Outcome.COUNTED.value] += 1
         if self._state.finished and parts.asks_devices:

@@ -20,6 +20,7 @@ from coordinator.rounds.report import (
     reduction_noise,
     theorem_terms,
 )
+from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from coordinator.service.close import Arrivals
 from coordinator.task.levels import LevelScores
@@ -83,6 +84,7 @@ def report_round(
         seconds=seconds,
         levels=level_reports(plan, state.fleet, scores),
         deploy=scores.deploy,
+        quarantined=tuple(quarantined(state.fleet.standings)),
     )
 
 
@@ -133,4 +135,5 @@ def report_updates(
         seconds=seconds,
         levels=level_reports(plan, state.fleet, scores),
         deploy=scores.deploy,
+        quarantined=tuple(quarantined(state.fleet.standings)),
     )

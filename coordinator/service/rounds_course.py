@@ -16,6 +16,7 @@ from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.report import RoundReport, level_reports
+from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
@@ -105,7 +106,7 @@ class RoundsCourse:
         self._resumed = self._reopening = interrupted is not None
         self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
-        self._journalled = self._state.assigned
+        self._journalled = self._state.assigned, self._state.refused
         """Contents of `round.json`."""
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
@@ -151,7 +152,7 @@ class RoundsCourse:
         log.info(
             "round %d resumes with %d of %d movements",
             state.round,
-            len(state.counted),
+            len(state.kept),
             len(state.assigned),
             extra={"facts": {"event": "resumed", "round": state.round}},
         )
@@ -189,12 +190,14 @@ class RoundsCourse:
             return Wait("survey", f"round {state.round}: the answers of devices to a survey")
         match state.phase:
             case RoundPhase.WAITING:
-                return missing_devices(len(state.present), self._config.min_devices)
+                barred = quarantined(state.fleet.standings)
+                present = len(state.present) - sum(name in state.present for name in barred)
+                return missing_devices(present, self._config.min_devices, barred)
             case RoundPhase.BIDDING:
                 owing = [name for name in state.selected if name not in state.bids]
                 return Wait("bids", f"round {state.round}: bids of {listed(owing)}")
             case RoundPhase.TRAINING:
-                done = (state.counted, state.keeping)
+                done = (state.kept, state.keeping, state.spare)
                 owing = [name for name in state.assigned if not any(name in each for each in done)]
                 owing += state.replaying
                 return Wait("movements", f"round {state.round}: movements of {listed(owing)}")
@@ -216,7 +219,8 @@ class RoundsCourse:
                 self._note_assignments()
                 for effect in effects:
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
-                        self._parts.give(effect.message, happened, upload)
+                        verdict = isinstance(happened, rounds.Committed)
+                        self._parts.give(effect.message, happened, upload, count=not verdict)
                         settled = True
                     pending += self._perform(effect, said)
         finally:
@@ -258,13 +262,17 @@ class RoundsCourse:
         """Write assignments to the journal: before devices hear of them, and on a withdrawal."""
         state = self._state
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
-        if assigned and state.assigned is not self._journalled:
+        known, refused = self._journalled
+        changed = state.phase is RoundPhase.TRAINING and state.refused is not refused
+        if assigned and (state.assigned is not known or changed):
             self._journal()
-            self._journalled = state.assigned
+            self._journalled = state.assigned, state.refused
 
     def _journal(self, *, closed: bool = False) -> None:
         state = self._state
-        opened = OpenRound(state.round, state.selected, state.bids, state.assigned, closed)
+        opened = OpenRound(
+            state.round, state.selected, state.bids, state.assigned, state.refused, closed
+        )
         self._parts.store.open_round(opened, terms_of(self._config))
 
     def say_again(self, device: str | None = None) -> list[Said]:
@@ -277,7 +285,7 @@ class RoundsCourse:
         invites = self._config.invites(state.round) and (bids or trains)
         asked = state.assigned if trains else state.selected if invites else ()
         names = sorted(asked) if device is None else [device] * (device in asked)
-        owing = [each for each in names if each not in state.counted and each not in state.keeping]
+        owing = [each for each in names if each not in state.kept and each not in state.keeping]
         said: list[Said] = []
         if invites:
             invitation = self._parts.outlet.opening(rounds.invitation_of(self._config, state))
@@ -418,6 +426,7 @@ class RoundsCourse:
             )
         )
         self._state = replace(self._state, fleet=state.fleet.settled())
+        parts.tally.close(commit.round, [*commit.fresh, *commit.replayed], commit.refused)
         if self._memory is not None:
             self._memory.commit()
         parts.store.prune()

@@ -39,6 +39,7 @@ from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
+from coordinator.service.admission.requests import Requests
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.fragments_course import FragmentsCourse
@@ -123,9 +124,14 @@ class Service:
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
         watchdog: Watchdog | None = None,
+        requests: Requests[Service] | None = None,
     ) -> None:
-        """Opens the link and publishes the task and the model. Raises `CoordinatorError`."""
+        """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
+
+        `requests` are those of other threads, which the loop answers; None: there are none.
+        """
         self._run = run
+        self._requests: Requests[Service] = Requests() if requests is None else requests
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
         self._clock = clock
@@ -288,6 +294,7 @@ class Service:
         if self._away_since is None and deadline is not None and now >= deadline:
             self._say(self._course.handle(events.Tick(), now))
             self._proceed()
+        self._requests.serve(self)
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -303,6 +310,11 @@ class Service:
             self._wait_due_s = now + MAX_WAIT_S
             if said := self._waits.note(self._course.waits_for, now):
                 self._watchdog.status(said)
+
+    def release(self, device: str) -> None:
+        """Hold nothing against a device any more."""
+        log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
+        self._say(self._course.handle(events.Released(device), self._now()))
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""

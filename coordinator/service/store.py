@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,13 @@ class Tally:
         if receipt.outcome is not Outcome.COUNTED and len(self.refusals) < MAX_REFUSALS:
             why = {"device": receipt.device, "round": receipt.round, "outcome": outcome}
             self.refusals.append({**why, "reason": receipt.reason})
+
+    def close(self, round: int, counted: Collection[str], refused: Mapping[str, str]) -> None:
+        """Count the verdicts on the movements that were kept for a round."""
+        self.outcomes[Outcome.COUNTED.value] += len(counted)
+        for name, reason in refused.items():
+            rejected = Outcome.REJECTED
+            self.note(Receipt(device=name, round=round, outcome=rejected, reason=reason))
 
 
 class RunStore:
@@ -226,7 +233,8 @@ class RunOnDisk(RunStore):
 
     def record(self, report: RoundReport, tally: Tally, model: GlobalModel) -> None:
         """Append a line to the history and log it."""
-        outcomes = {each.value: tally.outcomes[each.value] for each in Outcome}
+        verdicts = [each for each in Outcome if each is not Outcome.KEPT]
+        outcomes = {each.value: tally.outcomes[each.value] for each in verdicts}
         line = {
             **asdict(report),
             "accuracy": report.accuracy,

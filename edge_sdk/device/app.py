@@ -50,6 +50,7 @@ from edge_sdk.device.stores.residuals import ArrayStore, Residuals
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
 from edge_sdk.protocol.encoding.encoding import available_encodings
+from edge_sdk.protocol.encoding.top_k import RESIDUAL_ROUNDS
 from edge_sdk.protocol.errors import (
     GroupError,
     ProtocolError,
@@ -79,9 +80,6 @@ if TYPE_CHECKING:
     from edge_sdk.decide.emulation.emulation import Emulation
 
 log = logging.getLogger(__name__)
-
-RESIDUAL_ROUNDS = 20
-"""Rounds after which values that top-k left out are forgotten."""
 
 K = TypeVar("K")
 

@@ -9,6 +9,7 @@
     BIDDING    Assignment            FETCHING    Fetch
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
+    BIDDING    Receipt (rejected)    IDLE        –; the bid is declined
     FETCHING   Fetched               TRAINING    Train
     FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
     TRAINING   Finished              IDLE        KeepMovement, SendMessage: the movement
@@ -32,8 +33,11 @@
                answered last                     survey if a level of it did not come
     any        RoundOpen with        unchanged   SendMessage: a skip; it is not the newest round
                another plan
-    any        Receipt               unchanged   Forget
-    any        LinkUp                unchanged   Resend, for every movement without a receipt
+    any        Receipt (kept)        unchanged   –; the verdict is awaited
+    any        Receipt, a verdict    unchanged   Forget
+    any        RoundOpen, newer than unchanged   Resend too: its verdict was missed
+               a kept movement
+    any        LinkUp                unchanged   Resend, for every movement without a verdict
     IDLE,      Restarted             DECIDING    Resend, as above; Decide, for the round heard last
     DECIDING,
     BIDDING
@@ -49,7 +53,8 @@ Rules:
   restarted from an older checkpoint. An invitation is newer than the announcement of its round,
   whichever comes first.
 - A survey of an older round than the newest is over and is ignored; so is one for other devices.
-- A movement is kept until its receipt, however many rounds pass, and sent again on `LinkUp`.
+- A movement is kept until its verdict, however many rounds pass, and sent again on `LinkUp`. One
+  that the coordinator has (*kept*) is offered again only to learn the verdict.
 - A `Decided` for an older round than the newest is ignored.
 - If the round wants replays, a device that skips sends its last movement again, provided that it
   keeps a copy and the copy is young enough. A replay is not kept: a lost one is a silent skip.
@@ -217,14 +222,14 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class KeepMovement:
-    """Store the movement until its receipt."""
+    """Store the movement until its verdict."""
 
     movement: Movement
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Drop the movement of this round: its receipt has come."""
+    """Drop the movement of this round: its verdict has come."""
 
     round: int
     outcome: Outcome
@@ -276,7 +281,9 @@ class DeviceState:
     """The next round may be older than the newest: the coordinator was started again."""
     assignment: Assignment | None = None
     unreceipted: frozenset[int] = frozenset()
-    """Rounds whose movement waits for its receipt."""
+    """Rounds whose movement waits for its verdict."""
+    kept: frozenset[int] = frozenset()
+    """Those of them whose movement the coordinator has, as far as this process was told."""
     offered: float | None = None
     """The level of the last bid; None: a skip."""
     passes: int = 2
@@ -303,12 +310,7 @@ def handle(state: DeviceState, event: Event) -> Step:
         case Assignment():
             return _on_assignment(state, event)
         case Receipt():
-            if event.round not in state.unreceipted or event.device != state.name:
-                return state, []
-            left = state.unreceipted - {event.round}
-            rejected = event.outcome is Outcome.REJECTED and state.copy == event.round
-            state = replace(state, unreceipted=left, copy=None if rejected else state.copy)
-            return state, [Forget(event.round, event.outcome)]
+            return _on_receipt(state, event)
         case RoundClosed():
             if state.phase is DevicePhase.BIDDING and event.round == _opened(state).round:
                 return replace(state, phase=DevicePhase.IDLE), []
@@ -356,7 +358,32 @@ def handle(state: DeviceState, event: Event) -> Step:
             raise StateError(f"{type(event).__name__} cannot happen while {state.phase.value}")
 
 
+def _on_receipt(state: DeviceState, event: Receipt) -> Step:
+    if event.device != state.name:
+        return state, []
+    round, rejected = event.round, event.outcome is Outcome.REJECTED
+    if round not in state.unreceipted:
+        bids = state.phase is DevicePhase.BIDDING and round == _opened(state).round
+        return (replace(state, phase=DevicePhase.IDLE) if bids and rejected else state), []
+    if event.outcome is Outcome.KEPT:
+        return replace(state, kept=state.kept | {round}), []
+    state = replace(
+        state,
+        unreceipted=state.unreceipted - {round},
+        kept=state.kept - {round},
+        copy=None if rejected and state.copy == round else state.copy,
+    )
+    return state, [Forget(round, event.outcome)]
+
+
 def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
+    # A verdict comes before the next opening: one that is still awaited was missed.
+    missed = frozenset(round for round in state.kept if round < event.round)
+    state, effects = _on_newer_round(replace(state, kept=state.kept - missed), event)
+    return state, [*map(Resend, sorted(missed)), *effects]
+
+
+def _on_newer_round(state: DeviceState, event: RoundOpen) -> Step:
     if event.plan_hash != state.plan_hash:
         return state, [] if event.by_invitation else [SendMessage(_refusal(state, event))]
     if _is_old(state, event):

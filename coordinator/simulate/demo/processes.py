@@ -225,6 +225,7 @@ class ProcessDemo:
             "steps": STEPS,
             "batch_size": BATCH_SIZE,
             **asdict(local_rule(config)),
+            "clip_norm": local_rule(config).clip_norm or 0,
             "grow": config.grow,
             "seed": config.seed,
             "up": str(config.up),

@@ -35,7 +35,7 @@ from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation, Moment
 from edge_sdk.decide.emulation.fleet import Fleet, load_fleet
 from edge_sdk.program.settings import read_table
-from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.local_rule import CLIP_NORM, LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.backend import Backend
 
@@ -220,6 +220,7 @@ def local_rule(config: DemoConfig) -> LocalRule:
         "rescale": fitting_rescale(widths),
         "widths": widths,
         "classes": config.classes,
+        "clip_norm": None if config.recipe else CLIP_NORM,
     }
     return replace(LOCAL_RULE, **{**chosen, **config.local})
 

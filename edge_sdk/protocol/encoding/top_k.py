@@ -27,6 +27,8 @@ from edge_sdk.protocol.plan.layout import Indices
 
 Bytes = NDArray[np.uint8]
 
+RESIDUAL_ROUNDS = 20
+"""Rounds after which a device forgets the values of a block that top-k left out."""
 TABLE = 2**20
 """Most values of one table, unless a single block has more: bounds the memory in use."""
 

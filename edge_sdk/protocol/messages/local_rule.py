@@ -11,6 +11,9 @@ from edge_sdk.protocol.errors import MessageError
 
 Widths = Literal["own", "ordered-dropout", "sandwich"]
 Classes = Literal["all", "own"]
+CLIP_NORM = 20.0
+"""Norm to which gradients are clipped unless a run says otherwise: training that goes well hardly
+ever has longer ones, and it bounds the movement of a device that means harm."""
 _NAMED: Mapping[str, Any] = {"widths": Widths, "classes": Classes}
 """Fields that are one of a few names."""
 

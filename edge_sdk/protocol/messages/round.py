@@ -1,7 +1,9 @@
 """Messages between devices and the coordinator in a round.
 
-    RoundOpen ▶ Bid ▶ Assignment ▶ (weights are fetched) ▶ Movement ▶ Receipt … RoundClosed
+    RoundOpen ▶ Bid ▶ Assignment ▶ (weights are fetched) ▶ Movement ▶ Receipt (kept)
+              … Receipt (counted or rejected), RoundClosed
               ▶ Bid (skip) ▶ Replay ▶ Receipt, where the rule uses replays
+              ▶ Bid ▶ Receipt (rejected): the bid is declined
 
 A device says how much it trains (a level, or a skip, and why); the coordinator says which groups. A
 second `Bid` in the same round that skips withdraws the first: the device stopped its training.
@@ -33,8 +35,10 @@ MAX_SAMPLES = 2**40
 
 
 class Outcome(Enum):
-    """The fate of a movement."""
+    """The fate of a movement. All but *kept* are verdicts, which do not change."""
 
+    KEPT = "kept"
+    """Stored; the verdict follows when the round closes, beside the movements of others."""
     COUNTED = "counted"
     MEMORY = "memory"
     """Too late for its round; kept as the device's newest movement."""
@@ -200,7 +204,11 @@ class Replay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The coordinator has processed a movement; the device may forget it."""
+    """The coordinator has a movement; the device need not send it again.
+
+    A device that missed the verdict offers the movement once more and gets it. *Rejected* for a
+    round without a movement declines the bid: no assignment follows.
+    """
 
     device: str
     round: int

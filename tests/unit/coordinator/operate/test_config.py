@@ -205,7 +205,7 @@ def test_password_may_come_from_the_environment(
         (f"{TASK}{RUN}learning_rate = '1'\n", "learning_rate = '1': must be a number"),
         (f"{TASK}{RUN}learning_rate = -1\n", "learning_rate = -1: must be above 0"),
         (f"{TASK}{RUN}momentum = 1\n", "momentum = 1: must be at least 0 and below 1"),
-        (f"{TASK}{RUN}clip_norm = 0\n", "clip_norm = 0: must be above 0"),
+        (f"{TASK}{RUN}clip_norm = -1\n", "clip_norm = -1: must be at least 0"),
         (f"{TASK}{RUN}rms_limit = 1\n", "rms_limit = 1: must be above 1"),
         (
             f"{TASK}{RUN}widths = 'both'\n",

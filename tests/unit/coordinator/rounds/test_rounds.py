@@ -160,10 +160,13 @@ def test_round_runs_to_the_next_and_to_the_end() -> None:
         assert (keep.round, keep.arrival.movement) == (1, movement)
         assert keep.arrival.groups == coordinator.groups[device]
         effects = coordinator.tell(Kept(device, 1))
-        receipt = Receipt(device=device, round=1, outcome=Outcome.COUNTED)
+        receipt = Receipt(device=device, round=1, outcome=Outcome.KEPT)
         assert effects[0] == Send(device, receipt)
     assert effects[1:] == [commit(1, ("a", "b"))]
-    closed, opened = coordinator.tell(Committed(1))
+    *verdicts, closed, opened = coordinator.tell(Committed(1))
+    assert verdicts == [
+        Send(device, Receipt(device=device, round=1, outcome=Outcome.COUNTED)) for device in "ab"
+    ]
     assert closed == Broadcast(RoundClosed(round=1))
     assert isinstance(opened, Broadcast)
     assert opened.message.round == 2
@@ -197,8 +200,8 @@ def test_withdrawn_offer_is_not_waited_for() -> None:
 def test_second_copy_gets_the_same_receipt_and_counts_once() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"), Kept("a", 1))
-    assert outcome(coordinator.tell(coordinator.movement("a"))) is Outcome.COUNTED
-    assert coordinator.state.counted == {"a"}
+    assert outcome(coordinator.tell(coordinator.movement("a"))) is Outcome.KEPT
+    assert set(coordinator.state.kept) == {"a"}
 
 
 def test_movement_after_the_close_is_late() -> None:
@@ -243,7 +246,7 @@ def test_movement_that_does_not_fit_is_rejected_with_the_reason(
 ) -> None:
     coordinator = training("a", "b")
     assert says in refusal(coordinator.tell(coordinator.movement("a", **changes)))
-    assert not coordinator.state.counted | coordinator.state.keeping
+    assert not {*coordinator.state.kept, *coordinator.state.keeping}
 
 
 def test_payload_cut_short_is_rejected() -> None:
@@ -266,14 +269,14 @@ def test_copy_that_comes_while_the_first_is_stored_is_ignored() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"))
     assert coordinator.tell(coordinator.movement("a")) == []
-    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.COUNTED
+    assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.KEPT
 
 
 def test_movement_stored_after_its_device_withdrew_is_late() -> None:
     coordinator = training("a", "b")
     coordinator.tell(coordinator.movement("a"), bid("a", None))
     assert outcome(coordinator.tell(Kept("a", 1))) is Outcome.LATE
-    assert coordinator.state.counted == frozenset()
+    assert set(coordinator.state.kept) == frozenset()
 
 
 def test_movement_stored_when_the_next_round_is_open_is_late() -> None:
@@ -330,7 +333,7 @@ def test_offer_is_accepted_where_the_bytes_matter_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("device", "round", "answers", "expected"),
     [
-        ("a", 1, None, Outcome.COUNTED),
+        ("a", 1, None, Outcome.KEPT),
         ("stranger", 1, None, Outcome.REJECTED),
         ("b", 2, None, Outcome.REJECTED),
         ("b", 1, 2, Outcome.REJECTED),
@@ -386,7 +389,7 @@ def test_late_movement_enters_memory_where_the_rule_has_one() -> None:
     assert (keep.round, keep.arrival.contribution.made) == (1, 1)
     assert outcome(coordinator.tell(Kept("b", 1))) is Outcome.MEMORY
     assert outcome(coordinator.tell(late)) is Outcome.MEMORY
-    assert coordinator.count("a", "b")[-1] == commit(2, ("a", "b"), late=(("b", 1),))
+    assert coordinator.count("b", "a")[-1] == commit(2, ("a", "b"), late=(("b", 1),))
     next_round(coordinator)
     assert coordinator.count("a", "b")[-1] == commit(3, ("a", "b"))
 
@@ -411,7 +414,7 @@ def test_receipt_that_was_lost_is_given_again_in_later_rounds() -> None:
     coordinator.count("a", "b")
     next_round(coordinator)
     assert outcome(coordinator.tell(sent)) is Outcome.COUNTED
-    assert coordinator.state.counted == frozenset()
+    assert set(coordinator.state.kept) == frozenset()
 
 
 def test_late_movement_is_checked_against_the_round_it_names() -> None:
@@ -454,7 +457,7 @@ def test_replay_is_waited_for_and_counts_for_the_round_it_answers() -> None:
     assert (keep.round, keep.arrival.contribution.made) == (2, 1)
     assert coordinator.tell(Replay(round=2, movement=made)) == []
     receipt, closed = coordinator.tell(Kept("b", 2))
-    assert outcome([receipt]) is Outcome.COUNTED
+    assert outcome([receipt]) is Outcome.KEPT
     assert closed == commit(2, ("a",), replayed=("b",))
 
 
@@ -474,7 +477,7 @@ def test_replay_may_come_before_all_have_bid() -> None:
     coordinator.count("a", "b")
     coordinator.tell(Committed(1), replace(bid("b", None, 2), replays=True))
     coordinator.tell(Replay(round=2, movement=made), Kept("b", 2))
-    assert outcome(coordinator.tell(Replay(round=2, movement=made))) is Outcome.COUNTED
+    assert outcome(coordinator.tell(Replay(round=2, movement=made))) is Outcome.KEPT
     coordinator.tell(bid("a", round=2))
     assert coordinator.count("a")[-1] == commit(2, ("a",), replayed=("b",))
 
@@ -608,7 +611,7 @@ def test_second_copy_of_a_late_movement_is_stored_once_and_enters_memory_once() 
     assert len(coordinator.tell(late)) == 1
     assert coordinator.tell(late) == []
     coordinator.tell(Kept("b", 1))
-    coordinator.count("a", "b")
+    coordinator.count("b", "a")
     coordinator.tell(Committed(2))
     assert outcome(coordinator.tell(Kept("b", 1))) is Outcome.MEMORY
     assert coordinator.state.late == frozenset()

@@ -33,6 +33,12 @@ def config_of(participants: int = 2, **changes: Any) -> RoundsConfig:
     return replace(CONFIG, participants=participants, **values)
 
 
+def after_verdicts(effects: list[Effect]) -> list[Effect]:
+    """What a commit says after the verdicts and the closing."""
+    first = next(n for n, each in enumerate(effects) if isinstance(each, Broadcast))
+    return effects[first + 1 :]
+
+
 def opened(effects: list[Effect]) -> tuple[RoundOpen, list[str]]:
     """The opening that everybody hears, and the names of those who are invited."""
     first, *others = effects
@@ -80,7 +86,7 @@ def test_draw_depends_on_names_seed_and_round_alone() -> None:
         found = [invited]
         for round in range(1, 6):
             coordinator.tell(*(bid(name, None, round) for name in invited))
-            _, invited = opened(coordinator.tell(Committed(round))[1:])
+            _, invited = opened(after_verdicts(coordinator.tell(Committed(round))))
             found.append(invited)
         return found
 
@@ -193,7 +199,7 @@ def test_warmup_asks_and_takes_everybody(select: Selection) -> None:
     assert set(coordinator.state.assigned) == set(everybody)
     assert coordinator.count(*everybody[:-1])[-1] != commit(1, everybody[:-1], silent=("new",))
     assert coordinator.count("new")[-1] == commit(1, everybody)
-    message, invited = opened(coordinator.tell(Committed(1))[1:])
+    message, invited = opened(after_verdicts(coordinator.tell(Committed(1))))
     assert message.by_invitation is (select == "before")
     assert len(invited) == (2 if select == "before" else 0)
 
@@ -222,7 +228,7 @@ def test_resumed_round_knows_whom_it_invited_and_the_next_waits_for_the_fleet() 
     again.state = resume(config, replace(start(config), round=1), round, 0.0)
     again.groups = coordinator.groups
     assert again.count(*invited)[-1] == coordinator.count(*invited)[-1]
-    _, drawn = opened(coordinator.tell(Committed(1))[1:])
+    _, drawn = opened(after_verdicts(coordinator.tell(Committed(1))))
     again.tell(Committed(1), *(Joined(name) for name in NAMES[1:]))
     assert again.state.phase is RoundPhase.WAITING
     assert again.state.deadline is None

@@ -403,6 +403,11 @@ class ScriptedDevice:
         return [(receipt.round, receipt.outcome.value) for receipt in self.all(Receipt)]
 
     @property
+    def verdicts(self) -> list[tuple[int, str]]:
+        """As `receipts`, without those that say *kept*."""
+        return [each for each in self.receipts if each[1] != "kept"]
+
+    @property
     def last_round(self) -> RoundOpen | RoundClosed:
         found = [each for each in self.heard if isinstance(each, (RoundOpen, RoundClosed))]
         return found[-1]

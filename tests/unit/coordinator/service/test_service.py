@@ -63,7 +63,7 @@ def test_synchronous_run_adds_up_and_ends(worlds: Worlds) -> None:
     # Both train everything, so ra-fed moves every value by the mean of the two, twice.
     assert world.service.model.theta == pytest.approx(START + 2 * 0.5, abs=1e-6)
     assert world.service.model.buffers["mean"] == pytest.approx(np.full(6, 0.5))
-    assert one.receipts == two.receipts == [(1, "counted"), (2, "counted")]
+    assert one.verdicts == two.verdicts == [(1, "counted"), (2, "counted")]
     # Only the last round is closed in so many words: to devices that is the end of the run.
     assert sum(isinstance(message, RoundClosed) for message in one.heard) == 1
     assert one.last_round == RoundClosed(round=2, run=world.run.about.run)
@@ -121,8 +121,8 @@ def test_level_and_skip_are_heard(worlds: Worlds) -> None:
     skips = world.add("skips", level=lambda _: None)
     world.settle()
     assert world.service.finished
-    assert half.receipts == [(1, "counted")]
-    assert skips.receipts == []
+    assert half.verdicts == [(1, "counted")]
+    assert skips.verdicts == []
     line = world.history[0]
     assert [(each["device"], each["level"]) for each in line["devices"]] == [
         ("half", 0.5),
@@ -142,7 +142,7 @@ def test_replay_is_counted_and_checked(worlds: Worlds) -> None:
     )
     world.settle()
     assert world.service.finished
-    assert copies.receipts == [(1, "counted"), (2, "counted"), (3, "counted")]
+    assert copies.verdicts == [(1, "counted"), (2, "counted"), (3, "counted")]
     lines = world.history
     assert [device["replayed"] for line in lines for device in line["devices"]] == [
         *(False, False),
@@ -154,14 +154,15 @@ def test_replay_is_counted_and_checked(worlds: Worlds) -> None:
 def test_late_movement_enters_memory(worlds: Worlds) -> None:
     config = rounds_config(rule=RULES["ram-fed"](), rounds=3)
     world = worlds.make(config)
-    world.add("fast")
+    fast = world.add("fast")
     slow = world.add("slow", sends=False)
     world.settle()
+    fast.sends = False
     assert world.state.round == 1
     world.wait(101)  # the deadline: round 1 closes without it
     assert slow.opened.keys() == {1, 2}
     slow.send(1)
-    assert slow.receipts == [(1, "memory")]
+    assert slow.verdicts == [(1, "memory")]
     world.wait(101)
     world.stop()
     lines = world.history
@@ -173,9 +174,9 @@ def test_lost_receipt_is_said_again_without_a_second_upload(worlds: Worlds) -> N
     one = world.add("one")
     waits = world.add("waits", sends=False)
     world.settle()
-    assert one.receipts == [(1, "counted")]
+    assert one.receipts == [(1, "kept")]
     one.send(1)
-    assert one.receipts == [(1, "counted"), (1, "counted")]
+    assert one.receipts == [(1, "kept"), (1, "kept")]
     waits.send(1)
     one.offer(one.movements[1])  # its round is closed now
     world.settle()
@@ -241,11 +242,11 @@ def test_asynchronous_receipt_waits_for_the_checkpoint(worlds: Worlds) -> None:
     credits = one.all(Credit)
     assert credits[-1].complete
     assert len([each for each in credits if not each.complete]) == chunks
-    assert one.receipts == []
+    assert one.verdicts == []
     world.wait(SAVE_S)
     assert (one.receipts, world.run.rounds()) == ([(round, "counted")], [0, 1])
     one.send(round)
-    assert one.receipts == [(round, "counted")] * 2
+    assert one.verdicts == [(round, "counted")] * 2
 
 
 def test_asynchronous_movement_is_let_go_when_a_checkpoint_has_it(worlds: Worlds) -> None:
@@ -261,14 +262,14 @@ def test_asynchronous_movement_without_a_receipt_is_late_after_a_crash(worlds: W
     world.restart()
     assert world.service.model.version == 0
     one.send(min(one.opened))
-    assert one.receipts == [(min(one.opened), "late")]
+    assert one.verdicts == [(min(one.opened), "late")]
 
 
 def test_asynchronous_receipt_is_given_at_a_stop(worlds: Worlds) -> None:
     world, one = asynchronous_world(worlds)
     world.stop()
     one.pump()
-    assert one.receipts == [(min(one.opened), "counted")]
+    assert one.verdicts == [(min(one.opened), "counted")]
     world.start()
     assert world.service.model.version == 1
 
@@ -295,16 +296,17 @@ def test_asynchronous_versions_are_published_as_time_allows(worlds: Worlds) -> N
 def test_report_counts_what_became_of_movements_and_says_why(worlds: Worlds) -> None:
     config = rounds_config(rule=RULES["ram-fed"](), rounds=2, min_devices=3)
     world = worlds.make(config)
-    world.add("one")
+    one = world.add("one")
     late, evil = world.add("late", sends=False), world.add("evil", sends=False)
     world.settle()
+    one.sends = False
     evil.offer_bytes(b"\xff" * 3000, 1)
     world.settle()
     world.wait(101)
     late.offer(late.movements[1])
     late.send(1, run="f" * 16)
     evil.send(2, answers=5)
-    world.wait(101)
+    one.send(2)
     first, second = world.history
     assert first["movements"] == {"counted": 1, "memory": 0, "late": 0, "rejected": 1}
     (refusal,) = first["refusals"]
@@ -330,7 +332,8 @@ def test_device_that_starts_anew_gets_its_groups_again(
     again = world.add("one", session=2)
     world.settle()
     assert min(again.movements) == min(first.movements)
-    assert again.receipts[0] == (min(first.movements), "counted")
+    said = "kept" if isinstance(config, RoundsConfig) else "counted"
+    assert again.receipts[0] == (min(first.movements), said)
 
 
 @pytest.mark.parametrize("copies", [(0, 0), (0, 7), (3, 40)])
@@ -395,7 +398,7 @@ def test_commit_that_fails_ends_the_process_and_the_next_goes_on(worlds: Worlds)
     world.add("two")
     with pytest.raises(RunError, match="round 1 could not be committed"):
         world.settle()
-    assert one.receipts == []
+    assert one.verdicts == []
     world.crash()
     again = worlds.make(rounds_config(rounds=1))
     again.add("one"), again.add("two")
@@ -429,7 +432,7 @@ def test_broker_that_comes_back_empty_is_filled_again(worlds: Worlds) -> None:
     world.settle()
     assert dict(world.broker.retained) == before
     two.send(1)
-    assert one.receipts[0] == two.receipts[0] == (1, "counted")
+    assert one.verdicts == two.verdicts == [(1, "counted")]
     assert one.opened.keys() == {1, 2}
 
 
@@ -599,7 +602,7 @@ def test_hostile_messages_cost_nobody_anything(worlds: Worlds) -> None:
     assert world.present >= {"one", "two"}
     two.send(1)
     assert world.service.finished
-    assert one.receipts == two.receipts == [(1, "counted")]
+    assert one.verdicts == two.verdicts == [(1, "counted")]
 
 
 def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(worlds: Worlds) -> None:
@@ -610,7 +613,7 @@ def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(worlds: Worlds) -
     # Another's movement, one of another round, garbage: rejected, with the reason.
     evil.offer_bytes(encode_movement(others), 1)
     world.settle()
-    assert evil.receipts == [(1, "rejected")]
+    assert evil.verdicts == [(1, "rejected")]
     evil.offer_bytes(b"\xff" * 5000, 1)
     world.settle()
     assert evil.receipts[1:] == [(1, "rejected")]
@@ -630,8 +633,8 @@ def test_hostile_uploads_are_refused_and_leave_nothing_on_disk(worlds: Worlds) -
     good.offer(others)
     evil.offer(mine)
     world.settle()
-    assert good.receipts == [(1, "counted")]
-    assert evil.receipts[-1] == (1, "counted")
+    assert good.verdicts == [(1, "counted")]
+    assert evil.verdicts[-1] == (1, "counted")
 
 
 def test_movement_of_another_run_is_late(worlds: Worlds) -> None:
@@ -642,7 +645,7 @@ def test_movement_of_another_run_is_late(worlds: Worlds) -> None:
     one.send(1, run="f" * 16)
     receipts = one.all(Receipt)
     assert [(each.outcome.value, each.run) for each in receipts] == [
-        ("counted", world.run.about.run),
+        ("kept", world.run.about.run),
         ("late", "f" * 16),
     ]
 
