@@ -7,6 +7,7 @@ what another device sends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.studies.attack.settings import AttackSetting
+from coordinator.aggregate.bound import reach_of
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -32,6 +34,12 @@ SCALE = 10.0
 """Factor of the attack that exaggerates its movement."""
 NOISE = 10.0
 """Standard deviation of noise, times the RMS of the device's own movement of a tensor."""
+COHORT_LIMIT = 20.0
+"""Default of `cohort_limit`: RMS, in multiples of the round's median, that screening lets pass."""
+NEAR = 0.5
+"""Share of that limit that the adaptive attack uses: it does not know the median."""
+PATIENCE = 8
+"""Movements after which a turncoat attacks."""
 HUGE = 9.9e8
 """Just below the largest value that a movement may hold."""
 CONSTANT = 0.5
@@ -55,8 +63,12 @@ class Attack:
     falsify: Falsify | None = None
     claims: int | None = None
     """Samples that the device claims to have."""
+    waits: int = 0
+    """Movements that the device sends unchanged before it attacks."""
     alone: bool = False
     """A single device attacks, not a fifth of them."""
+    absent: bool = False
+    """The devices that would attack stay away: the best that refusing them can do."""
     weighting: Literal["uniform", "samples"] = "uniform"
     """Weights of the run that is attacked."""
 
@@ -108,6 +120,8 @@ class HostileBackend:
         trained = self._backend.train(job, batches, should_stop=should_stop)
         if self._attack.change is None:
             return trained
+        if self._times <= self._attack.waits:
+            return trained
         draws = stream(self._seed, "attack", self._device, self._times)
         return replace(trained, movement=self._attack.change(job, trained, draws))
 
@@ -141,6 +155,19 @@ def scaled(factor: float) -> Change:
         }
 
     return change
+
+
+def adaptive(job: Job, trained: Trained, _draws: np.random.Generator) -> dict[str, Array]:
+    """Reverse the movement, as long as screening lets pass as far as the device can tell.
+
+    It knows the bound that the round's rule sets, and takes its own movement for a usual one.
+    """
+    reach = reach_of(job.rule, trained.metrics.steps)
+    length = math.sqrt(sum(float(np.square(a).sum()) for a in trained.movement.values()))
+    factor = NEAR * COHORT_LIMIT
+    if reach is not None and length:
+        factor = min(factor, reach.gradients / length)
+    return scaled(-factor)(job, trained, _draws)
 
 
 def noise(_job: Job, trained: Trained, draws: np.random.Generator) -> dict[str, Array]:
@@ -183,9 +210,10 @@ def _rms(array: Array) -> float:
     return float(np.sqrt(np.mean(np.square(array, dtype=np.float64)))) if array.size else 0.0
 
 
-NO_ATTACK = "none"
+NO_ATTACK, ABSENT = "none", "absent"
 ATTACKS: dict[str, Attack] = {
     NO_ATTACK: Attack(tells="all devices are honest"),
+    ABSENT: Attack(tells="the devices that would attack stay away", absent=True),
     "sign-flip": Attack(tells="the movement times −1", change=scaled(-1)),
     "scaling": Attack(tells=f"the movement times {SCALE:g}", change=scaled(SCALE)),
     "noise": Attack(
@@ -203,7 +231,12 @@ ATTACKS: dict[str, Attack] = {
         falsify=with_backdoor,
         change=scaled(BOOST),
     ),
-    "sign-flip-scaled": Attack(tells=f"the movement times −{SCALE:g}", change=scaled(-SCALE)),
+    "adaptive": Attack(
+        tells="the movement reversed, and as long as screening lets pass", change=adaptive
+    ),
+    "turncoat": Attack(
+        tells=f"honest {PATIENCE} times, then `sign-flip`", change=scaled(-1), waits=PATIENCE
+    ),
     "huge": Attack(
         tells=f"one device sends {HUGE:g} everywhere, from round 1",
         fabricate=filled(HUGE),

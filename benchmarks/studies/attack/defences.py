@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.aggregate.robust import Robust, RobustName
+from edge_sdk.protocol.messages.local_rule import CLIP_NORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,26 +18,46 @@ class Defence:
     """The defence in words."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the rounds, beside their defaults."""
+    clip_norm: float | None = CLIP_NORM
+    """Norm to which devices clip gradients, which bounds their movements."""
+
+
+def _robust(name: RobustName, tells: str, **numbers: Any) -> Defence:
+    return Defence(tells=tells, run={"robust": Robust(name=name, **numbers)})
 
 
 NO_DEFENCE = "none"
-_ROBUST: tuple[tuple[RobustName, dict[str, float], str], ...] = (
-    ("clip", {"norm": 1.0}, "movements are shortened to a norm of 1"),
-    ("clip-median", {}, "blocks are shortened to the median norm of the round"),
-    ("median", {}, "and the coordinate-wise median replaces the mean"),
-    ("trimmed-mean", {}, "and the trimmed mean replaces the mean"),
-    ("geometric-median", {}, "and the geometric median replaces the mean"),
-    ("multi-krum", {}, "and only the devices that are nearest to others count"),
-)
 DEFENCES: dict[str, Defence] = {
-    NO_DEFENCE: Defence(tells="every movement that can be decoded counts", run={"rms_limit": None}),
-    "screening": Defence(tells="movements far from the usual are refused"),
-    **{
-        name: Defence(tells=tells, run={"robust": Robust(name=name, **numbers)})
-        for name, numbers, tells in _ROBUST
-    },
+    NO_DEFENCE: Defence(
+        tells="every movement that can be decoded counts",
+        run={
+            "rms_limit": None,
+            "cohort_limit": None,
+            "samples_limit": 1e300,
+            "quarantine_after": 0,
+        },
+        clip_norm=None,
+    ),
+    "screening": Defence(
+        tells="movements that are impossible or far from the others are refused; samples are capped"
+    ),
+    "clip": _robust("clip", "`screening`, and movements are shortened to a norm of 1", norm=1.0),
+    "clip-median": _robust(
+        "clip-median", "`screening`, and blocks are shortened to the median norm of the round"
+    ),
+    "median": _robust("median", "`clip-median`, with the coordinate-wise median for the mean"),
+    "trimmed-mean": _robust("trimmed-mean", "`clip-median`, with the trimmed mean for the mean"),
+    "geometric-median": _robust(
+        "geometric-median", "`clip-median`, with the geometric median for the mean"
+    ),
+    "multi-krum": _robust(
+        "multi-krum", "`clip-median`, with the mean of the devices nearest to others"
+    ),
+    "root": _robust(
+        "root", "`screening`, and devices weigh as much as they agree with 100 samples of ours"
+    ),
 }
 """Defences by name."""
 
-RECOMMENDED = "screening"
+RECOMMENDED = "clip-median"
 """The defence that the aims are about."""

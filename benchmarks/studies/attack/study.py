@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from benchmarks.report.figures import Figure
-from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.attackers import ABSENT, ATTACKS, NO_ATTACK
 from benchmarks.studies.attack.defences import NO_DEFENCE, RECOMMENDED
 from benchmarks.studies.attack.settings import DEVICES
 from benchmarks.studies.attack.trial import AttackOutcome, AttackTrial
@@ -51,10 +51,15 @@ class WantedAttacks:
                 for rule in self.rules:
                     for drawn in self.drawn:
                         for attack, weighting in pairs:
-                            for defence in dict.fromkeys([NO_DEFENCE, *self.defences]):
+                            for defence in self._defences(attack):
                                 yield AttackTrial(
                                     setting, rule, drawn, attack, defence, weighting, seed
                                 )
+
+    def _defences(self, attack: str) -> list[str]:
+        """Return the defences against an attack: none, if nobody attacks because nobody came."""
+        given = [] if attack == ABSENT else self.defences
+        return list(dict.fromkeys([NO_DEFENCE, *given]))
 
     def count(self) -> int:
         """Number of runs in all."""

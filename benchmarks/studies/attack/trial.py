@@ -36,6 +36,7 @@ from coordinator.errors import CoordinatorError
 from coordinator.masks import make_masks
 from coordinator.masks.levels import level_groups, settle_masks
 from coordinator.rounds.report import DeviceRound
+from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.federation import Federation, Member
 from coordinator.task.levels import score_levels
@@ -46,6 +47,11 @@ from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend
 from edge_sdk.train.torch import TorchBackend
+
+LEAST = DEVICES // 2
+"""Devices without which no round opens: some may be quarantined."""
+ROOT_SAMPLES = 100
+"""Samples of the operator, of those that are for validation, for the defence that has some."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,6 +87,9 @@ class AttackOutcome:
     honest_refused: int
     hostile: int
     hostile_refused: int
+    honest_quarantined: int
+    """Devices whose bids were declined in the end."""
+    hostile_quarantined: int
     backdoor: float | None
     """Share of the test samples with the trigger that the whole model takes for the goal; those
     of the goal itself are left out."""
@@ -115,7 +124,9 @@ def run_attack(
     hostile = _hostile(case)
     members = _members(case, setting, setting.base.shares(data, case.seed), hostile, watch)
     honest = {member.name for member in members} - hostile
-    federation = Federation(config, model, lambda: TorchBackend(task), members)
+    validation, test = halves(data)
+    root = _first(validation, ROOT_SAMPLES) if config.robust.name == "root" else None
+    federation = Federation(config, model, lambda: TorchBackend(task), members, root=root)
     rounds, failed, made, refused = 0, "", [0, 0], [0, 0]
     before, began = model.theta.copy(), time.process_time()
     try:
@@ -132,7 +143,7 @@ def run_attack(
     except CoordinatorError as error:  # every device's training failed, or was refused
         failed = str(error)[:200]
     took = time.process_time() - began - watch.train_s
-    _, test = halves(data)
+    barred = quarantined(federation.state.fleet.standings)
     return AttackOutcome(
         case=case,
         accuracy=_accuracy(config, task, model, test),
@@ -141,6 +152,8 @@ def run_attack(
         honest_refused=refused[0],
         hostile=made[1],
         hostile_refused=refused[1],
+        honest_quarantined=sum(name in honest for name in barred),
+        hostile_quarantined=sum(name in hostile for name in barred),
         backdoor=_backdoor(case, setting, config, task, model, test),
         few_share=_mean(watch.few_share) or 0.0,
         few=_mean(watch.few),
@@ -159,7 +172,7 @@ def was_refused(line: DeviceRound) -> bool:
 def _config(
     case: AttackTrial, setting: AttackSetting, task: Task
 ) -> tuple[RoundsConfig, GlobalModel]:
-    base = setting.base
+    base, defence = setting.base, DEFENCES[case.defence]
     model = GlobalModel(task.plan, task.weights, task.buffers, seed=case.seed)
     rule = make_rule(case.rule, weighting=case.weighting)
     if not isinstance(rule, Rule):
@@ -169,17 +182,21 @@ def _config(
         rule=rule,
         masks=settle_masks(make_masks("nested"), task.plan, lambda: model.norms),
         local_rule=LocalRule(
-            learning_rate=RATE, momentum=base.momentum, rescale=0.0, widths="ordered-dropout"
+            learning_rate=RATE,
+            momentum=base.momentum,
+            clip_norm=defence.clip_norm,
+            rescale=0.0,
+            widths="ordered-dropout",
         ),
         rounds=base.rounds,
         steps=base.steps,
         batch_size=base.batch_size,
-        min_devices=DEVICES,
+        min_devices=LEAST,
         participants=case.drawn if case.drawn < DEVICES else None,
         seed=case.seed,
         levels=LEVELS,
         server_optimizer=ServerOptimizer(name="momentum", beta1=SERVER_MOMENTUM),
-        **DEFENCES[case.defence].run,
+        **defence.run,
     )
     return config, model
 
@@ -213,6 +230,8 @@ def _members(
 
     for number, level in enumerate(device_levels()):
         name, share = _name(number), shares[order[number]]
+        if name in hostile and attack.absent:
+            continue
         if name in hostile:
             share = attack.data(setting, share, stream(case.seed, "attack", name))
         members.append(Member(name, Policy(level=level), share, train=partial(training, name)))
@@ -253,6 +272,10 @@ def _backdoor(
     stamped = setting.stamp(test.inputs[0][others])
     goals = np.full(len(stamped), setting.goal, test.targets.dtype)
     return _accuracy(config, task, model, ArrayData((stamped,), goals))["1"]
+
+
+def _first(data: ArrayData, count: int) -> ArrayData:
+    return ArrayData(tuple(each[:count] for each in data.inputs), data.targets[:count])
 
 
 def _mean(values: list[float]) -> float | None:
