@@ -44,7 +44,7 @@ from coordinator.aggregate.screening import block_squares, pack_usual, unpack_us
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import DeviceStanding
+from coordinator.rounds.reputation import Agreed, DeviceStanding
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.task.levels import LevelScores, pack_levels, unpack_levels
@@ -436,6 +436,9 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         "samples": dict(fleet.samples),
         "counted": dict(checkpoint.counted),
         "levels": levels,
+        "agreements": {
+            device: [each.total, each.weight] for device, each in fleet.agreements.items()
+        },
         "standings": {device: asdict(each) for device, each in fleet.standings.items()},
         "past": {
             str(round): {
@@ -497,6 +500,9 @@ def _build(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> Checkpoint:
             samples=PersistentMap(state["samples"]),
             total_samples=sum(state["samples"].values()),
             usual=unpack_usual(arrays),
+            agreements=PersistentMap(
+                {name: Agreed(*each) for name, each in state.get("agreements", {}).items()}
+            ),
             standings=PersistentMap(
                 {name: DeviceStanding(**each) for name, each in state.get("standings", {}).items()}
             ),

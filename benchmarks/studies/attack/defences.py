@@ -45,6 +45,11 @@ DEFENCES: dict[str, Defence] = {
     "clip-median": _robust(
         "clip-median", "`screening`, and blocks are shortened to the median norm of the round"
     ),
+    "agreement": _robust(
+        "clip-median",
+        "`clip-median`, and devices that lead away from the others again and again are quarantined",
+        agreement=-0.1,
+    ),
     "median": _robust("median", "`clip-median`, with the coordinate-wise median for the mean"),
     "trimmed-mean": _robust("trimmed-mean", "`clip-median`, with the trimmed mean for the mean"),
     "geometric-median": _robust(
