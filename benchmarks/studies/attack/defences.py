@@ -45,10 +45,12 @@ DEFENCES: dict[str, Defence] = {
     "clip-median": _robust(
         "clip-median", "`screening`, and blocks are shortened to the median norm of the round"
     ),
-    "agreement": _robust(
-        "clip-median",
-        "`clip-median`, and devices that lead away from the others again and again are quarantined",
-        agreement=-0.1,
+    "agreement": Defence(
+        tells=(
+            "`clip-median`, and devices that lead away from the others again and again are "
+            "quarantined; `cohort_limit` is 100"
+        ),
+        run={"robust": Robust(name="clip-median", agreement=-0.1), "cohort_limit": 100.0},
     ),
     "median": _robust("median", "`clip-median`, with the coordinate-wise median for the mean"),
     "trimmed-mean": _robust("trimmed-mean", "`clip-median`, with the trimmed mean for the mean"),
@@ -64,5 +66,5 @@ DEFENCES: dict[str, Defence] = {
 }
 """Defences by name."""
 
-RECOMMENDED = "clip-median"
+RECOMMENDED = "agreement"
 """The defence that the aims are about."""
