@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.screening import Scale, Usual
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import Agreements, Standings, agreed, barred, disagreeing
+from coordinator.rounds.reputation import (
+    Agreements,
+    Standings,
+    agreed,
+    barred,
+    disagreeing,
+    released,
+)
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
@@ -126,6 +133,15 @@ class FleetRecord:
         known = agreed(self.agreements, found)
         away = disagreeing(known, found, limit)
         return replace(self, agreements=known, standings=barred(self.standings, round, away))
+
+    def released(self, device: str) -> FleetRecord:
+        """Return the record in which nothing is held against a device."""
+        known = self.agreements
+        return replace(
+            self,
+            standings=released(self.standings, device),
+            agreements=known.dropping(device) if device in known else known,
+        )
 
     def learned(self, scales: Mapping[str, Scale]) -> FleetRecord:
         """Return the record once these movements counted, whatever their order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.attackers import ABSENT, ATTACKS, NO_ATTACK
 from benchmarks.studies.attack.defences import DEFENCES, NO_DEFENCE, RECOMMENDED
 from benchmarks.studies.attack.settings import DEVICES
 from benchmarks.studies.attack.study import AIMED, AttackStudy, Place
@@ -34,12 +34,20 @@ def _aims(study: AttackStudy) -> str:
     """Show the aims of the recommended defence."""
     rows = []
     for place in study.places:
-        lost = [study.lost(place, attack, RECOMMENDED) for attack in AIMED]
+        lost = [
+            study.lost(place, attack, RECOMMENDED, base)
+            for attack in AIMED
+            for base in (NO_ATTACK, ABSENT)
+        ]
         refused = study.refused(RECOMMENDED, ATTACKS, place)
         share = 100 * refused.honest_refused / refused.honest if refused.honest else None
         if any(each is not None for each in lost):
             rows.append([_where(place), *map(_points, lost), _percent(share)])
-    heads = [f"`{name}`, points lost (aim ≤ 3)" for name in AIMED]
+    heads = [
+        f"`{name}`, points below {base} (aim ≤ 3)"
+        for name in AIMED
+        for base in ("all honest", "attackers away")
+    ]
     return _table([f"`{RECOMMENDED}`", *heads, "honest movements refused (aim < 1 %)"], rows)
 
 
@@ -68,9 +76,13 @@ def _refusals(study: AttackStudy) -> str:
             (others.hostile_refused, others.hostile),
         )
         shares = [100 * part / whole if whole else None for part, whole in pairs]
-        rows.append([_marked(defence), *map(_percent, shares), f"{clean.honest + others.honest:,}"])
+        both = clean.honest_quarantined + others.honest_quarantined
+        total = f"{clean.honest + others.honest:,}"
+        counts = [total, str(both), str(others.hostile_quarantined)]
+        rows.append([_marked(defence), *map(_percent, shares), *counts])
     heads = ["honest, no attackers", "honest, beside attackers", "of attackers"]
-    return _table(["defence", *heads, "honest movements in all"], rows)
+    more = ["honest movements in all", "honest devices quarantined", "attackers quarantined"]
+    return _table(["defence", *heads, *more], rows)
 
 
 def _backdoors(study: AttackStudy) -> str:

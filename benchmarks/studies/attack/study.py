@@ -1,7 +1,9 @@
 """The runs of the study, and what they say.
 
-Every run is compared with the one of the same place (setting, rule, devices a round) that has
-neither attackers nor a defence, so the price of a defence counts as loss too.
+A run is compared with two of the same place (setting, rule, devices a round) that have no
+attackers and no defence, so the price of a defence counts as loss too: one in which all devices
+are honest, and one in which the attackers stay away. The first has data that no defence can have;
+the second is the best that refusing the attackers can do.
 """
 
 from __future__ import annotations
@@ -102,20 +104,17 @@ class AttackStudy:
         """Return the whole model's accuracy; None: not run."""
         return _mean(100 * each.accuracy.get("1", 0.0) for each in self.of(place, attack, defence))
 
-    def lost(self, place: Place, attack: str, defence: str) -> float | None:
-        """Return the points below a run with neither attackers nor a defence; None: not run.
+    def lost(self, place: Place, attack: str, defence: str, base: str = NO_ATTACK) -> float | None:
+        """Return the points below a run of another attack, undefended; None: not run.
 
         Of every seed that both have.
         """
         found = []
         for outcome in self.of(place, attack, defence):
-            base = replace(outcome.case, attack=NO_ATTACK, defence=NO_DEFENCE)
-            if base in self.outcomes:
-                accuracies = (
-                    each.accuracy.get("1", 0.0) for each in (self.outcomes[base], outcome)
-                )
-                clean, attacked = accuracies
-                found.append(100 * (clean - attacked))
+            other = replace(outcome.case, attack=base, defence=NO_DEFENCE)
+            if other in self.outcomes:
+                clean = self.outcomes[other].accuracy.get("1", 0.0)
+                found.append(100 * (clean - outcome.accuracy.get("1", 0.0)))
         return _mean(found)
 
     def refused(
@@ -135,6 +134,8 @@ class AttackStudy:
             sum(each.honest for each in found),
             sum(each.hostile_refused for each in found),
             sum(each.hostile for each in found),
+            sum(each.honest_quarantined for each in found),
+            sum(each.hostile_quarantined for each in found),
         )
 
     def read(
@@ -151,8 +152,9 @@ class AttackStudy:
             places = [place for place in self.places if place[1:] == (rule, drawn)]
             name = f"attack.{rule}.{'all' if drawn == DEVICES else drawn}"
             for attack in AIMED:
-                lost = [self.lost(place, attack, defence) for place in places]
-                found += _worst(f"{name}.{attack}.lost", "points", lost, WITHIN)
+                for what, base in (("lost", NO_ATTACK), ("behind_absent", ABSENT)):
+                    lost = [self.lost(place, attack, defence, base) for place in places]
+                    found += _worst(f"{name}.{attack}.{what}", "points", lost, WITHIN)
             opened = [self.read(place, "backdoor", defence, _backdoor) for place in places]
             found += _worst(f"{name}.backdoor.success", "%", opened, None)
             cost = [self.lost(place, NO_ATTACK, defence) for place in places]
@@ -172,6 +174,9 @@ class RefusedCounts:
     honest: int
     hostile_refused: int
     hostile: int
+    honest_quarantined: int
+    """Devices that were quarantined in the end, over all runs."""
+    hostile_quarantined: int
 
 
 def _backdoor(outcome: AttackOutcome) -> float | None:

@@ -12,9 +12,12 @@ from benchmarks.studies.attack.attackers import (
     ATTACKS,
     BOOST,
     CLAIMED,
+    COHORT_LIMIT,
     CONSTANT,
     HUGE,
+    NEAR,
     NOISE,
+    PATIENCE,
     POISONED,
     SCALE,
     ClaimedData,
@@ -80,7 +83,6 @@ def sent(attack: str, movement: dict[str, Array] | None = MOVED, device: str = "
     [
         ("sign-flip", -1),
         ("scaling", SCALE),
-        ("sign-flip-scaled", -SCALE),
         ("claimed-samples", -1),
         ("backdoor-boosted", BOOST),
     ],
@@ -93,6 +95,29 @@ def test_movement_is_multiplied_and_training_is_reported_as_it_was(
         np.testing.assert_array_equal(trained.movement[name], factor * array)
         assert trained.movement[name].dtype == np.float32
     assert trained.metrics == Metrics(2, 8, 1.0, 0.9, 0.8)
+
+
+def test_adaptive_attack_reverses_and_stays_below_the_limits_of_screening() -> None:
+    movement = {name: array / 100 for name, array in MOVED.items()}
+    length = float(np.sqrt(sum(np.square(array).sum() for array in movement.values())))
+    rule = LocalRule(learning_rate=0.1, clip_norm=20.0)
+    backend = ATTACKS["adaptive"].backend(Fixed(movement), 7, "a")
+    trained = backend.train(replace(job(), rule=rule), [])
+    bound = 2 * 0.1 * 20.0  # two steps of plain SGD
+    factor = min(NEAR * COHORT_LIMIT, bound / length)
+    np.testing.assert_allclose(trained.movement["weight"], -factor * movement["weight"], rtol=1e-5)
+    assert factor * length <= bound
+    free = ATTACKS["adaptive"].backend(Fixed(movement), 7, "a").train(job(), [])
+    np.testing.assert_allclose(
+        free.movement["bias"], -NEAR * COHORT_LIMIT * movement["bias"], rtol=1e-5
+    )
+
+
+def test_turncoat_is_honest_first() -> None:
+    backend = ATTACKS["turncoat"].backend(Fixed(MOVED), 7, "a")
+    for _ in range(PATIENCE):
+        assert backend.train(job(), []).movement is MOVED
+    np.testing.assert_array_equal(backend.train(job(), []).movement["bias"], -MOVED["bias"])
 
 
 def test_noise_has_ten_times_the_rms_of_each_tensor_and_is_drawn_anew() -> None:

@@ -13,7 +13,7 @@ from benchmarks.cli import main
 from benchmarks.device.report.page import update_page
 from benchmarks.report.figures import render_json
 from benchmarks.report.options import UsageError
-from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
+from benchmarks.studies.attack.attackers import ABSENT, ATTACKS, NO_ATTACK
 from benchmarks.studies.attack.defences import DEFENCES, NO_DEFENCE, RECOMMENDED
 from benchmarks.studies.attack.page import BEGIN, render_tables
 from benchmarks.studies.attack.record import append_attack, read_attacks
@@ -58,6 +58,7 @@ def study(*outcomes: AttackOutcome) -> AttackStudy:
 FOUND = study(
     outcome(NO_ATTACK, NO_DEFENCE, 0.90),
     outcome(NO_ATTACK, RECOMMENDED, 0.89),
+    outcome(ABSENT, NO_DEFENCE, 0.89),
     outcome("sign-flip", NO_DEFENCE, 0.10),
     outcome("sign-flip", RECOMMENDED, 0.88),
     outcome("noise", RECOMMENDED, 0.80),
@@ -107,9 +108,10 @@ def test_figures_name_the_aims_and_their_targets() -> None:
 
 def test_page_shows_accuracies_refusals_and_what_was_not_run() -> None:
     text = render_tables(FOUND)
-    assert f"| **{RECOMMENDED}** | 89.0 | 88.0 | 80.0 | 88.0 |" in text
-    assert "| none | 90.0 | 10.0 | – | – |" in text
-    assert "| digits, ra-fed, all a round | 2.0 | – | 10.0 | 0.50 % |" in text
+    assert f"| **{RECOMMENDED}** | 89.0 | – | 88.0 | 80.0 | 88.0 |" in text
+    assert "| none | 90.0 | 89.0 | 10.0 | – | – |" in text
+    assert "| digits, ra-fed, all a round | 2.0 | 1.0 | – | – | 10.0 | 9.0 | 0.50 % |" in text
+    assert f"| **{RECOMMENDED}** | 0.50 % | 0.50 % | 90.00 % | 1,600 | 0 | 9 |" in text
     assert f"| backdoor | **{RECOMMENDED}** | 40.0 |" in text
     assert "Never run, attacks: scaling, label-flip," in text
 
@@ -242,7 +244,7 @@ def test_command_refuses_nonsense_before_it_runs_anything(
 ) -> None:
     record = ["--record", str(tmp_path / "none.jsonl")]
     for arguments, said in (
-        (["--attacks", "sign-flop"], "unknown 'sign-flop'; --attacks are none, sign-flip"),
+        (["--attacks", "sign-flop"], "unknown 'sign-flop'; --attacks are none, absent"),
         (["--defences", "list"], "--defences are none, "),
         (["--drawn", "21"], "at most 20"),
         (["--settings", "har"], "--data is not given"),
