@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from coordinator.operate.results import add_commands as add_result_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
     EXIT_INTERRUPTED,
+    account,
     confirm,
     explain_os_error,
     run_command,
@@ -65,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_result_commands(commands)
     _add_serve(commands)
     _add_run_commands(commands)
+    _add_forget(commands)
     add_quarantine_commands(commands)
     add_join_commands(commands)
     add_identity_commands(commands)
@@ -223,6 +225,24 @@ def _add_run_commands(commands: Any) -> None:
     rollback.set_defaults(run=_rollback)
 
 
+def _add_forget(commands: Any) -> None:
+    forget = commands.add_parser(
+        "forget",
+        help="delete what a run keeps of a device",
+        description=(
+            "Deletes a device's movements: its entries in the rule's memory, and what it sent for "
+            "rounds that are not committed. Works while the run is served and when it is stopped. "
+            "What its earlier movements did to the model stays there: rollback undoes rounds. The "
+            "device may go on; tessera-coordinator revoke shuts it out."
+        ),
+        epilog="example: tessera-coordinator forget run phone-7",
+    )
+    forget.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    forget.add_argument("device", metavar="DEVICE", help="the device's name")
+    forget.add_argument("--yes", action="store_true", help="do not ask")
+    forget.set_defaults(run=_forget)
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
     from coordinator.operate.serving import serve
@@ -295,6 +315,11 @@ def _history(arguments: argparse.Namespace) -> int:
             print(json.dumps(entry))
         elif back := entry.get("rolled_back"):
             print(f"went back from round {back['from']} to round {back['to']}")
+        elif gone := entry.get("forgotten"):
+            print(
+                f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, "
+                f"{gone['time']}): {gone['blocks']} blocks in memory"
+            )
         else:
             print(_history_line(entry))
     return 0
@@ -329,6 +354,28 @@ def _rollback(arguments: argparse.Namespace) -> int:
             )
         run.rollback(arguments.to_round)
         print(f"{arguments.folder}: the run will resume from round {arguments.to_round}")
+    return 0
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.control import NotServedError, ask_run
+    from coordinator.run.folder import is_run
+    from coordinator.run.forgetting import forget_in_folder
+
+    folder, device = arguments.folder, arguments.device
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not a run's folder: name the folder in [run] of run.toml")
+    confirm(
+        f"{folder}: all that memory and open rounds hold of {device!r} will be deleted for good.",
+        yes=arguments.yes,
+    )
+    try:
+        found = ask_run(folder, "forget", device=device, by=account())
+    except NotServedError:
+        found = asdict(forget_in_folder(folder, device, account()))
+    kept = f"{found['blocks']} blocks in memory, {found['movements']} movements of open rounds"
+    print(f"{folder}: forgot {device}: {kept}")
+    print("What its earlier movements did to the model stays there; see rollback")
     return 0
 
 

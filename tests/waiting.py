@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
+from itertools import count
 from pathlib import Path
 
 HANGS_S = 300.0
 """For everything that tests wait for: only what hangs takes so long."""
+
+_LASTING = count(10_000 + os.getpid() % 1_000 * 10)
 
 
 def until(
@@ -45,6 +49,16 @@ def free_port() -> int:
     """A port of this machine that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
+    return port
+
+
+def lasting_port() -> int:
+    """A port of this machine that stays free while a program that listens on it restarts.
+
+    It is below those that systems give to connections, and another one for every process.
+    """
+    while listens(port := next(_LASTING)):
+        pass
     return port
 
 

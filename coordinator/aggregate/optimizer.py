@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.sums import PIECE, over_shards, spread
+from coordinator.aggregate.robust.sums import PIECE, over_shards, spread
 from coordinator.errors import ConfigError
 from edge_sdk.program.settings import Example, Within, check_fields
 from edge_sdk.protocol.plan.blocks import Float32

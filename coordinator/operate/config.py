@@ -21,7 +21,7 @@ from coordinator.aggregate.pairings import (
     fitting_widths,
 )
 from coordinator.aggregate.published import find_recipe, recipe_preset
-from coordinator.aggregate.robust import Robust, RobustName
+from coordinator.aggregate.robust import RECOMMENDED, SERVED, Robust, RobustName
 from coordinator.aggregate.rules import FedRaa, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
@@ -194,7 +194,11 @@ class RunTable:
     """A movement with a block this many times larger than the median of its round is rejected."""
     samples_limit: Annotated[float, Within(least=1)] = same_as(RunConfig, "samples_limit")
     quarantine_after: Natural = same_as(RunConfig, "quarantine_after")
-    robust: RobustName = same_as(Robust, "name")
+    robust: Annotated[RobustName | None, Example(RECOMMENDED)] = None
+    """Defence against bad devices (docs/algorithms.md): `none`; `clip`, at a fixed norm;
+    `clip-median`, at the median of the round; and on top of the latter `median`, `trimmed-mean`,
+    `geometric-median` or `multi-krum` instead of the mean; `root` weighs devices by their agreement
+    with data of yours. `[robust]` has their numbers. Without it, `none`."""
     threads: Count = same_as(Keeping, "threads")
     keep_last: Count = same_as(Keeping, "keep_last")
     keep_every: Count = same_as(Keeping, "keep_every")
@@ -385,7 +389,7 @@ class ServeConfig:
                 f"{self.rule.name} moves the model at every arrival; server_optimizer is for "
                 "synchronous rules: remove it"
             )
-        if asynchronous and run.robust != "none":
+        if asynchronous and run.robust not in (None, "none"):
             raise ConfigError(
                 f"{self.rule.name} moves the model at every arrival; run.robust compares the "
                 "movements of a round: remove it, or use a synchronous rule"
@@ -399,8 +403,13 @@ class ServeConfig:
         self._check_join()
 
     def make_robust(self) -> Robust:
-        """Make the defence against bad devices. Raises `ConfigError`."""
-        return _pick(Robust, self.robust, name=self.run.robust)
+        """Make the defence against bad devices. Raises `ConfigError`.
+
+        Without run.robust there is none in an asynchronous run, and with a recipe.
+        """
+        bare = self.run.recipe is not None or isinstance(self.make_rule(), FedRaa)
+        name = self.run.robust or ("none" if bare else SERVED)
+        return _pick(Robust, self.robust, name=name)
 
     def _check_join(self) -> None:
         broker, join = self.broker, self.join

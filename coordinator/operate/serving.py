@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from coordinator.aggregate.bound import reach_of
 from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
@@ -27,6 +27,7 @@ from coordinator.operate.control import ControlCommand, ControlSocket
 from coordinator.operate.progress import ServeProgress
 from coordinator.operate.quarantine import quarantine_commands
 from coordinator.operate.taskfile import (
+    check_evaluation,
     compile_task,
     load_evaluation,
     make_evaluator,
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 BROKER, BROKER_FILE = "broker", "broker.toml"
 EVALUATION = "evaluation"
 """Folder, in the run's, for test data that memory does not hold."""
+ROOT_SETTING = "[robust] data"
 ROOT_DATA = "root"
 """Folder for the operator's data of `robust = "root"` that memory does not hold."""
 RETRY_S = 5.0
@@ -76,6 +78,10 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
     folder, task = config.run.folder, config.task
     if not is_run(folder):
         check_folder_free(folder)  # before the work, not after it
+        if task.evaluation is not None:
+            check_evaluation(task.evaluation, config.base)
+        if config.robust.data is not None:
+            check_evaluation(config.robust.data, config.base, what=ROOT_SETTING)
         levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}
         with ServeProgress("compiles", say) as progress:
             model = compile_task(
@@ -210,7 +216,7 @@ def serve(
         if config.robust.data is not None:
             spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
             found = load_evaluation(
-                config.robust.data, config.base, spec, config.format, cache, what="[robust] data"
+                config.robust.data, config.base, spec, config.format, cache, what=ROOT_SETTING
             )
             root = make_root(run.task, found)
         facts = try_broker(settings, stop) if config.broker.probe else None
@@ -230,7 +236,7 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
-        commands = quarantine_commands(requests)
+        commands = {**quarantine_commands(requests), **forget_commands(requests)}
         joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
@@ -273,6 +279,15 @@ def _join(
         stack.callback(control.close)
         control.start()
         yield joining
+
+
+def forget_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
+    """Return the command of a run's control socket that forgets a device."""
+
+    def forget(device: str, by: str) -> dict[str, Any]:
+        return asdict(requests.ask(lambda service: service.forget(device, by)))
+
+    return {"forget": forget}
 
 
 def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:

@@ -66,6 +66,17 @@ def compile_task(
     )
 
 
+def check_evaluation(source: str, base: Path, *, what: str = "[task] evaluation") -> None:
+    """Raise `ConfigError` if the place of data is not there; does not read it.
+
+    `what` names the setting in errors.
+    """
+    place = source if (function := split_reference(source)) is None else function[0]
+    path = base / Path(place).expanduser()
+    if (function is None or place.endswith(".py")) and not path.exists():
+        raise ConfigError(f"{what} {source!r}: {path} is not there")
+
+
 def load_evaluation(
     source: str,
     base: Path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.arrivals import Arrival
@@ -20,6 +20,7 @@ from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint, Run, RunError
+from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import Journal, terms_of
 from coordinator.service.close import close_round
 from coordinator.service.courses import (
@@ -337,8 +338,40 @@ class RoundsCourse:
                     raise RunError(f"round {effect.round} could not be committed") from error
         return []
 
+    def forget(self, device: str, work: Callable[[Memory | None], Forgotten]) -> Forgotten:
+        """Let go of a device's movements; `work` removes what is on disk and in memory.
+
+        A movement that was kept for the open round no longer counts; its device is silent then.
+        Raises `ConfigError` while a closed round waits for its commit, which has it already.
+        """
+        if self._closed is not None or self._was_closed:
+            raise ConfigError(
+                f"round {self._state.round} is closed and about to be committed: try again once "
+                "it is"
+            )
+        forgotten = work(self._memory)
+        for key in [key for key in self._arrivals if key[0] == device]:
+            del self._arrivals[key]
+        return forgotten
+
+    def _still_kept(self, commit: rounds.Commit) -> rounds.Commit:
+        """Return a commit without the movements of devices that were forgotten since."""
+        fresh, replayed = (
+            tuple(name for name in names if (name, commit.round) in self._arrivals)
+            for names in (commit.fresh, commit.replayed)
+        )
+        gone = {*commit.fresh, *commit.replayed} - {*fresh, *replayed}
+        return replace(
+            commit,
+            fresh=fresh,
+            replayed=replayed,
+            silent=tuple(sorted({*commit.silent, *gone})),
+            late=tuple(key for key in commit.late if key in self._arrivals),
+        )
+
     def _close(self, commit: rounds.Commit) -> None:
         """Move the model; the commit follows at once, or after a survey of its levels."""
+        commit = self._still_kept(commit)
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
         compared = close_round(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
+from coordinator.errors import ConfigError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
@@ -35,6 +36,7 @@ from coordinator.run.folder import (
     RunError,
     TaskFiles,
 )
+from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
@@ -196,6 +198,7 @@ class Service:
                 memory_type=keeping.memory_type,
                 threads=keeping.threads,
             )
+        finish_forgetting(run, memory)
         checkpoint = whole_checkpoint(run, memory, journal)
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
@@ -315,6 +318,14 @@ class Service:
         """Hold nothing against a device any more."""
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
         self._say(self._course.handle(events.Released(device), self._now()))
+
+    def forget(self, device: str, by: str) -> Forgotten:
+        """Let go of all that is kept of a device. Raises `ConfigError` while a round closes."""
+        if isinstance(self._course, FragmentsCourse):
+            raise ConfigError(
+                "an asynchronous run keeps nothing of a device: its movements are in the model"
+            )
+        return self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""

@@ -28,6 +28,7 @@ def add_commands(commands: Any, start: Callable[[Path], int]) -> None:
             "examples:\n"
             "  tessera-device join CODE --data ~/samples\n"
             "  tessera-device join CODE --name kitchen-pi --data samples.py:load\n"
+            "  tessera-device join CODE --data weather.csv --label state\n"
             "  tessera-device join CODE --name second --no-start"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -36,6 +37,11 @@ def add_commands(commands: Any, start: Callable[[Path], int]) -> None:
     join.add_argument("--name", help="name of this device (default: the host name)")
     join.add_argument(
         "--data", metavar="PLACE", help="its own data: a folder, a file, or file.py:function"
+    )
+    join.add_argument(
+        "--label",
+        metavar="COLUMN",
+        help="column of the data that is the label (default: label, class, target or y)",
     )
     join.add_argument(
         "--dir",
@@ -70,7 +76,7 @@ def _join(start: Callable[[Path], int], arguments: argparse.Namespace) -> int:
     name = arguments.name or default_name()
     folder: Path = arguments.dir or Path(name)
     data = None if arguments.data is None else _absolute(arguments.data)
-    path = join_task(code, name=name, folder=folder, data=data)
+    path = join_task(code, name=name, folder=folder, data=data, label=arguments.label)
     print(f"{name} has joined {code.task!r}; its configuration: {path}", flush=True)
     command = f"tessera-device run --config {path}"
     if data is None:

@@ -30,11 +30,18 @@ DATA_MORE = 'or sound (docs/data.md), or a function that returns arrays, as "fil
 
 
 def render_device(
-    name: str, task: str | None, data: str | None, table: str, *, has_keys: bool = True
+    name: str,
+    task: str | None,
+    data: str | None,
+    table: str,
+    *,
+    label: str | None = None,
+    has_keys: bool = True,
 ) -> str:
     """Return the text of a `device.toml`; `task` and `data` None are left to the owner.
 
-    `table` is the `[broker]` table. `has_keys`: the device's identity lies in files beside it.
+    `table` is the `[broker]` table. `label`: column of the data that is the target; None: the usual
+    names are tried. `has_keys`: the device's identity lies in files beside it.
     """
     missing = task is None or data is None
     return (
@@ -51,6 +58,7 @@ def render_device(
             data=f"# {'' if data else 'FILL IN: '}{DATA}\n# {DATA_MORE}\n"
             f"data = {quote(data or 'data')}",
         )
+        + ("" if label is None else f"[format]\nlabel = {quote(label)}\n\n")
         + table
     )
 

@@ -32,10 +32,18 @@ from edge_sdk.transport.settings import BrokerSettings
 _BROKER_KEYS = ("host", "port", "tls", "username", "password", "allow_plaintext")
 
 
-def join_task(code: JoinCode, *, name: str, folder: Path, data: str | None = None) -> Path:
+def join_task(
+    code: JoinCode,
+    *,
+    name: str,
+    folder: Path,
+    data: str | None = None,
+    label: str | None = None,
+) -> Path:
     """Join and return the path of the new `device.toml`.
 
-    `data` None: left to the owner. Raises `JoinError`, and `OSError` for files.
+    `data` None: left to the owner; `label`: see `render_device`. Raises `JoinError`, and `OSError`
+    for files.
     """
     try:
         check_device(name)
@@ -57,7 +65,7 @@ def join_task(code: JoinCode, *, name: str, folder: Path, data: str | None = Non
         request = make_request(key, name).decode()
     answer = send_request(code, welcome, name, request)
     table = _store(answer, welcome, name, folder)
-    text = render_device(name, code.task, data, table, has_keys=welcome.certificates)
+    text = render_device(name, code.task, data, table, label=label, has_keys=welcome.certificates)
     write_whole(config, text.encode(), mode=0o600)
     return config
 

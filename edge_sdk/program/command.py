@@ -75,7 +75,7 @@ def explain_os_error(error: OSError) -> str:
         path = os.fsdecode(error.filename)
     else:
         path = "" if error.filename is None else str(error.filename)
-    return f"{path}{': ' if path else ''}{cure.format(account=_account())}"
+    return f"{path}{': ' if path else ''}{cure.format(account=account())}"
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -91,7 +91,8 @@ def confirm(question: str, *, yes: bool) -> None:
         raise ConfigError("nothing was changed")
 
 
-def _account() -> str:
+def account() -> str:
+    """Return the name of the account that this process runs as."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as in a container

@@ -18,7 +18,7 @@ import pytest
 
 from coordinator.operate.broker.embedded import find_mosquitto
 from edge_sdk.program.processes import ChildProcess, Children
-from tests.waiting import HANGS_S, until
+from tests.waiting import HANGS_S, lasting_port, until
 
 pytestmark = pytest.mark.skipif(
     find_mosquitto() is None, reason="needs mosquitto, which is not installed"
@@ -51,11 +51,15 @@ rounds = 1000
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The folder of a fresh machine: a task, and settings without a broker."""
+    """The folder of a fresh machine: a task, and ports that no other test takes."""
     folder = tmp_path / "coordinator"
     folder.mkdir()
     (folder / "task.py").write_text(TASK_FILE)
-    (folder / "run.toml").write_text(RUN_FILE + '[join]\nhost = "localhost"\ndevices = 2\n')
+    local, devices, join = lasting_port(), lasting_port(), lasting_port()
+    (folder / "run.toml").write_text(
+        f"{RUN_FILE}[broker]\nembedded = true\nport = {local}\ntls_port = {devices}\n"
+        f'[join]\nhost = "localhost"\ndevices = 2\nport = {join}\n'
+    )
     return folder
 
 

@@ -24,7 +24,7 @@ from coordinator.operate.broker.embedded import find_mosquitto
 from edge_sdk.program.processes import Children
 from tests.integration.terminals import Walkthrough
 from tests.integration.test_docs import ROOT
-from tests.waiting import free_port, until
+from tests.waiting import lasting_port, until
 
 needs_mosquitto = pytest.mark.skipif(
     find_mosquitto() is None, reason="needs mosquitto, which is not installed"
@@ -86,9 +86,9 @@ def from_wheel(tmp_path: Path) -> Path:
 
 
 def own_ports() -> dict[str, dict[str, str]]:
-    """Ports for the coordinator: tests that stop theirs for a moment count on the usual ones."""
+    """Ports for the coordinator that no other test takes while it restarts."""
     names = ("TESSERA_BROKER_PORT", "TESSERA_BROKER_TLS_PORT", "TESSERA_JOIN_PORT")
-    return {"coordinator": {name: str(free_port()) for name in names}}
+    return {"coordinator": {name: str(lasting_port()) for name in names}}
 
 
 @needs_mosquitto

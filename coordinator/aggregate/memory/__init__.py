@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.aggregate.memory.contract import Made, MemoryConfig, MemoryType, Piece
-from coordinator.aggregate.memory.disk.memory import DiskMemory
+from coordinator.aggregate.memory.disk.memory import DiskMemory, stored_config
 from coordinator.aggregate.memory.disk.space import estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.newest import Memory
@@ -21,4 +21,5 @@ __all__ = [
     "Piece",
     "RamMemory",
     "estimate_bytes",
+    "stored_config",
 ]

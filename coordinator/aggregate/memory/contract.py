@@ -8,6 +8,8 @@ Laws, for both stores (tests/contract/memory):
   rounding of float64 sums. Held values are summed, not the ones given before they were rounded to
   the stored type, so no error of the type builds up;
 - *age*: after `advance(now)` no entry with `now − made > max_staleness` is left;
+- *forgetting*: after `forget(device)` there is no entry of that device, and the sums are those of
+  the others, up to the rounding of float64 sums;
 - *order*: the result does not depend on the order in which one call's movements are given, nor on
   the number of threads; each parameter is summed in device-name order.
 """

@@ -168,6 +168,18 @@ class Memory:
         if reader is not None and change is not None:
             reader(0, change)
 
+    def forget(self, device: str) -> int:
+        """Let go of all entries of a device; the sums are those of the others. Returns its blocks.
+
+        An unknown device has none. Nothing is durable before `commit`.
+        """
+        self._check_usable()
+        blocks = int(np.count_nonzero(self._store.kept(device).rounds))
+        if blocks:
+            with self._changing():
+                self._drop([device], self._now + 1)
+        return blocks
+
     def _passes(
         self, contributions: Sequence[Contribution]
     ) -> Iterator[tuple[list[list[_Taken]], bool]]:

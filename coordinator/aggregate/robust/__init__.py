@@ -11,17 +11,20 @@ from __future__ import annotations
 from coordinator.aggregate.robust.choice import (
     CLIPPING_ONLY,
     RECOMMENDED,
+    SERVED,
     THIN,
     Robust,
     RobustName,
 )
-from coordinator.aggregate.robust.means import Weighed, robust_mean
+from coordinator.aggregate.robust.means import RobustMean, Weighed, robust_mean
 
 __all__ = [
     "CLIPPING_ONLY",
     "RECOMMENDED",
+    "SERVED",
     "THIN",
     "Robust",
+    "RobustMean",
     "RobustName",
     "Weighed",
     "robust_mean",

@@ -18,8 +18,8 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.robust.choice import THIN
+from coordinator.aggregate.robust.sums import Float64, Term, block_sums, sum_terms
 from coordinator.aggregate.screening import block_squares
-from coordinator.aggregate.sums import Float64, Term, block_sums, sum_terms
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
 from edge_sdk.protocol.plan.plan import ModelPlan
 

@@ -24,6 +24,9 @@ RECOMMENDED: RobustName = "clip-median"
 """For a run whose devices nobody vouches for: it bounds every device, and an honest one that
 differs from the others keeps its vote."""
 
+SERVED: RobustName = "none"
+"""Choice of `tessera-coordinator serve` where run.robust is not set, for synchronous rules."""
+
 CLIPPING_ONLY: tuple[RobustName, ...] = ("none", "clip", "clip-median", "root")
 """Choices that leave the rule's mean as it is: they only shorten or weigh what enters it."""
 

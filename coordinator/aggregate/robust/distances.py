@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.robust.choice import THIN, Robust
-from coordinator.aggregate.sums import Float64, Term, over_shards
+from coordinator.aggregate.robust.sums import Float64, Term, over_shards
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 

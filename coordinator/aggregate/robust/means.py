@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.aggregate.robust.choice import THIN, Robust
 from coordinator.aggregate.robust.distances import distance_shares
 from coordinator.aggregate.robust.order import add_ordered
-from coordinator.aggregate.sums import Float64, Term, block_sums, divide, sum_terms
+from coordinator.aggregate.robust.sums import Float64, Term, sum_terms
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -29,36 +30,48 @@ class Weighed:
     weight: float
     factor: float = 1.0
     """Number that its values are multiplied by."""
+    judged: Blocks | None = None
+    """Movement of the same blocks by which `multi-krum` selects; None: the values themselves."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RobustMean:
+    """A mean over devices, in block order, and who had no part in it."""
+
+    values: Float32
+    """0 where no term holds a block."""
+    left_out: NDArray[np.bool_]
+    """Marks the terms (rows) that were not selected for a block (column) that they hold."""
 
 
 def robust_mean(
     plan: ModelPlan, weighed: Sequence[Weighed], robust: Robust, *, threads: int = 1
-) -> Float32:
-    """Return the mean of each block over those that hold it, in block order; 0 where none does.
+) -> RobustMean:
+    """Compute the mean of each block over those that hold it.
 
     Terms of weight 0 do not count. Blocks that at most two terms hold get the plain mean.
     """
-    weighed = [each for each in weighed if each.weight > 0]
-    if not robust.combines:
-        terms = [Term(each.blocks, each.weight * each.factor) for each in weighed]
-        total = sum_terms(plan, terms, threads=threads)
-        return divide(plan, total, block_sums(plan, [(e.blocks, e.weight) for e in weighed]))
-    terms = [Term(each.blocks, each.factor) for each in weighed]
-    weights = np.zeros((len(weighed), plan.block_count))
-    for row, each in enumerate(weighed):
-        weights[row, each.blocks.ids] = each.weight
+    left_out = np.zeros((len(weighed), plan.block_count), dtype=np.bool_)
+    counting = [row for row, each in enumerate(weighed) if each.weight > 0]
+    terms = [Term(weighed[row].blocks, weighed[row].factor) for row in counting]
+    weights = np.zeros((len(counting), plan.block_count))
+    for number, row in enumerate(counting):
+        weights[number, weighed[row].blocks.ids] = weighed[row].weight
     coverage = np.count_nonzero(weights, axis=0).astype(np.int64)
-    shares = _mean_shares(np.where(coverage > THIN, 0.0, weights))
-    if robust.name in ("geometric-median", "multi-krum"):
+    thin = coverage <= (THIN if robust.combines else len(counting))
+    shares = _mean_shares(np.where(thin, weights, 0.0))
+    if robust.name == "geometric-median":
         shares += distance_shares(plan, terms, weights, coverage, robust, threads=threads)
-    total = sum_terms(
-        plan,
-        [Term(term.blocks, term.factor, share) for term, share in zip(terms, shares, strict=True)],
-        threads=threads,
-    )
+    elif robust.name == "multi-krum":
+        judged = [weighed[row].judged or weighed[row].blocks for row in counting]
+        seen = [Term(own, term.factor) for own, term in zip(judged, terms, strict=True)]
+        shares += distance_shares(plan, seen, weights, coverage, robust, threads=threads)
+        left_out[counting] = (weights > 0) & (shares == 0)
+    shared = [Term(term.blocks, term.factor, own) for term, own in zip(terms, shares, strict=True)]
+    total = sum_terms(plan, shared, threads=threads)
     if robust.name in ("median", "trimmed-mean"):
         add_ordered(plan, total, terms, coverage, robust, threads=threads)
-    return total
+    return RobustMean(total, left_out)
 
 
 def _mean_shares(weights: Float64) -> Float64:

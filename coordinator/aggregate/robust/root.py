@@ -17,8 +17,8 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.robust.clipping import Lengths, yardstick
+from coordinator.aggregate.robust.sums import PIECE, Float64
 from coordinator.aggregate.screening import block_squares
-from coordinator.aggregate.sums import PIECE, Float64
 from edge_sdk.protocol.plan.blocks import Blocks, block_runs
 from edge_sdk.protocol.plan.plan import ModelPlan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -10,8 +11,8 @@ import numpy as np
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory, Piece
 from coordinator.aggregate.robust import Weighed
+from coordinator.aggregate.robust.sums import Term, block_sums, divide, sum_terms
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.sums import Term, block_sums, divide, sum_terms
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 
@@ -36,6 +37,10 @@ class Ccfl(Rule):
 
     def move(self, closing: Closing) -> Float32:
         """Average the fresh movements and those of devices that skipped."""
+        return self._judge(closing)[0]
+
+    def _judge(self, closing: Closing) -> tuple[Float32, Sequence[Contribution]]:
+        """Return the movement of the model, and the fresh movements for memory."""
         plan, spoken_for = closing.plan, self._old_terms(closing)
         fresh = [(part.blocks, self.weight(part)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
@@ -45,13 +50,13 @@ class Ccfl(Rule):
         more = np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
         if closing.robust.combines:
             old = [Weighed(*term) for term in spoken_for]
-            mean = closing.mean([*(Weighed(*pair) for pair in fresh), *old])
-            return divide(plan, mean, more / self.server_rate)
+            mean, entering = closing.judge([*(Weighed(*pair) for pair in fresh), *old])
+            return divide(plan, mean, more / self.server_rate), entering
         terms = [Term(blocks, weight) for blocks, weight in fresh]
         terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
         total = sum_terms(plan, terms, threads=closing.threads)
         by = block_sums(plan, weighed) * more
-        return divide(plan, total, by / self.server_rate)
+        return divide(plan, total, by / self.server_rate), closing.fresh
 
     def spoken_for(self, closing: Closing) -> list[Blocks]:
         """See `Rule`."""
@@ -98,8 +103,8 @@ class Ccfl2(Ccfl):
     def move(self, closing: Closing) -> Float32:
         """See `Ccfl`."""
         memory = _memory(closing)
-        result = Ccfl.move(self, closing)
-        memory.write(closing.fresh)
+        result, entering = self._judge(closing)
+        memory.write(entering)
         return result
 
     def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
@@ -115,8 +120,8 @@ class Ccfl3(Ccfl1):
     def move(self, closing: Closing) -> Float32:
         """See `Ccfl`."""
         memory = _memory(closing)
-        result = Ccfl.move(self, closing)
-        memory.write([part for part in closing.fresh if self.takes(part)])
+        result, entering = self._judge(closing)
+        memory.write([part for part in entering if self.takes(part)])
         return result
 
     def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
@@ -142,8 +147,8 @@ class Strategy2(Rule):
             stale = Blocks(piece.blocks.ids, piece.blocks.values - now.values)
             weighed.append((stale, piece.made.weight))
         if closing.robust.combines:
-            mean = closing.mean([Weighed(*pair) for pair in weighed])
-            memory.write([_as_model(closing, part) for part in closing.fresh])
+            mean, entering = closing.judge([Weighed(*pair) for pair in weighed])
+            memory.write([_as_model(closing, part) for part in entering])
             mean *= np.float32(self.server_rate)
             return mean
         total = sum_terms(plan, [Term(*pair) for pair in weighed], threads=closing.threads)

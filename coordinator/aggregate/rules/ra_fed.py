@@ -10,8 +10,8 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.robust import Weighed
+from coordinator.aggregate.robust.sums import Term, block_sums, divide, sum_terms
 from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.sums import Term, block_sums, divide, sum_terms
 from edge_sdk.protocol.plan.blocks import Float32
 
 
@@ -26,7 +26,7 @@ class RaFed(Rule):
     def _mean(self, closing: Closing, contributions: Sequence[Contribution]) -> Float32:
         weighed = [(part.blocks, self.weight(part)) for part in contributions]
         if closing.robust.combines:
-            mean = closing.mean([Weighed(*pair) for pair in weighed])
+            mean, _ = closing.judge([Weighed(*pair) for pair in weighed])
             mean *= np.float32(self.server_rate)
             return mean
         terms = [Term(blocks, weight) for blocks, weight in weighed]

@@ -13,8 +13,7 @@ from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.robust import Weighed
 from coordinator.aggregate.robust.scratch import spool
-from coordinator.aggregate.rules.rule import Closing, Rule
-from coordinator.aggregate.sums import (
+from coordinator.aggregate.robust.sums import (
     PIECE,
     Float64,
     add_scaled,
@@ -22,6 +21,7 @@ from coordinator.aggregate.sums import (
     over_shards,
     spread,
 )
+from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
 
@@ -113,10 +113,10 @@ class RamFed(Rule):
             closing.scratch,
         )
         weighed = [
-            Weighed(Blocks(part.blocks.ids, values), weight)
+            Weighed(Blocks(part.blocks.ids, values), weight, judged=part.blocks)
             for part, values, weight in zip(closing.fresh, differences, weights, strict=True)
         ]
-        result = closing.mean(weighed)
+        result, entering = closing.judge(weighed)
         share = np.full(plan.block_count, self.server_rate)
         if self.correction == "population":
             fresh = block_sums(plan, [(each.blocks, each.weight) for each in weighed])
@@ -130,7 +130,7 @@ class RamFed(Rule):
             add_scaled(plan, result, start, memory.total[start:end], of_old)
 
         over_shards(plan.parameters, closing.threads, add_old)
-        memory.write(closing.fresh)
+        memory.write(entering)
         return result
 
     def _difference(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.memory.newest import pick
 from coordinator.aggregate.robust import Robust, Weighed, robust_mean
+from coordinator.aggregate.robust.scratch import spool
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -51,9 +53,26 @@ class Closing:
         """Number of devices that were asked."""
         return len(self.fresh) + len(self.replayed) + len(self.silent)
 
-    def mean(self, weighed: Sequence[Weighed]) -> Float32:
-        """Average each block over those that hold it, as the robust choice says."""
-        return robust_mean(self.plan, weighed, self.robust, threads=self.threads)
+    def judge(self, weighed: Sequence[Weighed]) -> tuple[Float32, Sequence[Contribution]]:
+        """Average each block over those that hold it, as the robust choice says.
+
+        Returns the mean, and the fresh movements for memory: without the blocks for which they
+        were not selected. The first of `weighed` are of the fresh movements, in their order.
+        """
+        mean = robust_mean(self.plan, weighed, self.robust, threads=self.threads)
+        left_out, sizes = mean.left_out[: len(self.fresh)], self.plan.block_sizes
+        cut = [number for number, marks in enumerate(left_out) if marks.any()]
+        kept = {number: ~left_out[number][self.fresh[number].blocks.ids] for number in cut}
+        held = {number: self.fresh[number].blocks for number in cut}
+        values = spool(
+            (pick(held[each].values, sizes[held[each].ids], kept[each]) for each in cut),
+            self.scratch,
+        )
+        fresh = list(self.fresh)
+        for number, left in zip(cut, values, strict=True):
+            blocks = Blocks(held[number].ids[kept[number]], left)
+            fresh[number] = replace(fresh[number], blocks=blocks)
+        return mean.values, fresh
 
     @property
     def needed_memory(self) -> Memory:

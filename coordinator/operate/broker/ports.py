@@ -7,7 +7,8 @@ A run takes the first set of usual ports that is free as a whole, and keeps it f
     …
 
 The port for joining is listened on as soon as it is chosen, so two runs that start at the same time
-take different sets.
+take different sets. The broker of a killed coordinator may keep the run's ports for a moment, so a
+run waits for its own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import errno
 import json
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from coordinator.errors import CoordinatorError
 from edge_sdk.program.files import make_folder, write_whole
@@ -26,6 +29,10 @@ FILE = "ports.json"
 SETS = 50
 BACKLOG = 64
 LOCAL, DEVICES, JOIN = 1_883, 8_883, 8_884
+PATIENCE_S = 10.0
+"""Seconds to wait for ports that the run had before."""
+
+T = TypeVar("T")
 
 
 class PortError(CoordinatorError):
@@ -59,9 +66,9 @@ def claim_ports(
     else:
         ports = _merged(wanted, known)
         if embedded:
-            check_port(ports.local, "local")
-            check_port(ports.devices, "devices")
-        listener = _listen(ports.join, host)
+            _patiently(lambda: check_port(ports.local, "local"))
+            _patiently(lambda: check_port(ports.devices, "devices"))
+        listener = _patiently(lambda: _listen(ports.join, host))
     try:
         if ports != known:
             make_folder(folder)
@@ -82,7 +89,10 @@ def claim_local(folder: Path, wanted: Ports) -> int:
     for usual in _sets() if known is None else [known]:
         ports = _merged(wanted, usual)
         try:
-            check_port(ports.local, "local")
+            if ports == known:
+                _patiently(lambda: check_port(known.local, "local"))
+            else:
+                check_port(ports.local, "local")
         except PortError as error:
             failure = error
             continue
@@ -100,6 +110,20 @@ def check_port(port: int, name: str) -> None:
         _bound(port, "").close()
     except OSError as error:
         raise PortError(_explain(port, name, error)) from error
+
+
+def _patiently(take: Callable[[], T]) -> T:
+    """Try to take a port of this run until it is free; raises as `take` when it stays in use."""
+    by = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return take()
+        except PortError as error:
+            cause = error.__cause__
+            in_use = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+            if not in_use or time.monotonic() >= by:
+                raise
+        time.sleep(0.05)
 
 
 def _free_set(wanted: Ports, host: str, *, embedded: bool) -> tuple[Ports, socket.socket]:

@@ -168,7 +168,16 @@ def _run_file(path: Path) -> ModuleType:
         raise GraphCompileError(f"{path} cannot be loaded as Python")
     module = sys.modules["tessera_task"] = module_from_spec(spec)
     sys.path.insert(0, str(path.absolute().parent))  # for imports beside it, as if it were run
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as error:
+        raise GraphCompileError(
+            f"{path} imports {error.name!r}, which is not there: install it beside the coordinator"
+        ) from error
+    except SyntaxError as error:
+        raise GraphCompileError(
+            f"{error.filename}, line {error.lineno}, is not Python: {error.msg}"
+        ) from error
     return module
 
 

@@ -1,7 +1,8 @@
 """Rows of tables: CSV with the standard library, Parquet with pyarrow (extra `parquet`).
 
 The first row of a CSV file names the columns, unless all of it is numbers: then columns are called
-1, 2 … and the last one is the label. Commas, semicolons and tabs are recognised. Rows are counted
+1, 2 … and the last one is the label. A first row that counts 0, 1, 2 … names columns, as pandas
+writes them. Commas, semicolons and tabs are recognised. Rows are counted
 as spreadsheets do: the first row of the file is row 1.
 """
 
@@ -186,7 +187,8 @@ def _csv_rows(
     if first is None:
         raise DataError(f"{name} is empty")
     number, row = first
-    headless = all(_is_number(cell) for cell in row)
+    counts = len(row) > 2 and [cell.strip() for cell in row] == [*map(str, range(len(row)))]
+    headless = not counts and all(_is_number(cell) for cell in row)
     names = [str(place) for place in range(1, len(row) + 1)] if headless else row
     names = [each.strip() for each in names]
     columns = choose_columns(names, spec, format, name, labelled=labelled, last_is_label=headless)
@@ -208,6 +210,8 @@ def _parsed(
             raise DataError(f"{name}, row {number} has {len(row)} values, not {width}")
     picked = [[row[place] for place in columns.features] for _, row in taken]
     try:
+        if any("_" in cell for row in picked for cell in row):
+            raise ValueError  # Python takes 1_000 for a number, people do not
         values = np.array(picked, np.float64).reshape(len(picked), len(columns.features))
     except ValueError:
         values = None
@@ -249,7 +253,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return True
+    return "_" not in text
 
 
 # -- Parquet --------------------------------------------------------------------------------------

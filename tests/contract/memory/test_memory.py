@@ -91,6 +91,14 @@ class History(RuleBasedStateMachine):
         self.memory.advance(self.oracle.now + rounds)
         self.oracle.advance(self.oracle.now + rounds)
 
+    @rule(device=st.sampled_from(DEVICES))
+    def forget(self, device: str) -> None:
+        blocks = self.memory.forget(device)
+        held = [where for where in self.oracle.held if where[0] == device]
+        assert blocks == len(held)
+        for where in held:
+            del self.oracle.held[where]
+
     @precondition(lambda self: self.oracle.now > 0)
     @rule(given=movements)
     def write(self, given: list[tuple[str, int, list[int], int, float, float, int]]) -> None:

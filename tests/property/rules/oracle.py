@@ -65,13 +65,20 @@ class Oracle:
     correction: str = "coverage"
     population: str = "holders"
     horizon: int = 8
-    average: Callable[[Sequence[Weighed]], Values | float] = lambda terms: mean(terms)
-    """The mean over the movements of a block that a rule takes."""
+    average: Callable[[Sequence[Weighed], Sequence[Values] | None], Values | float] = (
+        lambda terms, judged: mean(terms)
+    )
+    """The mean over the movements of a block that a rule takes, and by what they are judged."""
+    left_out: Callable[[], Sequence[int]] = lambda: ()
+    """Which of the movements that `average` was last given had no part in it."""
+    dropped: set[tuple[str, int]] = field(default_factory=set)
+    """Devices and blocks of this round's movements that do not enter memory."""
     past: list[Word] = field(default_factory=list)
 
     def move(self, heard: Heard) -> list[Values]:
         """How far every block of the model moves."""
         rule = BLOCK_RULES[self.rule]
+        self.dropped = set()
         return [
             self.server_rate * rule(self, heard, block) + np.zeros_like(theta)
             for block, theta in enumerate(heard.theta)
@@ -79,6 +86,7 @@ class Oracle:
 
     def remember(self, heard: Heard, late: Sequence[Word]) -> None:
         """Take the movements of a round that has closed, and those that came too late for one."""
+        heard = replace(heard, fresh=[self._selected(word) for word in heard.fresh])
         match self.rule:
             case "ram-fed" | "fedvarp" | "ccfl-2":
                 self.past += [*heard.fresh, *late]
@@ -87,6 +95,23 @@ class Oracle:
                 self.past += [word for word in words if not word.keeps_copy]
             case "strategy-2":
                 self.past += [_as_model(word, heard.theta) for word in heard.fresh]
+
+    def mean(
+        self,
+        terms: Sequence[Weighed],
+        fresh: Sequence[Word],
+        block: int,
+        judged: Sequence[Values] | None = None,
+    ) -> Values | float:
+        """The mean over some movements of a block; the fresh ones come first."""
+        result = self.average(terms, judged)
+        holding = [word.device for word in fresh if block in word.blocks]
+        self.dropped |= {(holding[at], block) for at in self.left_out() if at < len(holding)}
+        return result
+
+    def _selected(self, word: Word) -> Word:
+        kept = {i: x for i, x in word.blocks.items() if (word.device, i) not in self.dropped}
+        return replace(word, blocks=kept)
 
     def weight(self, word: Word) -> float:
         return {"uniform": 1.0, "samples": float(word.samples), "level": word.level}[self.weighting]
@@ -130,9 +155,10 @@ def at_rate(word: Word, block: int, heard: Heard) -> Values:
 
 def ra_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     """`Γ = 0`: keep. Else the mean of `D_n` over `N_i`."""
-    return oracle.average(
-        [(oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks]
-    )
+    terms = [
+        (oracle.weight(word), word.blocks[block]) for word in heard.fresh if block in word.blocks
+    ]
+    return oracle.mean(terms, heard.fresh, block)
 
 
 def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
@@ -153,10 +179,12 @@ def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         if block in word.blocks:
             old = entries[word.device][1] if word.device in entries else fallback
             corrections.append((oracle.weight(word), word.blocks[block] - old))
+    judged = [word.blocks[block] for word in heard.fresh if block in word.blocks]
+    step = oracle.mean(corrections, heard.fresh, block, judged)
     if oracle.correction == "coverage":
-        return memory + oracle.average(corrections)
+        return memory + step
     weight, everybody = sum(weight for weight, _ in corrections), oracle.everybody(heard)
-    return memory + (oracle.average(corrections) * weight / everybody if everybody else 0.0)
+    return memory + (step * weight / everybody if everybody else 0.0)
 
 
 def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
@@ -175,10 +203,11 @@ def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         if word is not None and heard.round - word.made <= oracle.horizon
     ]
     terms = trained + skipped
+    result = oracle.mean(terms, heard.fresh, block)
     if trained or not terms:
-        return oracle.average(terms)
+        return result
     # c is all selected devices. Those of whom nothing is known weigh as the others do on average.
-    return oracle.average(terms) * len(terms) / heard.selected
+    return result * len(terms) / heard.selected
 
 
 def strategy_2(oracle: Oracle, heard: Heard, block: int) -> Values | float:
@@ -191,7 +220,7 @@ def strategy_2(oracle: Oracle, heard: Heard, block: int) -> Values | float:
         if word is not None:
             away = word.blocks[block] - heard.theta[block]
             terms.append((oracle.weight(word), away))
-    return oracle.average(terms)
+    return oracle.mean(terms, heard.fresh, block)
 
 
 BLOCK_RULES: Mapping[str, Callable[[Oracle, Heard, int], Values | float]] = {

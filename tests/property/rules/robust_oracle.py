@@ -19,7 +19,7 @@ class TieError(Exception):
     """The definition leaves open which device is selected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NaiveRobust:
     """A choice by name with its numbers."""
 
@@ -28,6 +28,8 @@ class NaiveRobust:
     norm: float = 1.0
     factor: float = 1.0
     hostile: float = 0.2
+    out: Sequence[int] = ()
+    """Which of the last terms were not selected."""
 
     # -- clipping ------------------------------------------------------------------------------
 
@@ -35,14 +37,14 @@ class NaiveRobust:
         """What is left of the movements of a round, and of those that came too late for one."""
         if self.name == "none":
             return heard, list(late)
-        cohort = [*heard.fresh, *heard.replayed]
+        limits = self.yardsticks([*heard.fresh, *heard.replayed])
 
         def cut(words: Sequence[Word]) -> list[Word]:
-            return [self._cut(word, cohort) for word in words]
+            return [self._cut(word, limits) for word in words]
 
         return replace(heard, fresh=cut(heard.fresh), replayed=cut(heard.replayed)), cut(late)
 
-    def _cut(self, word: Word, cohort: Sequence[Word]) -> Word:
+    def _cut(self, word: Word, limits: Sequence[float]) -> Word:
         if self.name == "clip":
             length = math.sqrt(sum(float((x**2).sum()) for x in word.blocks.values()))
             shares = dict.fromkeys(word.blocks, min(1.0, self.norm / length) if length else 1.0)
@@ -50,36 +52,39 @@ class NaiveRobust:
             shares = {}
             for block, values in word.blocks.items():
                 length = math.sqrt(float((values**2).sum())) / word.rate
-                limit = self.factor * self.yardstick(block, cohort)
+                limit = self.factor * limits[block]
                 shares[block] = limit / length if length > limit else 1.0
         return replace(word, blocks={i: shares[i] * x for i, x in word.blocks.items()})
 
-    def yardstick(self, block: int, cohort: Sequence[Word]) -> float:
-        """The norm per unit of learning rate that a block may have."""
+    def yardsticks(self, cohort: Sequence[Word]) -> list[float]:
+        """The norm per unit of learning rate that each block may have."""
         cohort = [word for word in cohort if word.blocks]
-        if len(cohort) < 3:
-            return math.inf
         tensors = self.plan.block_tensors.tolist()
-        own = [each for each, tensor in enumerate(tensors) if tensor == tensors[block]]
+        if len(cohort) < 3:
+            return [math.inf] * len(tensors)
         usual = lower_median([rms(word, list(word.blocks)) for word in cohort])
-        having = [word for word in cohort if any(each in word.blocks for each in own)]
-        of_tensor = usual
-        if len(having) > 2:
-            parts = [[each for each in own if each in word.blocks] for word in having]
-            found = [rms(word, part) for word, part in zip(having, parts, strict=True)]
-            of_tensor = max(0.1 * usual, lower_median(found))
-        size = int(self.plan.block_sizes[block])
-        holding = [word for word in cohort if block in word.blocks]
-        if len(holding) <= 2:
-            return of_tensor * math.sqrt(size)
-        norms = [rms(word, [block]) * math.sqrt(size) for word in holding]
-        return max(lower_median(norms), 0.1 * of_tensor * math.sqrt(size))
+        of_tensor = {}
+        for tensor in set(tensors):
+            parts = [[each for each in word.blocks if tensors[each] == tensor] for word in cohort]
+            found = [rms(word, part) for word, part in zip(cohort, parts, strict=True) if part]
+            of_tensor[tensor] = max(0.1 * usual, lower_median(found)) if len(found) > 2 else usual
+        limits = []
+        for block, tensor in enumerate(tensors):
+            norms = [rms(word, [block]) for word in cohort if block in word.blocks]
+            least = of_tensor[tensor]
+            per_root = least if len(norms) <= 2 else max(lower_median(norms), 0.1 * least)
+            limits.append(per_root * math.sqrt(int(self.plan.block_sizes[block])))
+        return limits
 
     # -- means ---------------------------------------------------------------------------------
 
-    def mean(self, terms: Sequence[Weighed]) -> Values | float:
-        """The mean of one block over devices."""
-        terms = [term for term in terms if term[0] > 0]
+    def mean(
+        self, terms: Sequence[Weighed], judged: Sequence[Values] | None = None
+    ) -> Values | float:
+        """The mean of one block over devices, who are selected by what is judged."""
+        judged = [values for _, values in terms] if judged is None else judged
+        self.out, places = (), [at for at, term in enumerate(terms) if term[0] > 0]
+        terms = [terms[at] for at in places]
         if len(terms) <= 2:
             return mean(terms)
         match self.name:
@@ -90,7 +95,9 @@ class NaiveRobust:
             case "geometric-median":
                 return geometric_median(terms)
             case "multi-krum":
-                return self._krum(terms)
+                chosen = self._krum([judged[at] for at in places])
+                self.out = [at for number, at in enumerate(places) if number not in chosen]
+                return mean([terms[number] for number in chosen])
             case _:
                 return mean(terms)
 
@@ -105,18 +112,18 @@ class NaiveRobust:
             result[place] = sum(kept) / len(kept)
         return result
 
-    def _krum(self, terms: Sequence[Weighed]) -> Values | float:
-        count, bad = len(terms), self.bad(len(terms))
+    def _krum(self, vectors: Sequence[Values]) -> Sequence[int]:
+        count, bad = len(vectors), self.bad(len(vectors))
         scores = []
-        for number, (_, one) in enumerate(terms):
-            others = [x for other, (_, x) in enumerate(terms) if other != number]
+        for number, one in enumerate(vectors):
+            others = [x for other, x in enumerate(vectors) if other != number]
             apart = sorted(float(((one - x) ** 2).sum()) for x in others)
             scores.append(sum(apart[: max(1, count - bad - 2)]))
         order = sorted(range(count), key=lambda number: scores[number])
         best, next_best = order[: count - bad], order[count - bad]
         if scores[next_best] - scores[best[-1]] <= 1e-4 * max(scores):
             raise TieError  # rounding decides
-        return mean([terms[number] for number in best])
+        return best
 
 
 def lower_median(numbers: Sequence[float]) -> float:

@@ -40,7 +40,7 @@ def follow(
     naive = NaiveRobust(
         history.plan, robust.name, robust.norm or 1.0, robust.factor, robust.hostile
     )
-    oracle.average = naive.mean
+    oracle.average, oracle.left_out = naive.mean, lambda: naive.out
     loose = 1e-4 if robust.name == "geometric-median" else 1e-5
     clip, name = naive.clip, robust.name
     assert name == naive.name

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.aggregate.robust.sums import PIECE
 from coordinator.aggregate.rules import RULES, Rule, make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
-from coordinator.aggregate.sums import PIECE
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.property.rules.histories import History, RoundOf, Turn, assert_follows, histories

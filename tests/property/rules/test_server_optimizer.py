@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregate.optimizer import OptimizerName, RamMoments, ServerOptimizer
+from coordinator.aggregate.robust.sums import PIECE
 from coordinator.aggregate.rules import Rule, make_rule
-from coordinator.aggregate.sums import PIECE
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.property.rules.histories import MAX_STALENESS, History, drive, histories

@@ -21,11 +21,19 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.memory.contract import Float64, Made, MemoryConfig, Rounds
+from coordinator.aggregate.contribution import Weighting
+from coordinator.aggregate.memory.contract import (
+    Float64,
+    Made,
+    MemoryConfig,
+    MemoryType,
+    Rounds,
+)
 from coordinator.aggregate.memory.disk.index import MemoryIndex, Row, SegmentRow
 from coordinator.aggregate.memory.disk.segments import (
     FileSlot,
@@ -40,6 +48,7 @@ from coordinator.aggregate.memory.newest import Memory, pick
 from coordinator.aggregate.memory.store import DeviceMemory, Slot, Stored
 from coordinator.aggregate.memory.sums import Sums
 from coordinator.aggregate.memory.values import VALUE_TYPES
+from coordinator.errors import ConfigError
 from edge_sdk.program.files import PlacedFile, lock_file, make_folder, remove, sync_folder
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -88,6 +97,28 @@ class DiskMemory(Memory):
             sums.close()
             raise
         super().__init__(plan, config, store, sums, now)
+
+
+def stored_config(folder: Path, plan: ModelPlan) -> MemoryConfig:
+    """Return the settings that the memory in a folder was made with. Raises `MemoryStoreError`.
+
+    Its entries stay however old they are.
+    """
+    _check_index_there(folder)
+    index = MemoryIndex(folder / INDEX, plan.block_count)
+    try:
+        about = index.about()
+    finally:
+        index.close()
+    try:
+        return MemoryConfig(
+            memory_type=cast("MemoryType", about["dtype"]),
+            damping=float(about["damping"]),
+            weighting=cast("Weighting", about["weighting"]),
+            sums=about["sums"] == "True",
+        )
+    except (KeyError, ValueError, ConfigError) as error:
+        raise MemoryDamaged(f"{folder / INDEX} does not say its settings: {error}") from error
 
 
 class DiskStore:

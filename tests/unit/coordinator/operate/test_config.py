@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.masks import make_masks
@@ -141,6 +142,7 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
 def test_length_that_the_page_names_is_the_length(tmp_path: Path) -> None:
     assert meanings(RunTable)["rounds"].endswith(f"without it, {ROUNDS}.")
     assert meanings(RunTable)["updates"].endswith(f"without it, {UPDATES}.")
+    assert meanings(RunTable)["robust"].endswith(f"Without it, `{SERVED}`.")
 
 
 def test_least_that_must_be_said(tmp_path: Path) -> None:
@@ -352,3 +354,24 @@ def test_recipe_that_does_not_exist_or_does_not_fit_the_model_is_refused(tmp_pat
         read(tmp_path, f"{TASK}{RUN}recipe = 3\n")
     with pytest.raises(ConfigError, match="decouple_norms"):
         read(tmp_path, f'{TASK}{RUN}recipe = "nefl"\n').machine(PLAN)
+
+
+def test_robust_choice_and_its_numbers(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}robust = "trimmed-mean"\n[robust]\nhostile = 0.3\nfactor = 2.0\n'
+    machine = read_config(write(tmp_path, text)).machine(PLAN)
+    assert isinstance(machine, RoundsConfig)
+    assert machine.robust == Robust(name="trimmed-mean", hostile=0.3, factor=2.0)
+    bare = read_config(write(tmp_path, f"{TASK}{RUN}")).make_robust()
+    assert bare.name == SERVED
+    recipe = read_config(write(tmp_path, f'{TASK}{RUN}recipe = "oap"\n')).make_robust()
+    assert recipe.name == "none"
+    for bad, match in (
+        ('robust = "clip"', "robust = 'clip' needs the norm to clip at"),
+        ('robust = "root"', "robust.data, the data it trains on, go together"),
+        ('robust = "none"\n[robust]\ndata = "root.npz"', "robust.data, the data it trains on"),
+        ('robust = "krum"', "robust"),
+        ('robust = "median"\n[rule]\nname = "fed-raa"', "compares the movements of a round"),
+        ('robust = "median"\n[robust]\nhostile = 0.5', "hostile"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            read_config(write(tmp_path, f"{TASK}{RUN}{bad}\n"))

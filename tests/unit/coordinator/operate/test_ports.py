@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from coordinator.operate.broker import ports as ports_module
 from coordinator.operate.broker.ports import PortError, Ports, claim_ports
-from tests.waiting import free_port
+from tests.waiting import HANGS_S, free_port
 
 ANY = Ports(local=0, devices=0, join=0)
 
@@ -24,6 +25,7 @@ def _usual(monkeypatch: pytest.MonkeyPatch) -> None:
     start = 20_000 + os.getpid() % 40 * 250
     for number, name in enumerate(("LOCAL", "DEVICES", "JOIN")):
         monkeypatch.setattr(ports_module, name, start + 80 * number)
+    monkeypatch.setattr(ports_module, "PATIENCE_S", 0.0)
 
 
 def claim(folder: Path, wanted: Ports = ANY, *, embedded: bool = True) -> Ports:
@@ -36,6 +38,21 @@ def test_run_keeps_its_ports(tmp_path: Path) -> None:
     first = claim(tmp_path)
     with socket.create_server(("127.0.0.1", ports_module.LOCAL + 1)):
         assert claim(tmp_path) == first
+
+
+def test_run_waits_for_its_own_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = claim(tmp_path)
+    ending = socket.create_server(("127.0.0.1", first.devices))
+    looks = count(1)
+
+    def sleep(_: float) -> None:
+        if next(looks) == 3:
+            ending.close()  # as the broker of a killed coordinator does
+
+    monkeypatch.setattr(ports_module, "PATIENCE_S", HANGS_S)
+    monkeypatch.setattr("coordinator.operate.broker.ports.time.sleep", sleep)
+    assert claim(tmp_path) == first
+    assert next(looks) == 4
 
 
 def test_second_run_takes_the_next_set_as_a_whole(tmp_path: Path) -> None:

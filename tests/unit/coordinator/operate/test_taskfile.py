@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,14 @@ import pytest
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError
-from coordinator.operate.taskfile import load_evaluation, make_evaluator
+from coordinator.operate.taskfile import (
+    check_evaluation,
+    load_evaluation,
+    make_evaluator,
+    make_root,
+)
+from coordinator.task.graphs.child import load_function
+from coordinator.task.graphs.errors import GraphCompileError
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.format import DataFormat
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
@@ -19,6 +27,7 @@ from tests.unit.coordinator.service.service_world import (
     saved_model,
     task_files,
 )
+from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS
 
 SOURCE = """
 import sys
@@ -53,6 +62,32 @@ def test_function_returns_test_data(source: Path) -> None:
     data = load_evaluation("tests.py:pair", source, SPEC)
     assert np.array_equal(data.inputs[0], np.ones((3, 4), dtype=np.float32))
     assert data.targets.tolist() == [0, 1, 2]
+
+
+def test_place_of_test_data_is_looked_for_before_anything_is_compiled(source: Path) -> None:
+    for there in ("tests.py:pair", "tests.py", "some.module:function", str(source)):
+        check_evaluation(there, source)
+    for missing in ("data.csv", "other.py:pair"):
+        with pytest.raises(ConfigError, match=rf"evaluation '{missing}': .* is not there"):
+            check_evaluation(missing, source)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("import nowhere_to_be_found", "own.py imports 'nowhere_to_be_found', which is not there"),
+        ("def make_task(:\n  pass", "own.py, line 1, is not Python: invalid syntax"),
+    ],
+)
+def test_code_that_cannot_be_loaded_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(GraphCompileError) as error:
+        load_function(f"{tmp_path / 'own.py'}:make_task")
+    assert problem in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_several_inputs_keep_their_order(source: Path) -> None:
@@ -109,3 +144,22 @@ def test_data_of_another_task_is_refused() -> None:
     wrong = ArrayData((np.ones((2, 5), dtype=np.float32),), np.array([0, 1]))
     with pytest.raises(ConfigError, match="evaluation"):
         make_evaluator(task_files(), wrong)
+
+
+def test_root_trains_the_whole_model_as_a_device_would_and_repeats() -> None:
+    random = np.random.default_rng(1)
+    inputs = random.standard_normal((12, INPUTS)).astype(np.float32)
+    data = ArrayData((inputs,), random.integers(0, CLASSES, 12))
+    saved, config = saved_model(), rounds_config()
+    model = GlobalModel(PLAN, saved.weights, saved.buffers)
+    before = model.digest
+    movements = []
+    for round in (1, 2, 1):
+        movement = make_root(task_files(), data)(config, model, round)
+        assert movement is not None
+        movement.check(PLAN.block_ids(PLAN.choose(PLAN.full_groups())), PLAN.block_sizes)
+        movements.append(movement.values.tobytes())
+    assert movements[0] == movements[2] != movements[1]
+    assert model.digest == before
+    with pytest.raises(ConfigError, match=r"\[robust\] data"):
+        make_root(task_files(), ArrayData((inputs[:, :-1],), data.targets))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, c
 from coordinator.aggregate.contribution import PackedBlocks
 from coordinator.aggregate.memory import RamMemory
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.robust import Robust, RobustName
 from coordinator.aggregate.rules import RULES
 from coordinator.aggregate.screening import Usual
+from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
 from coordinator.service.close import close_round, open_memory
@@ -126,3 +129,42 @@ def test_round_is_the_same_to_the_bit_as_of_decoded_movements(
     plain = {key: decoded(arrival) for key, arrival in arrivals.items()}
     assert close(config, arrivals, tmp_path) == close(config, plain)
     assert list(tmp_path.iterdir()) == []
+
+
+HONEST = tuple(f"honest-{number}" for number in range(8))
+
+
+@pytest.mark.parametrize("rule", ["ra-fed", "ram-fed", "ccfl-2", "strategy-2", "fedvarp", "fedavg"])
+@pytest.mark.parametrize("name", [name for name in get_args(RobustName) if name != "root"])
+def test_device_that_sends_the_largest_number_everywhere_is_held_by_every_choice(
+    rule: str, name: RobustName
+) -> None:
+    """One of nine, in the first round, when nothing is known of anybody."""
+    arrivals = {}
+    for device in (*HONEST, "evil"):
+        values = stream(5, device).standard_normal(PLAN.parameters, dtype=np.float32)
+        statistic = 1.0
+        if device == "evil":
+            values, statistic = np.full_like(values, 9.9e8), 9.9e8
+        movement = make_movement(PLAN, None, values, statistic=statistic, device=device)
+        expected = Expected(dict(PLAN.all_groups()), 1.0, 1)
+        arrivals[device, 1] = check_arrival(
+            PLAN, movement, expected, Encoding(), LEARNING_RATE, Usual(), None
+        )
+    masks = make_masks("random")
+    robust = Robust(name=name, norm=float(np.sqrt(PLAN.parameters)))
+    config = rounds_config(rule=RULES[rule](), masks=masks, robust=robust)
+    saved = saved_model()
+    model = GlobalModel(PLAN, saved.weights, saved.buffers)
+    before, memory = model.theta.copy(), open_memory(config, None)
+    names = tuple(sorted((*HONEST, "evil")))
+    state = replace(start(config), devices=PersistentSet(names))
+    close_round(config, state, Commit(1, names, (), (), ()), model, memory, arrivals)
+    moved = float(np.abs(model.theta - before).max())
+    if name == "none":
+        assert moved > 1e8
+    else:
+        assert moved < 5
+        assert model.buffers["mean"].max() == 1.0
+        if memory is not None and len(memory.total):
+            assert np.abs(memory.total).max() * LEARNING_RATE < 50

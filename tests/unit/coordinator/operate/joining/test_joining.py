@@ -94,8 +94,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_device_gets_certificates_and_a_configuration_that_works(site: Site) -> None:
-    path = site.join(site.code(), data="/srv/data")
+    path = site.join(site.code(), data="/srv/data", label="state")
     config = load_config(path, environment={})
+    assert config.format.label == ("state",)
     assert (config.name, config.task, config.data) == ("robot", TASK, "/srv/data")
     assert config.broker.address == BROKER.address
     assert config.state_dir == site.folder / "robot" / "state"

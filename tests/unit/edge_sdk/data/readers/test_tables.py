@@ -56,6 +56,13 @@ def test_table_of_numbers_alone_has_its_label_last(tmp_path: Path) -> None:
     assert "x0 is scaled from 0…16 to -1…1" in read.notes
 
 
+def test_first_row_that_counts_from_0_is_a_header(tmp_path: Path) -> None:
+    path = write(tmp_path, "0,1,2\n5,6,1\n7,8,0\n")
+    read = open_data(path, DataFormat(label=("2",))).read(spec_of(2))
+    assert read.data.inputs[0].tolist() == [[5, 6], [7, 8]]
+    assert read.data.targets.tolist() == [1, 0]
+
+
 def test_several_columns_may_be_the_target(tmp_path: Path) -> None:
     path = write(tmp_path, "a,u,v\n1,0.5,2\n2,1.5,-1\n")
     spec = spec_of(1, targets=ArraySpec("float32", (2,)))
@@ -74,6 +81,7 @@ def test_several_columns_may_be_the_target(tmp_path: Path) -> None:
             HEADER + "1,2,3,hot\n1,abc,3,hot\n",
             "row 3, column 'temperature': 'abc': must be a number",
         ),
+        (HEADER + "1,2_0,3,hot\n", "row 2, column 'temperature': '2_0': must be a number"),
         (HEADER + "1,2,,hot\n", "t.csv, row 2, column 'humidity': empty: must be a number"),
         (
             HEADER + "1,nan,3,hot\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregate.sums import (
+from coordinator.aggregate.robust.sums import (
     PIECE,
     Term,
     block_sums,
