@@ -47,6 +47,9 @@ from edge_sdk.protocol.encoding.top_k import RESIDUAL_ROUNDS, kept_counts
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.layout import Indices
 
+FOLLOWED = 10_000
+"""Steps that are followed one by one. Each one more adds at most the largest response so far, or
+`γ/(1 − μ)`, and decay at most takes the weights to 0: from there on the bound is less sharp."""
 SLACK = 1e-3
 """Share by which a movement may exceed the bound: for gradients clipped in float32, and fp16."""
 ROUNDING = 2.0**-23
@@ -77,9 +80,15 @@ def reach_of(rule: LocalRule, steps: int) -> Reach | None:
     """Return the bound of training by this rule; None: it does not clip, so there is none."""
     if rule.clip_norm is None:
         return None
-    free = _response(rule, steps, start=1.0, push=0.0)
-    impulse = _response(rule, steps, start=0.0, push=1.0)
-    return Reach(rule.clip_norm * sum(map(abs, impulse)), max(map(abs, free)), steps)
+    first = min(steps, FOLLOWED)
+    impulse = [abs(each) for each in _response(rule, first, start=0.0, push=1.0)]
+    free = [abs(each) for each in _response(rule, first, start=1.0, push=0.0)]
+    gradients, decay = sum(impulse), max(free)
+    if steps > first:
+        gradients += (steps - first) * max(*impulse, rule.learning_rate / (1 - rule.momentum))
+        decay = max(decay, 1.0) if rule.weight_decay else 0.0
+    finite = math.isfinite(gradients) and math.isfinite(decay)
+    return Reach(rule.clip_norm * gradients, decay, steps) if finite else Reach(math.inf, 0, steps)
 
 
 def _response(rule: LocalRule, steps: int, *, start: float, push: float) -> list[float]:

@@ -7,9 +7,11 @@ movements of it were counted; until then it is judged by the nearest known level
 cannot shift the usual RMS far: a block counts as at most twice the usual one.
 
 The cohort (`cohort_objections`) is the movements of the same round. A block is judged by its median
-RMS over the movements of that level; where fewer than `MIN_COHORT` hold it, over all levels. As
-long as fewer than half of them are bad, the median is that of an honest one. It is the lower of two
-middle ones: two devices in a cohort of four cannot make themselves the yardstick.
+RMS over the movements of that level; where fewer than `MIN_COHORT` hold it, over all levels, and
+where these are too few as well, by the median over its tensor, whichever blocks they hold. As long
+as fewer than half of them are bad, the median is that of an honest one. It is the lower of two
+middle ones: two devices in a cohort of four cannot make themselves the yardstick. A block that most
+hardly move is judged by the RMS over all blocks, or a device with rare data would stand out.
 """
 
 from __future__ import annotations
@@ -40,8 +42,6 @@ FLOOR = 0.01
 """No block is expected to move by less than this share of the RMS over all blocks of a level."""
 MIN_COHORT = 3
 """Movements of a round that hold a block before they are compared with each other."""
-COHORT_FLOOR = 0.1
-"""As `FLOOR`, beside a cohort: of a few devices, most may leave a block alone."""
 USUAL = "usual/"
 """Beginning of the names of arrays in a checkpoint that say what is usual."""
 TABLE = 2**21
@@ -154,6 +154,9 @@ def cohort_objections(
     for scale in cohort.values():
         levels.setdefault(_key(scale.level), []).append(scale)
     over_all = _medians(plan.block_count, list(cohort.values()))
+    tensors = plan.block_tensors
+    of_tensor = _medians(len(plan.tensors), [_by_tensor(tensors, each) for each in cohort.values()])
+    over_all = np.where(np.isnan(over_all), of_tensor[tensors], over_all)
     of_level = {
         level: _medians(plan.block_count, scales) if len(levels) > 1 else over_all
         for level, scales in levels.items()
@@ -165,7 +168,8 @@ def cohort_objections(
         known = np.isfinite(usual)
         if not known.any():
             continue
-        expected = np.maximum(usual, COHORT_FLOOR**2 * float(usual[known].mean()))
+        # Of a few devices, most may leave a block alone: it may move as much as the others do.
+        expected = np.maximum(usual, float(usual[known].mean()))
         over = np.zeros(len(scale.ids))
         np.divide(scale.square, expected, out=over, where=known & (expected > 0))
         worst = int(np.argmax(over))
@@ -177,6 +181,14 @@ def cohort_objections(
                 f"median RMS of this round's {len(cohort)} movements; the limit is {limit:g}"
             )
     return found
+
+
+def _by_tensor(tensors: Indices, scale: Scale) -> Scale:
+    """Return the size of a movement with a mean for every tensor in place of its blocks."""
+    held = tensors[scale.ids]
+    ids, at = np.unique(held, return_inverse=True)
+    means = np.bincount(at, scale.square) / np.bincount(at)
+    return Scale(scale.level, int(tensors.max()) + 1, ids, means)
 
 
 def _medians(blocks: int, scales: Sequence[Scale]) -> Float64:

@@ -1,4 +1,4 @@
-"""Standing of devices that were refused or stayed silent. A device in good standing has no entry.
+"""Standing of devices that were refused or stayed silent. One in good standing has no entry.
 
 Rules:
 - A round in which a movement of a device is refused counts against it, a counted movement clears

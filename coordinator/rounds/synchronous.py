@@ -59,8 +59,7 @@ Rules:
   at the close, from those that count, in order of their names. Late movements have no cohort:
   their receipt is the verdict.
 - Samples are those of the bids, but at most `samples_limit` times the median of the round.
-- Devices that are quarantined are neither drawn nor counted as present; rounds do not wait for
-  spare ones (`reputation.py`).
+- Devices that are quarantined are not asked; rounds do not wait for spare ones (`reputation.py`).
 - Assignments are kept for `max_staleness` rounds: a late or replayed movement is checked against
   its device's assignment in the round it names.
 - If only whole models are useful, devices are told so when the round opens, and a lower offer still
@@ -277,7 +276,7 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
         present=state.present.adding(device),
         away=state.away.dropping(device),
     )
-    if state.phase is RoundPhase.WAITING and _welcome(state) >= config.min_devices:
+    if state.phase is RoundPhase.WAITING and _are_enough(config, state):
         return _open(config, state, now)
     if state.phase is not RoundPhase.BIDDING or known or declines(state.fleet.standings, device):
         return state, []
@@ -357,15 +356,15 @@ def _open_anew(config: RoundsConfig, state: RoundsState, now: float) -> Step:
 
 def _open_if_enough(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     """Open the next round, or wait until enough devices are present for it."""
-    if _welcome(state) < config.min_devices:
+    if not _are_enough(config, state):
         return replace(state, phase=RoundPhase.WAITING, deadline=None), []
     return _open(config, state, now)
 
 
-def _welcome(state: RoundsState) -> int:
-    """Return the number of devices that are present and not quarantined."""
-    barred = quarantined(state.fleet.standings)
-    return len(state.present) - sum(name in state.present for name in barred)
+def _are_enough(config: RoundsConfig, state: RoundsState) -> bool:
+    """True if a round can open. Quarantined devices are there too: they must not stop the run."""
+    barred = sum(name in state.present for name in quarantined(state.fleet.standings))
+    return barred < len(state.present) >= config.min_devices
 
 
 def _waiting(state: RoundsState) -> Step:

@@ -18,6 +18,7 @@ from coordinator.rounds import events
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
+from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
@@ -55,7 +56,7 @@ class Wait:
 
 
 def missing_devices(present: int, wanted: int, barred: Collection[str] = ()) -> Wait:
-    """Return the wait of a run that has too few devices for a round, besides quarantined ones."""
+    """Return the wait of a run that has too few devices for a round, or only `barred` ones."""
     words = f"devices: {present} of {wanted} are here (round.min_devices)"
     return Wait("devices", f"{words}; quarantined: {listed(barred)}" if barred else words)
 
@@ -200,7 +201,7 @@ class Parts:
         """True if the receipt that an event produced was not given before."""
         if receipt.outcome in (Outcome.LATE, Outcome.REJECTED):
             return not (isinstance(event, Offer) and self.store.knows(event))
-        return isinstance(event, events.Kept)
+        return isinstance(event, events.Kept | Committed)
 
     def record(self, report: RoundReport) -> None:
         """Store a report, with the evaluations and outcomes since the last one."""

@@ -192,8 +192,7 @@ class RoundsCourse:
         match state.phase:
             case RoundPhase.WAITING:
                 barred = quarantined(state.fleet.standings)
-                present = len(state.present) - sum(name in state.present for name in barred)
-                return missing_devices(present, self._config.min_devices, barred)
+                return missing_devices(len(state.present), self._config.min_devices, barred)
             case RoundPhase.BIDDING:
                 owing = [name for name in state.selected if name not in state.bids]
                 return Wait("bids", f"round {state.round}: bids of {listed(owing)}")

@@ -19,6 +19,9 @@ Arrays = dict[str, Any]
 Gradient = Callable[[Arrays], tuple[float, Arrays]]
 """Returns (loss, gradients) of one batch at given weights. Gradients may be overwritten."""
 
+PIECE = 2**20
+"""Values squared at a time."""
+
 
 def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, float]:
     """Return the factor for the inputs that consume each axis: `(1 / level)^rescale`.
@@ -91,4 +94,13 @@ def _scale(grads: Arrays, factor: float) -> None:
 
 
 def _norm(grads: Mapping[str, Any]) -> float:
-    return math.sqrt(sum(float((grad * grad).sum()) for grad in grads.values()))
+    return math.sqrt(sum(map(_square, grads.values())))
+
+
+def _square(grad: Any) -> float:
+    """Return the squared norm, in pieces: clipping must not take memory for a copy of a tensor."""
+    flat, total = grad.reshape(-1), 0.0
+    for start in range(0, len(flat), PIECE):
+        piece = flat[start : start + PIECE]
+        total += float((piece * piece).sum())
+    return total

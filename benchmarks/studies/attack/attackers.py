@@ -35,7 +35,7 @@ SCALE = 10.0
 NOISE = 10.0
 """Standard deviation of noise, times the RMS of the device's own movement of a tensor."""
 COHORT_LIMIT = 20.0
-"""Default of `cohort_limit`: RMS, in multiples of the round's median, that screening lets pass."""
+"""The study's `cohort_limit`: RMS, in multiples of the round's median, that screening lets pass."""
 NEAR = 0.5
 """Share of that limit that the adaptive attack uses: it does not know the median."""
 PATIENCE = 8

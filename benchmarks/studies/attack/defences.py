@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.studies.attack.attackers import COHORT_LIMIT
 from coordinator.aggregate.robust import Robust, RobustName
 from edge_sdk.protocol.messages.local_rule import CLIP_NORM
 
@@ -23,7 +24,10 @@ class Defence:
 
 
 def _robust(name: RobustName, tells: str, **numbers: Any) -> Defence:
-    return Defence(tells=tells, run={"robust": Robust(name=name, **numbers)})
+    return Defence(tells=tells, run={**_SCREENED, "robust": Robust(name=name, **numbers)})
+
+
+_SCREENED = {"cohort_limit": COHORT_LIMIT}
 
 
 NO_DEFENCE = "none"
@@ -39,7 +43,8 @@ DEFENCES: dict[str, Defence] = {
         clip_norm=None,
     ),
     "screening": Defence(
-        tells="movements that are impossible or far from the others are refused; samples are capped"
+        tells="movements that are impossible or far from the others are refused; samples are capped",
+        run=_SCREENED,
     ),
     "clip": _robust("clip", "`screening`, and movements are shortened to a norm of 1", norm=1.0),
     "clip-median": _robust(

@@ -116,7 +116,7 @@ def narrow_bytes(plan: ModelPlan, level: float, opened: RoundOpen) -> int:
 
 def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
     """Arrays as large as the weights that a rule and an encoding need besides the usual ones."""
-    second = 2 if rule.sam_radius > 0 or rule.proximal > 0 or rule.clip_norm is not None else 0
+    second = 2 if rule.sam_radius > 0 or rule.proximal > 0 else 0
     return second + (4 if encoding.kind == "top-k" else 0)
 
 

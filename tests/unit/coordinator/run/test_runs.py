@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.arrivals import Expected
+from coordinator.aggregate.screening import Scale, Usual
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
+from coordinator.rounds.reputation import DeviceStanding
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
 from coordinator.run.folder import (
@@ -50,6 +52,11 @@ def run(tmp_path: Path) -> Iterator[Run]:
         yield made
 
 
+SCALE = Scale(
+    0.5, PLAN.block_count, np.arange(PLAN.block_count), np.linspace(0.1, 1, PLAN.block_count) / 3
+)
+
+
 def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
     blocks = np.arange(PLAN.block_count, dtype=np.int64)
     return Checkpoint(
@@ -65,6 +72,8 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
             trained=PersistentMap({"a": round}),
             samples=PersistentMap({"a": 7, "b": 9}),
             total_samples=16,
+            usual=Usual().learn(SCALE).learn(replace(SCALE, level=0.25)),
+            standings=PersistentMap({"b": DeviceStanding(3, "too large", quarantined=4)}),
         ),
         best=(0.75, 3),
         devices=frozenset({"a", "b"}),
@@ -72,9 +81,10 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
             4: PastRound(
                 {
                     "a": Expected({"hidden": (0, 2)}, 0.5, 7),
-                    "b": Expected({"hidden": (1,)}, 0.25, 9),
+                    "b": Expected({"hidden": (1,)}, 0.25, 9, 12.5),
                 },
-                {"a": Outcome.MEMORY},
+                {"a": Outcome.MEMORY, "b": Outcome.REJECTED},
+                {"b": "too large"},
             )
         },
         counted={"a": 11},
@@ -105,6 +115,12 @@ def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
     fleet = read.fleet
     assert (dict(fleet.trained), dict(fleet.samples)) == ({"a": 5}, {"a": 7, "b": 9})
     assert fleet.total_samples == 16
+    assert fleet.standings == written.fleet.standings
+    assert fleet.usual.levels.keys() == {0.5, 0.25}
+    for level, seen in fleet.usual.levels.items():
+        before = written.fleet.usual.levels[level]
+        assert np.array_equal(seen.square, before.square)
+        assert np.array_equal(seen.times, before.times)
 
 
 def test_checkpoint_of_a_large_fleet_does_not_fill_the_files_header(run: Run) -> None:

@@ -244,6 +244,25 @@ def test_what_top_k_left_out_is_sent_once_the_receipt_is_here() -> None:
     assert sent == [[0, 0, 5], [0, 0, 5], [0, 8, 0]]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "last"), [(Outcome.COUNTED, [0, 8, 0]), (Outcome.REJECTED, [0, 0, 5])]
+)
+def test_what_top_k_left_out_waits_for_the_verdict(verdict: Outcome, last: list[float]) -> None:
+    bench, sparse = Bench(), Encoding.parse("top-k:0.34")
+    sent = []
+    for round in (1, 2, 3):
+        bench.open(round, up=sparse)
+        movement = bench.assign(round)
+        assert isinstance(movement, Movement)
+        sent.append(decode_blocks(PLAN, movement.payload)[1].values.tolist())
+        if round == 1:
+            bench.receive(Receipt(device="pi", round=1, outcome=Outcome.KEPT))
+            assert bench.movements.waiting == {1}
+        if round == 2:
+            bench.receive(Receipt(device="pi", round=1, outcome=verdict))
+    assert sent == [[0, 0, 5], [0, 0, 5], last]
+
+
 def test_skip_sends_the_copy_of_the_last_movement_again() -> None:
     bench = Bench(policy=Policy(level=0.5, participation=0.5))
     opened = [bench.open(round, replay_within=9) for round in (1,)]

@@ -341,6 +341,34 @@ def skip_in(state: DeviceState, opened: RoundOpen) -> list[Effect]:
     return effects
 
 
+def test_movement_that_is_kept_waits_for_its_verdict() -> None:
+    state = after_training(keeps_copy=False)
+    state, effects = handle(state, replace(receipt(1), outcome=Outcome.KEPT))
+    assert state.unreceipted == state.kept == {1}
+    assert not effects
+    assert handle(state, LinkUp())[1] == [Resend(1)]
+    state, effects = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
+    assert (state.unreceipted, state.kept) == (frozenset(), frozenset())
+    assert effects == [Forget(1, Outcome.REJECTED)]
+
+
+def test_verdict_that_did_not_come_before_the_next_opening_is_asked_for_once() -> None:
+    state, _ = handle(after_training(keeps_copy=False), replace(receipt(1), outcome=Outcome.KEPT))
+    state, effects = handle(state, opening(2))
+    assert effects == [Resend(1), Decide(opening(2))]
+    state, effects = handle(state, opening(3))
+    assert effects == [Decide(opening(3))]
+    assert handle(state, receipt(1))[1] == [Forget(1, Outcome.COUNTED)]
+
+
+def test_bid_that_is_declined_is_not_waited_with() -> None:
+    state, _ = run(*PATHS[DevicePhase.BIDDING])
+    declined = replace(receipt(1), outcome=Outcome.REJECTED, reason="quarantined")
+    assert handle(state, replace(declined, round=9)) == (state, [])
+    state, effects = handle(state, declined)
+    assert (state.phase, effects) == (DevicePhase.IDLE, [])
+
+
 def test_copy_of_a_rejected_movement_is_not_replayed() -> None:
     state = after_training(keeps_copy=True)
     state, _ = handle(state, replace(receipt(1), outcome=Outcome.REJECTED))
