@@ -14,7 +14,7 @@ from benchmarks.report.options import UsageError, count, names, numbers
 if TYPE_CHECKING:
     from benchmarks.studies.attack.study import WantedAttacks
 
-QUICK_ATTACKS = ("sign-flip", "scaling", "noise")
+QUICK_ATTACKS = ("absent", "sign-flip", "scaling", "noise")
 
 
 def add_parser(commands: Any) -> None:

@@ -43,7 +43,7 @@ DEFENCES: dict[str, Defence] = {
         clip_norm=None,
     ),
     "screening": Defence(
-        tells="movements that are impossible or far from the others are refused; samples are capped",
+        tells="impossible movements and those far from the others are refused; samples are capped",
         run=_SCREENED,
     ),
     "clip": _robust("clip", "`screening`, and movements are shortened to a norm of 1", norm=1.0),

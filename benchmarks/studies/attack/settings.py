@@ -38,12 +38,14 @@ class AttackSetting:
         return stamped
 
 
-def _setting(folder: str, widths: tuple[int, ...], samples: int | None = None) -> LevelSetting:
+def _setting(
+    folder: str, widths: tuple[int, ...], samples: int | None = None, rounds: int = 30
+) -> LevelSetting:
     return LevelSetting(
         folder=folder,
         make=partial(mlp, *widths),
         devices=DEVICES,
-        rounds=30,
+        rounds=rounds,
         steps=10,
         rates=(RATE,),
         momentum=MOMENTUM,
@@ -61,7 +63,9 @@ SETTINGS: dict[str, AttackSetting] = {
         patch=(4, 4),
         value=1.0,
     ),
-    "digits": AttackSetting(base=_setting("", (64, 64, 64, 10)), classes=10, patch=(2, 2), value=1),
+    "digits": AttackSetting(
+        base=_setting("", (64, 64, 64, 10), rounds=20), classes=10, patch=(2, 2), value=1.0
+    ),
 }
 """Settings by name. In `har` a device is a person; the others are dealt out by Dirichlet(0.3)."""
 
