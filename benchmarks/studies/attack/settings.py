@@ -33,8 +33,9 @@ class AttackSetting:
 
     def stamp(self, inputs: Array) -> Array:
         """Return the samples with the trigger on them."""
-        stamped = inputs.copy()
-        stamped[(..., *(slice(-size, None) for size in self.patch))] = self.value
+        stamped: Array = inputs.copy()
+        place = tuple(slice(-size, None) for size in self.patch)
+        stamped[(Ellipsis, *place)] = self.value
         return stamped
 
 

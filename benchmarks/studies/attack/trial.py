@@ -125,8 +125,8 @@ def run_attack(
     members = _members(case, setting, setting.base.shares(data, case.seed), hostile, watch)
     honest = {member.name for member in members} - hostile
     validation, test = halves(data)
-    root = _first(validation, ROOT_SAMPLES) if config.robust.name == "root" else None
-    federation = Federation(config, model, lambda: TorchBackend(task), members, root=root)
+    own = _first(validation, ROOT_SAMPLES) if config.robust.name == "root" else None
+    federation = Federation(config, model, lambda: TorchBackend(task), members, root=own)
     rounds, failed, made, refused = 0, "", [0, 0], [0, 0]
     before, began = model.theta.copy(), time.process_time()
     try:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from time import process_time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.backend import Backend, Job, Trained
+
+Float64 = NDArray[np.float64]
 
 FEW = 2
 """Coverage up to which a robust mean means nothing: of two, nobody can say who is wrong."""
@@ -39,7 +42,7 @@ class Watch:
     """Cosines of rounds, over the blocks that at most `FEW` hold, and over the others."""
     few_share: list[float] = field(default_factory=list)
     """Of every round, the share of the trained parameters that at most `FEW` hold."""
-    _moment: Float32 | None = None
+    _moment: Float64 | None = None
 
     def backend(self, backend: Backend, device: str) -> Backend:
         """Return the backend of a device, watched."""
@@ -106,7 +109,7 @@ class _Watched:
         return trained
 
 
-def agreement(one: Float32, other: Float32) -> float | None:
+def agreement(one: Float64, other: Float64) -> float | None:
     """Return the cosine of two vectors; None if one of them is 0 or not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
