@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from benchmarks.models import mlp
 from benchmarks.studies.levels.fleets import FLEETS, LEVELS
@@ -34,8 +35,8 @@ class AttackSetting:
     def stamp(self, inputs: Array) -> Array:
         """Return the samples with the trigger on them."""
         stamped: Array = inputs.copy()
-        place = tuple(slice(-size, None) for size in self.patch)
-        stamped[(Ellipsis, *place)] = self.value
+        place: tuple[Any, ...] = (..., *(slice(-size, None) for size in self.patch))
+        stamped[place] = self.value
         return stamped
 
 
