@@ -14,6 +14,7 @@ from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerMoments
+from coordinator.aggregate.robust import THIN
 from coordinator.aggregate.robust.agreement import agreements
 from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
@@ -140,6 +141,7 @@ def close_round(
     parts = _unpacked(parts, scratch)
     first_late = len(fresh) + len(commit.replayed)
     if config.robust.active:
+        _note_thin(config, round, parts[: len(fresh)])
         parts = _defended(config, parts, first_late, root, threads=threads, scratch=scratch)
     compared: dict[str, float] = {}
     if config.judges_agreement:
@@ -167,6 +169,21 @@ def close_round(
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
     return compared
+
+
+def _note_thin(config: RoundsConfig, round: int, fresh: Sequence[Contribution]) -> None:
+    """Log how many blocks have too few movements for a robust mean, or a round for any defence."""
+    coverage = np.zeros(config.plan.block_count, dtype=np.int64)
+    for part in fresh:
+        coverage[part.blocks.ids] += 1
+    trained, thin = coverage > 0, int(((coverage > 0) & (coverage <= THIN)).sum())
+    if len(fresh) <= THIN and config.robust.name != "clip":
+        log.info("round %d: %d movements are too few to compare", round, len(fresh))
+    elif thin and config.robust.combines:
+        log.info(
+            "round %d: %d of %d trained blocks came from one or two devices, and are only clipped",
+            *(round, thin, int(trained.sum())),
+        )
 
 
 def _defended(

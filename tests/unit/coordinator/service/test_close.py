@@ -168,3 +168,24 @@ def test_device_that_sends_the_largest_number_everywhere_is_held_by_every_choice
         assert model.buffers["mean"].max() == 1.0
         if memory is not None and len(memory.total):
             assert np.abs(memory.total).max() * LEARNING_RATE < 50
+
+
+def test_round_says_which_blocks_are_only_clipped(caplog: pytest.LogCaptureFixture) -> None:
+    robust = Robust(name="median")
+    config = rounds_config(robust=robust)
+    arrivals = {}
+    for device, group in (("a", 0), ("b", 0), ("c", 1)):
+        groups = {"hidden": (group,)}
+        movement = make_movement(PLAN, groups, device=device)
+        expected = Expected(groups, 0.5, 1)
+        arrivals[device, 1] = check_arrival(
+            PLAN, movement, expected, Encoding(), LEARNING_RATE, Usual(), None
+        )
+    with caplog.at_level("INFO", "coordinator.service.close"):
+        close(config, arrivals)
+        saved = saved_model()
+        model = GlobalModel(PLAN, saved.weights, saved.buffers)
+        close_round(config, start(config), Commit(1, NAMES, (), (), ()), model, None, arrivals)
+    few, thin = caplog.messages
+    assert few == "round 1: 2 movements are too few to compare"
+    assert thin.startswith("round 1: 6 of 7 trained blocks came from one or two devices")
