@@ -24,6 +24,7 @@ from coordinator.operate.config import (
     render_default,
 )
 from coordinator.operate.configuration import pages
+from coordinator.operate.serving import screening
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from edge_sdk.device import config as device
@@ -299,6 +300,25 @@ def test_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
 
 
 BROKER = "[broker]\nembedded = true\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "clip_norm", "said"),
+    [
+        ("", 20.0, "a movement is at most 200 long (clip_norm 20), and is judged beside those of"),
+        ("clip_norm = 1.5\n", 1.5, "a movement is at most 15 long (clip_norm 1.5)"),
+        ("clip_norm = 0\n", None, "gradients are not clipped, so nothing bounds a movement before"),
+        ("recipe = 'oap'\n", None, "gradients are not clipped"),
+        ("recipe = 'oap'\nclip_norm = 2\n", 2.0, "a movement is at most 20 long"),
+    ],
+)
+def test_gradients_are_clipped_unless_a_run_or_a_recipe_says_otherwise(
+    tmp_path: Path, given: str, clip_norm: float | None, said: str
+) -> None:
+    rates = "learning_rate = 1.0\nsteps = 10\n"
+    machine = read_config(write(tmp_path, f"{TASK}{RUN}{rates}{given}")).machine(PLAN)
+    assert machine.local_rule.clip_norm == clip_norm
+    assert screening(machine).startswith(said)
 
 
 def read(folder: Path, text: str, variables: dict[str, str] | None = None) -> ServeConfig:
