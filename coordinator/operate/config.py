@@ -236,7 +236,7 @@ class RobustTable:
     norm: Annotated[float | None, Within(above=0), Example(1.0)] = same_as(Robust, "norm")
     factor: Annotated[float, Within(above=0)] = same_as(Robust, "factor")
     hostile: Annotated[float, Within(above=0, below=0.5)] = same_as(Robust, "hostile")
-    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.1)] = same_as(
+    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.15)] = same_as(
         Robust, "agreement"
     )
     data: Annotated[str | None, Example("task.py:root")] = None

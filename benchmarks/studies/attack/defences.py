@@ -55,7 +55,7 @@ DEFENCES: dict[str, Defence] = {
             "`clip-median`, and devices that lead away from the others again and again are "
             "quarantined; `cohort_limit` is 100"
         ),
-        run={"robust": Robust(name="clip-median", agreement=-0.1), "cohort_limit": 100.0},
+        run={"robust": Robust(name="clip-median", agreement=-0.15), "cohort_limit": 100.0},
     ),
     "median": _robust("median", "`clip-median`, with the coordinate-wise median for the mean"),
     "trimmed-mean": _robust("trimmed-mean", "`clip-median`, with the trimmed mean for the mean"),

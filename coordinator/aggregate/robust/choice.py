@@ -54,7 +54,7 @@ class Robust:
     hostile: Annotated[float, Within(above=0, below=0.5)] = 0.2
     """Share of bad devices that `trimmed-mean` and `multi-krum` reckon with."""
 
-    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.1)] = None
+    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.15)] = None
     """Mean agreement with the others of its rounds, from −1 to 1, below which a device is
     quarantined if it also stands out; without it, none is for this reason. Not with `none`."""
 

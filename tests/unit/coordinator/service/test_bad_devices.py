@@ -77,7 +77,7 @@ def test_quarantine_outlives_the_process_and_an_operator_ends_it(worlds: Worlds)
 def test_device_that_leads_away_is_quarantined_although_its_movements_are_of_usual_length(
     worlds: Worlds,
 ) -> None:
-    robust = Robust(name="clip-median", agreement=-0.1)
+    robust = Robust(name="clip-median", agreement=-0.15)
     world = worlds.make(rounds_config(rounds=9, min_devices=6, robust=robust))
     good = [world.add(f"good-{number}", value=0.1, sends=False) for number in range(5)]
     evil = world.add("evil", value=-0.1)
