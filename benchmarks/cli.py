@@ -12,6 +12,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
+from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
 from benchmarks.training import footprint_command as footprint
@@ -28,6 +29,7 @@ COMMANDS = (
     profile,
     learn,
     levels,
+    attack,
     partition,
     zoo,
     step,

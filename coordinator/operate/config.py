@@ -239,6 +239,9 @@ class RobustTable:
     norm: Annotated[float | None, Within(above=0), Example(1.0)] = same_as(Robust, "norm")
     factor: Annotated[float, Within(above=0)] = same_as(Robust, "factor")
     hostile: Annotated[float, Within(above=0, below=0.5)] = same_as(Robust, "hostile")
+    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.15)] = same_as(
+        Robust, "agreement"
+    )
     data: Annotated[str | None, Example("task.py:root")] = None
     """Data of the operator that `root` trains on, needed for it: a function, or a file or folder
     that is read as devices read theirs (`[format]` below is for it). A few samples of every class

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.screening import Scale, Usual
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import Standings
+from coordinator.rounds.reputation import (
+    Agreements,
+    Standings,
+    agreed,
+    barred,
+    disagreeing,
+    released,
+)
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
@@ -82,6 +89,8 @@ class FleetRecord:
     """Usual size of movements at each level, of those that counted."""
     standings: Standings = field(default_factory=PersistentMap)
     """Devices that were refused or stayed silent."""
+    agreements: Agreements = field(default_factory=PersistentMap)
+    """Agreement of each device with the others of its rounds, where it is measured."""
     norms: NDArray[np.float64] | None = None
     """Per block, the squared norm of the global weights; None if they are not known."""
 
@@ -115,6 +124,24 @@ class FleetRecord:
             return found
         most = math.ceil(factor * sorted(said)[(len(said) - 1) // 2])
         return [replace(bid, samples=most) if bid.samples > most else bid for bid in found]
+
+    def compared(self, round: int, found: Mapping[str, float], limit: float) -> FleetRecord:
+        """Return the record once movements of a round were compared with one another.
+
+        Those who lead away from the others are quarantined.
+        """
+        known = agreed(self.agreements, found)
+        away = disagreeing(known, found, limit)
+        return replace(self, agreements=known, standings=barred(self.standings, round, away))
+
+    def released(self, device: str) -> FleetRecord:
+        """Return the record in which nothing is held against a device."""
+        known = self.agreements
+        return replace(
+            self,
+            standings=released(self.standings, device),
+            agreements=known.dropping(device) if device in known else known,
+        )
 
     def learned(self, scales: Mapping[str, Scale]) -> FleetRecord:
         """Return the record once these movements counted, whatever their order."""

@@ -133,6 +133,12 @@ class RoundsConfig(RunConfig):
                 'invite more, or set select = "after"'
             )
 
+    @property
+    def judges_agreement(self) -> bool:
+        """True if devices that lead away from the others are quarantined."""
+        robust = self.robust
+        return robust.active and robust.agreement is not None and self.quarantine_after > 0
+
     def warms_up(self, round: int) -> bool:
         """True if the rule needs a movement from every device in this round."""
         return round <= self.rule.warmup_rounds

@@ -119,7 +119,6 @@ from coordinator.rounds.reputation import (
     declines,
     delivered,
     quarantined,
-    released,
 )
 from coordinator.rounds.state import (
     NEARLY,
@@ -253,8 +252,7 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
         case Kept(device, round):
             return on_kept(config, state, device, round)
         case Released(device):
-            standings = released(state.fleet.standings, device)
-            return replace(state, fleet=replace(state.fleet, standings=standings)), []
+            return replace(state, fleet=state.fleet.released(device)), []
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []

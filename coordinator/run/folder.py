@@ -67,7 +67,7 @@ from coordinator.checksums import (
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import DeviceStanding
+from coordinator.rounds.reputation import Agreed, DeviceStanding
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run.errors import RunError as RunError  # its name for everybody else
@@ -672,6 +672,9 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
         "samples": dict(fleet.samples),
         "counted": dict(checkpoint.counted),
         "levels": levels,
+        "agreements": {
+            device: [each.total, each.weight] for device, each in fleet.agreements.items()
+        },
         "standings": {device: asdict(each) for device, each in fleet.standings.items()},
         "past": {
             str(round): {
@@ -737,6 +740,9 @@ def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> C
             samples=PersistentMap(state["samples"]),
             total_samples=sum(state["samples"].values()),
             usual=unpack_usual(arrays),
+            agreements=PersistentMap(
+                {name: Agreed(*each) for name, each in state.get("agreements", {}).items()}
+            ),
             standings=PersistentMap(
                 {name: DeviceStanding(**each) for name, each in state.get("standings", {}).items()}
             ),

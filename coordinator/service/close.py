@@ -15,6 +15,7 @@ from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, Memor
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerMoments
 from coordinator.aggregate.robust import THIN
+from coordinator.aggregate.robust.agreement import agreements
 from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
@@ -119,7 +120,7 @@ def close_round(
     threads: int = 1,
     scratch: Path | None = None,
     root: Blocks | None = None,
-) -> None:
+) -> dict[str, float]:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
@@ -127,6 +128,8 @@ def close_round(
     `scratch` is a folder with room for the decoded values of compressed
     movements and for shortened ones; None means the folder for temporary files. `root` is the
     root's movement, for `robust = "root"`; None: devices are only clipped.
+
+    Returns the agreement of each device with the others, if the settings ask for it.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -140,6 +143,9 @@ def close_round(
     if config.robust.active:
         _note_thin(config, round, parts[: len(fresh)])
         parts = _defended(config, parts, first_late, root, threads=threads, scratch=scratch)
+    compared: dict[str, float] = {}
+    if config.judges_agreement:
+        compared = agreements(config.plan, parts[: len(fresh)], threads=threads)
     closing = Closing(
         plan=config.plan,
         round=round,
@@ -162,6 +168,7 @@ def close_round(
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
+    return compared
 
 
 def _note_thin(config: RoundsConfig, round: int, fresh: Sequence[Contribution]) -> None:

@@ -375,7 +375,7 @@ class RoundsCourse:
         commit = self._still_kept(commit)
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
-        close_round(
+        compared = close_round(
             self._config,
             state,
             commit,
@@ -387,7 +387,10 @@ class RoundsCourse:
             scratch=parts.store.scratch,
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
-        state = self._state = replace(state, fleet=self._taught(commit))
+        fleet, limit = self._taught(commit), self._config.robust.agreement
+        if compared and limit is not None:
+            fleet = fleet.compared(commit.round, compared, limit)
+        state = self._state = replace(state, fleet=fleet)
         scores = parts.score(self._config)
         report = report_round(
             self._config,

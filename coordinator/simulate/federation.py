@@ -97,6 +97,8 @@ class Member:
     """Durations under `time="profile"`; None means those of its emulated profile."""
     there: Sequence[tuple[float, float]] | None = None
     """(from, to) in virtual seconds when it is present; None means always."""
+    train: Callable[[Backend], Backend] | None = None
+    """Makes the backend it trains with from the federation's; None means the federation's."""
 
 
 class Federation:
@@ -379,6 +381,8 @@ class _Device:
             timed = member.emulation or self._clock
             if timed is not None:
                 backend = timed.emulated(backend)
+            if member.train is not None:
+                backend = member.train(backend)
             self._app = DeviceApp(
                 member.name,
                 backend=backend,

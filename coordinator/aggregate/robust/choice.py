@@ -54,6 +54,10 @@ class Robust:
     hostile: Annotated[float, Within(above=0, below=0.5)] = 0.2
     """Share of bad devices that `trimmed-mean` and `multi-krum` reckon with."""
 
+    agreement: Annotated[float | None, Within(least=-1, below=0), Example(-0.15)] = None
+    """Mean agreement with the others of its rounds, from −1 to 1, below which a device is
+    quarantined if it also stands out; without it, none is for this reason. Not with `none`."""
+
     def __post_init__(self) -> None:
         check_fields(self)
         if self.name == "clip" and self.norm is None:

@@ -54,7 +54,8 @@ def add_commands(commands: Any) -> None:
         help="list the devices whose bids a run declines, and why",
         description=(
             "Lists the devices that were quarantined because their movements were rejected round "
-            "after round (quarantine_after). The run must be served."
+            "after round (quarantine_after) or point away from the others' (agreement). The run "
+            "must be served."
         ),
         epilog="example: tessera-coordinator quarantined run",
     )
@@ -85,10 +86,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if not found:
         print("no device is quarantined")
     for each in found:
-        print(
-            f"{each['device']}  since round {each['since']}, {each['refusals']} refusals in a row; "
-            f"the last: {each['reason']}"
-        )
+        times = f", {each['refusals']} refusals in a row; the last" if each["refusals"] else ""
+        print(f"{each['device']}  since round {each['since']}{times}: {each['reason']}")
     return 0
 
 

@@ -20,7 +20,7 @@ from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import DeviceStanding
+from coordinator.rounds.reputation import Agreed, DeviceStanding
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run import folder as runs
 from coordinator.run.folder import (
@@ -74,6 +74,7 @@ def checkpoint(round: int, value: float = 0.5) -> Checkpoint:
             samples=PersistentMap({"a": 7, "b": 9}),
             total_samples=16,
             usual=Usual().learn(SCALE).learn(replace(SCALE, level=0.25)),
+            agreements=PersistentMap({"a": Agreed(0.7, 1.9), "b": Agreed(-0.3, 1.0)}),
             standings=PersistentMap({"b": DeviceStanding(3, "too large", quarantined=4)}),
         ),
         best=(0.75, 3),
@@ -117,6 +118,7 @@ def test_checkpoint_is_read_as_it_was_written(run: Run) -> None:
     assert (dict(fleet.trained), dict(fleet.samples)) == ({"a": 5}, {"a": 7, "b": 9})
     assert fleet.total_samples == 16
     assert fleet.standings == written.fleet.standings
+    assert fleet.agreements == written.fleet.agreements
     assert fleet.usual.levels.keys() == {0.5, 0.25}
     for level, seen in fleet.usual.levels.items():
         before = written.fleet.usual.levels[level]

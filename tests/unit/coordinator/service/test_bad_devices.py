@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from coordinator.aggregate.robust import Robust
 from coordinator.cli import main
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.socket import ControlSocket
@@ -71,6 +72,27 @@ def test_quarantine_outlives_the_process_and_an_operator_ends_it(worlds: Worlds)
     for each in good:
         each.send(4)
     assert "usually sends" in evil.all(Receipt)[-1].reason, "it was not asked to train"
+
+
+def test_device_that_leads_away_is_quarantined_although_its_movements_are_of_usual_length(
+    worlds: Worlds,
+) -> None:
+    robust = Robust(name="clip-median", agreement=-0.15)
+    world = worlds.make(rounds_config(rounds=9, min_devices=6, robust=robust))
+    good = [world.add(f"good-{number}", value=0.1, sends=False) for number in range(5)]
+    evil = world.add("evil", value=-0.1)
+    world.settle()
+    for round in (1, 2, 3):
+        for each in good:
+            each.send(round)
+        if round == 1:
+            world.restart()
+    assert [line["quarantined"] for line in world.history] == [[], [], ["evil"]]
+    # Three rounds counted: one alone says little.
+    assert [said for _, said in evil.verdicts[:3]] == ["counted"] * 3
+    assert declines(world.state.fleet.standings, "evil").startswith(
+        "quarantined since round 3: its movements point away"
+    )
 
 
 def test_quarantined_devices_are_listed_and_released_through_the_socket(
