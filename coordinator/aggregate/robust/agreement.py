@@ -2,8 +2,8 @@
 
 A device's agreement is the cosine between its movement and the mean of the others, over the blocks
 that at least two others hold. In one round it says little: data differ, and close to the end honest
-movements are mostly noise. Over several rounds it tells apart those who lead the model away, by a
-reversed sign or by wrong labels, from those who merely have other data (`rounds/reputation.py`).
+movements are mostly noise. Over several rounds it tells apart those who lead the model away, as by
+a reversed sign, from those who merely have other data (`rounds/reputation.py`).
 
 All of it follows from three sums for every block: with `S` the sum over `Γ` devices and `v` one of
 them, the others' mean is `(S − v) / (Γ − 1)`, and its products follow from `S·S`, `S·v` and `v·v`.
