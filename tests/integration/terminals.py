@@ -59,14 +59,16 @@ class Terminal:
         """Start a block whose last program goes on."""
         self.interrupt()
         *before, last = text.splitlines()
-        script = "\n".join([*before, f"pwd > '{self._place}'", f"exec {last}"])
+        # Under its name only when it is complete: it is read as soon as it is there.
+        place = f"pwd > '{self._place}.part' && mv '{self._place}.part' '{self._place}'"
+        script = "\n".join([*before, place, f"exec {last}"])
         self.starts += 1
         log = self.log_folder / f"{self.name}-{self.starts}.log"
         self._place.unlink(missing_ok=True)
         line = ["/usr/bin/env", "-C", str(self.folder), "bash", "-euc", script]
         self.child = self.children.start(self.name, line, log, self.environment)
         until(self._place.exists, self.child.last_words)
-        self.folder = Path(self._place.read_text().strip() or self.folder)
+        self.folder = Path(self._place.read_text().strip())
 
     def output(self) -> str:
         """Return what the program has printed so far."""

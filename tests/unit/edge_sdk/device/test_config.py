@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.config import ServeConfig
 from edge_sdk.data.source import open_data
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.config import (
@@ -271,6 +270,9 @@ def test_file_may_be_given_as_text(tmp_path: Path) -> None:
 
 
 def test_device_knows_the_variables_of_the_coordinator() -> None:
+    pytest.importorskip("xxhash", reason="needs the coordinator")
+    from coordinator.operate.config import ServeConfig
+
     tables = {name for name, kind in kinds(ServeConfig).items() if kind.table is not None}
     assert set(COORDINATOR_TABLES) == tables - {"broker", "format"}  # these are the device's too
 
