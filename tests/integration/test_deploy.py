@@ -182,8 +182,8 @@ def test_page_shows_only_commands_that_exist() -> None:
     for program, arguments in commands():
         read(program, arguments)
         seen.add((program, arguments[0]))
-    coordinator = ("broker-config", "init", "enroll", "history", "identities", "revoke", "serve")
-    coordinator += ("verify", "repair", "rollback")
+    coordinator = {"broker-config", "init", "enroll", "history", "identities", "revoke", "serve"}
+    coordinator |= {"verify", "repair", "rollback"}
     assert seen == {
         *(("tessera-coordinator", command) for command in coordinator),
         *(("tessera-device", command) for command in ("explain", "info", "join", "run")),

@@ -358,8 +358,8 @@ def start_report(
     yield f"screening  {screening(machine)}"
     if isinstance(machine, RoundsConfig) and config.run.robust is None and not config.run.recipe:
         yield (
-            f"{'':10} devices are trusted otherwise; if nobody vouches for them, set robust in [run] "
-            "and agreement in [robust] (docs/attacks.md)"
+            f"{'':10} devices are trusted otherwise; if nobody vouches for them, set robust in "
+            "[run] and agreement in [robust] (docs/attacks.md)"
         )
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
