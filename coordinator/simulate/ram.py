@@ -56,6 +56,11 @@ class DirectOutlet:
         """The model at the time of the last survey."""
         self._statistics: LevelStatistics = {}
 
+    @property
+    def version(self) -> int:
+        """Number of times the model has changed."""
+        return self._model.version
+
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
