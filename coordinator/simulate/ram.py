@@ -11,7 +11,7 @@ from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import LevelStatistics
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScores
-from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.encoding.codec import decode_blocks, encoded_size
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
@@ -55,6 +55,8 @@ class DirectOutlet:
         self._surveyed: tuple[EncodedModel, dict[str, Array]]
         """The model at the time of the last survey."""
         self._statistics: LevelStatistics = {}
+        self._sizes: dict[tuple[object, ...], int] = {}
+        """Bytes of submodels, by their groups."""
 
     @property
     def version(self) -> int:
@@ -140,3 +142,15 @@ class DirectOutlet:
         self._fetched[device] = len(message)
         _, blocks = decode_blocks(plan, message)
         return blocks, {name: array.copy() for name, array in cut.items()}
+
+    def pass_by(self, assignment: Assignment) -> int:
+        """Fetch nothing, as a device that only pretends to train; return the bytes it would get."""
+        device, groups = assignment.device, assignment.groups
+        self._held.pop(device)
+        key = tuple(groups.items())
+        size = self._sizes.get(key)
+        if size is None:
+            encoding = self._model.encoding
+            size = self._sizes[key] = encoded_size(self._model.plan, groups, encoding)
+        self._fetched[device] = size
+        return size

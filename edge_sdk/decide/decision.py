@@ -341,7 +341,8 @@ def _takes_part(
 ) -> tuple[bool, History]:
     if policy.schedule == "ad-hoc":
         return bool(stream(seed, device, round, "skip").random() < p), history
-    return take_turn(history, p, stream(seed, device, "phase").random())
+    phase = stream(seed, device, "phase").random() if history.turn is None else 0.0
+    return take_turn(history, p, phase)
 
 
 def _apart(more: float, less: float) -> tuple[str, str]:
