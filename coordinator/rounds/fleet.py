@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.screening import Usual
 from coordinator.rounds.persistent import PersistentMap
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan

@@ -35,7 +35,7 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
@@ -45,6 +45,7 @@ from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import Accept, Joined, Keep, Kept, Left, Send, Tick, Uploaded
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
+from edge_sdk.program.records import replace
 from edge_sdk.program.settings import Count, Seconds
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (

@@ -67,7 +67,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -100,6 +99,7 @@ from coordinator.rounds.state import (
     best_of,
     expected_of,
 )
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
     Assignment,

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from edge_sdk.decide.budget import Allowance, History, take_turn
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
+from edge_sdk.program.records import replace
 from edge_sdk.program.settings import ConfigError, Count, Example, Share, Within, check_fields
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
