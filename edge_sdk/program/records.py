@@ -49,5 +49,5 @@ def _copier(cls: type[Any]) -> Callable[[Any, dict[str, Any]], Any]:
     ]
     scope = {"cls": cls, "known": frozenset(names), "new": object.__new__, **given}
     exec("\n".join(lines), scope)  # noqa: S102  as dataclasses does: only names of fields are in it
-    copy: Callable[[Any, dict[str, Any]], Any] = scope["copy"]  # type: ignore[assignment]
+    copy: Callable[[Any, dict[str, Any]], Any] = scope["copy"]
     return copy

@@ -242,10 +242,10 @@ class FleetDevice:
                 samples = self._around.samples[self.number]
                 facts = Facts(samples, policy.compute, policy.bytes_per_s)
                 return Decided(opened.round, self._decide(opened), facts)
-            case Fetch(_, assignment):
+            case Fetch(opened, assignment):
                 if self._kept is not None and assignment.round in self._kept:
                     return Found()
-                size = self._around.training.fetch(assignment, self._around.outlet)
+                size = self._around.training.fetch(opened, assignment, self._around.outlet)
                 self._around.spending.bytes_down += size
                 self._transfer(size, self.body.receive)
                 return Fetched(NOTHING, {})

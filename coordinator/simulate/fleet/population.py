@@ -100,11 +100,9 @@ class DeviceKind:
             raise ConfigError(f"charging_hours: {self.board.name} has no battery")
         if self.wifi_hours is not None and self.network != "mobile":
             raise ConfigError(f'wifi_hours: for network = "mobile", not {self.network!r}')
-        needed = {"speed.speed_ratio": self.board.speed.speed_ratio}
-        needed |= {
-            "power.idle_w": self.board.power.idle_w,
-            "power.train_w": self.board.power.train_w,
-        }
+        power, needed = self.board.power, {"speed.speed_ratio": self.board.speed.speed_ratio}
+        if self.board.battery is not None:
+            needed |= {"power.idle_w": power.idle_w, "power.train_w": power.train_w}
         for key, quantity in needed.items():
             if quantity is None:
                 raise ConfigError(

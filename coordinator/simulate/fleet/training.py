@@ -19,7 +19,7 @@ from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.device.machine import Train
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
-from edge_sdk.protocol.messages.round import Assignment
+from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
@@ -50,7 +50,7 @@ class Made:
 class Training(Protocol):
     """Gives devices the model, and the movements that they send."""
 
-    def fetch(self, assignment: Assignment, outlet: DirectOutlet) -> int:
+    def fetch(self, opened: RoundOpen, assignment: Assignment, outlet: DirectOutlet) -> int:
         """Take the model that an assignment is about; return its bytes on the wire."""
 
     def make(self, work: Train) -> Made:
@@ -71,7 +71,12 @@ class HollowTraining:
         self._bytes = 0
         self._statistics = [buffer.name for buffer in plan.buffers if buffer.statistic]
 
-    def fetch(self, assignment: Assignment, outlet: DirectOutlet) -> int:
+    def fetch(
+        self,
+        opened: RoundOpen,  # noqa: ARG002  as `Training` has it
+        assignment: Assignment,
+        outlet: DirectOutlet,
+    ) -> int:
         """See `Training`; nothing is copied."""
         return outlet.pass_by(assignment)
 
