@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from coordinator.simulate.fleet.population import DeviceKind, Population
+from coordinator.simulate.fleet.population import DeviceKind, DevicePopulation
 from edge_sdk.decide.budget import DAY_S
 from edge_sdk.decide.emulation.emulation import CHARGER_W, MIB, REFERENCE_MACS_PER_S
 from edge_sdk.decide.gates import DAY_MINUTES, Gate, closed_gate
@@ -42,7 +42,7 @@ class Nature:
     """What the devices of a kind have in common, as plain numbers."""
 
     kind: DeviceKind
-    population: Population
+    population: DevicePopulation
 
     @cached_property
     def macs_per_s(self) -> float:
@@ -103,7 +103,7 @@ class Nature:
 
 
 class Body:
-    """One device, as far as physics goes. Made when the device first acts."""
+    """One device, as far as physics goes. MadeMovement when the device first acts."""
 
     __slots__ = (
         "battery_j",

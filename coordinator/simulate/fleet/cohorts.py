@@ -20,9 +20,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.simulate.fleet.hands import Cohort, Hands, Order, Terms, Tools, begin, work
+from coordinator.simulate.fleet.hands import (
+    Cohort,
+    CohortTerms,
+    DeviceOrder,
+    Hands,
+    Tools,
+    begin,
+    work,
+)
 from coordinator.simulate.fleet.shared import DealtData, SharedData
-from coordinator.simulate.fleet.training import Made
+from coordinator.simulate.fleet.training import MadeMovement
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.device.machine import Train
 from edge_sdk.protocol.errors import TrainingError
@@ -38,7 +46,7 @@ COHORT = 10
 
 
 class CohortTraining:
-    """A `Training` on real data. Use it in a `with` block, which ends its processes."""
+    """A `FleetTraining` on real data. Use it in a `with` block, which ends its processes."""
 
     def __init__(
         self,
@@ -72,10 +80,10 @@ class CohortTraining:
         self._dealt = dealt
         self._names = names
         self._seed = seed
-        self._made: dict[tuple[str, int], tuple[Future[list[Made | str]], int]] = {}
+        self._made: dict[tuple[str, int], tuple[Future[list[MadeMovement | str]], int]] = {}
         """Per device and round, the cohort's result and the device's place in it."""
         self._stack = ExitStack()
-        self._submit: Callable[[Cohort], Future[list[Made | str]]] | None = None
+        self._submit: Callable[[Cohort], Future[list[MadeMovement | str]]] | None = None
 
     def __enter__(self) -> Self:
         """Start the processes when they are first needed."""
@@ -87,13 +95,13 @@ class CohortTraining:
         self._stack.close()
 
     def fetch(self, opened: RoundOpen, assignment: Assignment, outlet: DirectOutlet) -> int:
-        """See `Training`; the training of all devices that are assigned begins."""
+        """See `FleetTraining`; the training of all devices that are assigned begins."""
         if (assignment.device, assignment.round) not in self._made:
             self._order(opened, outlet)
         return outlet.pass_by(assignment)
 
-    def make(self, work: Train) -> Made:
-        """See `Training`."""
+    def make(self, work: Train) -> MadeMovement:
+        """See `FleetTraining`."""
         assignment = work.assignment
         future, place = self._made.pop((assignment.device, assignment.round))
         try:
@@ -113,7 +121,7 @@ class CohortTraining:
                 "top-k keeps values back on the device, which simulated devices cannot do: use "
                 "another encoding, or a Federation"
             )
-        terms = Terms(opened.local_rule, opened.steps, opened.batch_size, opened.up)
+        terms = CohortTerms(opened.local_rule, opened.steps, opened.batch_size, opened.up)
         waiting = {(each[0].device, each[0].round): each for each in outlet.waiting}
         self._made = {key: made for key, made in self._made.items() if key in waiting}
         new = [each for key, each in waiting.items() if key not in self._made]
@@ -129,9 +137,9 @@ class CohortTraining:
                 for place, order in enumerate(orders):
                     self._made[order.device, order.round] = future, place
 
-    def _ordered(self, assignment: Assignment, outlet: DirectOutlet) -> Order:
+    def _ordered(self, assignment: Assignment, outlet: DirectOutlet) -> DeviceOrder:
         device, reserved = assignment.device, outlet.reserved(assignment)
-        return Order(
+        return DeviceOrder(
             device,
             self._names[device],
             assignment.round,
@@ -141,26 +149,26 @@ class CohortTraining:
             None if reserved is None else reserved[1],
         )
 
-    def _begin(self) -> Callable[[Cohort], Future[list[Made | str]]]:
+    def _begin(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
         """Return what takes a cohort, made on the first call."""
         if self._submit is None:
             self._submit = self._alone() if self.processes == 1 else self._together()
         return self._submit
 
-    def _alone(self) -> Callable[[Cohort], Future[list[Made | str]]]:
+    def _alone(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
         from edge_sdk.train.onnx import OnnxBackend
 
         backend = OnnxBackend(self._plan, *self._graphs)
         hands = Hands(self._plan, backend, self._dealt, self._seed)
 
-        def done(cohort: Cohort) -> Future[list[Made | str]]:
-            future: Future[list[Made | str]] = Future()
+        def done(cohort: Cohort) -> Future[list[MadeMovement | str]]:
+            future: Future[list[MadeMovement | str]] = Future()
             future.set_result(hands.work(cohort))
             return future
 
         return done
 
-    def _together(self) -> Callable[[Cohort], Future[list[Made | str]]]:
+    def _together(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
         manifest, files = self._graphs
         shared = SharedData(self._dealt)
         self._stack.callback(shared.close)

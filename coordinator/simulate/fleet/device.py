@@ -23,7 +23,7 @@ from coordinator.simulate.engine import Sent, Told
 from coordinator.simulate.fleet.body import Body, Nature
 from coordinator.simulate.fleet.costs import RoundCosts
 from coordinator.simulate.fleet.trace import ALWAYS, Availability
-from coordinator.simulate.fleet.training import GroupsKey, Training, groups_key
+from coordinator.simulate.fleet.training import FleetTraining, GroupsKey, groups_key
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.decide.budget import History
 from edge_sdk.decide.decision import Decision, Sight, decide, gate_code
@@ -93,7 +93,7 @@ class Surroundings:
     plan: ModelPlan
     seed: int
     outlet: DirectOutlet
-    training: Training
+    training: FleetTraining
     costs: RoundCosts
     samples: Sequence[int]
     """Training samples of every device, by its number."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.simulate.fleet.shared import ArrayPlace, DealtData, map_data
-from coordinator.simulate.fleet.training import Made
+from coordinator.simulate.fleet.training import MadeMovement
 from edge_sdk.program.processes import limit_threads
 from edge_sdk.protocol.encoding.codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CohortTerms:
     """Terms of a training that all devices of a cohort share."""
 
     rule: LocalRule
@@ -46,7 +46,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Order:
+class DeviceOrder:
     """One device's training."""
 
     device: str
@@ -63,11 +63,11 @@ class Order:
 class Cohort:
     """Orders that are trained one after the other, in one process."""
 
-    terms: Terms
+    terms: CohortTerms
     theta: Float32
     """The model in block order."""
     buffers: Mapping[str, Array]
-    orders: tuple[Order, ...]
+    orders: tuple[DeviceOrder, ...]
 
 
 class Hands:
@@ -79,18 +79,22 @@ class Hands:
         self._dealt = dealt
         self._seed = seed
 
-    def work(self, cohort: Cohort) -> list[Made | str]:
+    def work(self, cohort: Cohort) -> list[MadeMovement | str]:
         """Train a cohort; a text is the reason why a device's training failed."""
         weights = self._plan.unflatten(cohort.theta)
         return [self._attempt(order, cohort, weights) for order in cohort.orders]
 
-    def _attempt(self, order: Order, cohort: Cohort, weights: Mapping[str, Array]) -> Made | str:
+    def _attempt(
+        self, order: DeviceOrder, cohort: Cohort, weights: Mapping[str, Array]
+    ) -> MadeMovement | str:
         try:
             return self._train(order, cohort, weights)
         except TesseraError as error:
             return str(error)
 
-    def _train(self, order: Order, cohort: Cohort, weights: Mapping[str, Array]) -> Made:
+    def _train(
+        self, order: DeviceOrder, cohort: Cohort, weights: Mapping[str, Array]
+    ) -> MadeMovement:
         plan, terms, groups = self._plan, cohort.terms, order.groups
         names = self._seed, order.device, order.round
         if order.message is None:
@@ -119,7 +123,7 @@ class Hands:
         encoding = terms.up.agreed(available_encodings())
         blocks = plan.scatter(trained.movement, groups)
         payload = encode_blocks(plan, groups, blocks, encoding, stream(*names, "encoding"))
-        return Made(payload, trained.metrics.mean_loss, trained.statistics)
+        return MadeMovement(payload, trained.metrics.mean_loss, trained.statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def begin(tools: Tools) -> None:
     _hands = Hands(plan, OnnxBackend(plan, tools.manifest, tools.files), dealt, tools.seed)
 
 
-def work(cohort: Cohort) -> list[Made | str]:
+def work(cohort: Cohort) -> list[MadeMovement | str]:
     """Train a cohort in a process that has begun."""
     return _hands.work(cohort)
 

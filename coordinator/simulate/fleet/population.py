@@ -120,7 +120,7 @@ class DeviceKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Population:
+class DevicePopulation:
     """The devices of a simulated fleet, and their day. Raises `ConfigError`."""
 
     kinds: tuple[DeviceKind, ...]
@@ -166,14 +166,14 @@ class Population:
         return None if self.trace is None else read_trace(self.trace, repeat_s=self.repeat_s)
 
 
-def load_population(path: str | Path) -> Population:
+def load_population(path: str | Path) -> DevicePopulation:
     """Read a population from its file. Raises `ConfigError`: which file, kind and key."""
-    return read_table(Population, read_toml(path), label=f"{path}: ", base=Path(path).parent)
+    return read_table(DevicePopulation, read_toml(path), label=f"{path}: ", base=Path(path).parent)
 
 
 def population_of(
     fleet: Fleet, devices: int | None = None, policy: Policy | None = None
-) -> Population:
+) -> DevicePopulation:
     """Make a population of a fleet's members, each as often as `devices` have place for.
 
     `devices` None: each once. `policy`: the owners' limits; None: those that are usual.
@@ -185,7 +185,7 @@ def population_of(
         for member, count in zip(fleet, counts, strict=True)
         if count
     ]
-    return Population(kinds=tuple(kinds), starts=fleet.starts, work=fleet.work)
+    return DevicePopulation(kinds=tuple(kinds), starts=fleet.starts, work=fleet.work)
 
 
 def _kind_of(member: FleetMember, count: int, policy: Policy) -> DeviceKind:

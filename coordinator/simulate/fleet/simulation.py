@@ -20,8 +20,8 @@ from coordinator.simulate.engine import VirtualRun
 from coordinator.simulate.fleet.body import Nature
 from coordinator.simulate.fleet.costs import RoundCosts
 from coordinator.simulate.fleet.device import FleetDevice, Spending, Surroundings
-from coordinator.simulate.fleet.population import Population
-from coordinator.simulate.fleet.training import HollowTraining, Training
+from coordinator.simulate.fleet.population import DevicePopulation
+from coordinator.simulate.fleet.training import FleetTraining, HollowTraining
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from edge_sdk.protocol.task.graphs import Manifest
 
@@ -61,9 +61,9 @@ class FleetSimulation:
         self,
         config: RoundsConfig | FragmentsConfig,
         model: GlobalModel,
-        population: Population,
+        population: DevicePopulation,
         *,
-        training: Training | None = None,
+        training: FleetTraining | None = None,
         samples: Sequence[int] | None = None,
         manifest: Manifest | None = None,
         evaluate: Evaluate | None = None,

@@ -39,7 +39,7 @@ def groups_key(groups: Groups) -> GroupsKey:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Made:
+class MadeMovement:
     """The content of a movement."""
 
     payload: bytes
@@ -47,18 +47,18 @@ class Made:
     statistics: Mapping[str, Array] = field(default_factory=dict)
 
 
-class Training(Protocol):
+class FleetTraining(Protocol):
     """Gives devices the model, and the movements that they send."""
 
     def fetch(self, opened: RoundOpen, assignment: Assignment, outlet: DirectOutlet) -> int:
         """Take the model that an assignment is about; return its bytes on the wire."""
 
-    def make(self, work: Train) -> Made:
+    def make(self, work: Train) -> MadeMovement:
         """Return the movement of a device that finished its training. Raises `TesseraError`."""
 
 
 class HollowTraining:
-    """A `Training` without a trainer: movements of the right size, and nothing in them."""
+    """A `FleetTraining` without a trainer: movements of the right size, and nothing in them."""
 
     def __init__(
         self, plan: ModelPlan, buffers: Mapping[str, Array] | None = None, *, seed: int = 0
@@ -67,21 +67,21 @@ class HollowTraining:
         self._plan = plan
         self._buffers = {} if buffers is None else buffers
         self._seed = seed
-        self._made: OrderedDict[tuple[GroupsKey, Encoding], Made] = OrderedDict()
+        self._made: OrderedDict[tuple[GroupsKey, Encoding], MadeMovement] = OrderedDict()
         self._bytes = 0
         self._statistics = [buffer.name for buffer in plan.buffers if buffer.statistic]
 
     def fetch(
         self,
-        opened: RoundOpen,  # noqa: ARG002  as `Training` has it
+        opened: RoundOpen,  # noqa: ARG002  as `FleetTraining` has it
         assignment: Assignment,
         outlet: DirectOutlet,
     ) -> int:
-        """See `Training`; nothing is copied."""
+        """See `FleetTraining`; nothing is copied."""
         return outlet.pass_by(assignment)
 
-    def make(self, work: Train) -> Made:
-        """See `Training`."""
+    def make(self, work: Train) -> MadeMovement:
+        """See `FleetTraining`."""
         groups = work.assignment.groups
         key = groups_key(groups), work.opened.up
         made = self._made.get(key)
@@ -92,7 +92,7 @@ class HollowTraining:
                 self._bytes -= len(self._made.popitem(last=False)[1].payload)
         return made
 
-    def _encoded(self, groups: Groups, up: Encoding) -> Made:
+    def _encoded(self, groups: Groups, up: Encoding) -> MadeMovement:
         plan, random = self._plan, stream(self._seed, "hollow")
         ids = plan.block_ids(plan.choose(groups))
         count = int(plan.block_sizes[ids].sum())
@@ -102,4 +102,4 @@ class HollowTraining:
         encoding = up.agreed(available_encodings())
         payload = encode_blocks(plan, groups, Blocks(ids, values), encoding, random)
         cut = plan.cut_buffers(self._buffers, groups) if self._statistics else {}
-        return Made(payload, statistics={name: cut[name] for name in self._statistics})
+        return MadeMovement(payload, statistics={name: cut[name] for name in self._statistics})

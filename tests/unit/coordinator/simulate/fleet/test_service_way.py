@@ -24,13 +24,14 @@ from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.simulate.engine import Sent, Told
 from coordinator.simulate.fleet.cohorts import CohortTraining
 from coordinator.simulate.fleet.device import FleetDevice
-from coordinator.simulate.fleet.population import DeviceKind, Population
+from coordinator.simulate.fleet.population import DeviceKind, DevicePopulation
 from coordinator.simulate.fleet.shared import deal_out
 from coordinator.simulate.fleet.simulation import FleetSimulation
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.emulation.emulation import Emulation
 from edge_sdk.decide.emulation.fleet import FleetMember
+from edge_sdk.decide.gates import Limits
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.stores.movements import MemoryMovements
@@ -73,7 +74,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "board": "pixel_4",
         "latency_s": 0.11,
         "battery_percent": 80.0,
-        "policy": Policy(level=0.75),
+        # The apps here predict no costs, so energy must not be short.
+        "policy": Policy(level=0.75, limits=Limits(energy_wh_per_day=1e6)),
     },
     "empty": {
         "board": "redmi_7a",
@@ -82,14 +84,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "policy": Policy(),
     },
 }
-RATES = {"up_mbit_s": 0.004, "down_mbit_s": 0.009}
+RATES: dict[str, Any] = {"up_mbit_s": 0.004, "down_mbit_s": 0.009}
 """So slow that transfers of some hundred bytes take part of a second."""
 
 Entry = tuple[float, str, int, str]
 """A message to a device: time when it was said, device, round, and what it says."""
 
 
-def population() -> Population:
+def population() -> DevicePopulation:
     kinds = []
     for name, each in KINDS.items():
         percent = each.get("battery_percent")
@@ -103,7 +105,7 @@ def population() -> Population:
                 **RATES,
             )
         )
-    return Population(kinds=tuple(kinds), work=WORK)
+    return DevicePopulation(kinds=tuple(kinds), work=WORK)
 
 
 def shares() -> tuple[ArrayData, list[Any]]:
@@ -227,10 +229,7 @@ class Schedule:
         self.world, self.began_s, self.log = world, world.clock.now, list[Entry]()
         self._heap: list[tuple[float, int, Any]] = []
         self._numbers = count()
-
-    @property
-    def now_s(self) -> float:
-        return self.world.clock.now - self.began_s
+        self.now_s = 0.0
 
     def add(self, time_s: float, do: Any) -> None:
         heappush(self._heap, (time_s, next(self._numbers), do))
@@ -239,13 +238,14 @@ class Schedule:
         self.world.settle()
         while not self.world.service.finished:
             due = self.world.service.course.deadline
-            due_s = np.inf if due is None else due - self.began_s
-            if self._heap and self._heap[0][0] <= due_s:
+            if self._heap and (due is None or self.began_s + self._heap[0][0] <= due):
                 time_s, _, do = heappop(self._heap)
-                self.world.clock.now = self.began_s + max(self.now_s, time_s)
+                self.now_s = max(self.now_s, time_s)
+                self.world.clock.now = max(self.world.clock.now, self.began_s + self.now_s)
                 do()
             else:
-                self.world.clock.now = self.began_s + due_s
+                assert due is not None, "nobody has anything to do"
+                self.world.clock.now, self.now_s = due, due - self.began_s
             self.world.settle()
 
 
@@ -255,7 +255,7 @@ CASES: dict[str, RoundsConfig | FragmentsConfig] = {
         rule=RULES["ram-fed"](), rounds=4, steps=3, min_devices=5, quorum=0.5, bid_s=3.0
     ),
     "over-selection": rounds_config(
-        rounds=5, steps=3, min_devices=5, participants=2, over_selection=1.5, bid_s=3.0
+        rounds=6, steps=3, min_devices=5, participants=2, over_selection=2.0, bid_s=3.0
     ),
     "fragments": fragments_config(updates=14, steps=2, min_devices=5),
 }
@@ -275,15 +275,23 @@ def test_virtual_time_decides_what_the_service_decides_in_the_same_order(
     schedule.run()
     assert times == sorted(times)
     assert times[-1] > 1.0
-    until_s = min(log[-1][0], schedule.log[-1][0])
+    # Receipts that were under way when a run ended arrive one way and not the other.
+    until_s = min(log[-1][0], schedule.log[-1][0]) + 1e-6
     ours, theirs = (
-        sorted(each for each in found if each[0] <= until_s) for found in (log, schedule.log)
+        sorted(
+            (round(each[0], 6), *each[1:])
+            for each in found
+            # Receipts of an asynchronous service wait for its next checkpoint.
+            if each[0] <= until_s and (case != "fragments" or each[3].startswith("train"))
+        )
+        for found in (log, schedule.log)
     )
     assert [each[1:] for each in ours] == [each[1:] for each in theirs]
     assert [each[0] for each in ours] == pytest.approx([each[0] for each in theirs])
     assert world.service.model.digest == digest
-    outcomes = {each[3] for each in theirs}
+    assert len(ours) > 12
+    outcomes = {each[3] for each in log}
     assert "counted" in outcomes
     if case in ("quorum", "over-selection"):  # the slow ones come too late
         assert outcomes & {"memory", "late"}
-    assert not any(each[1] == "empty" and each[3] == "counted" for each in theirs)
+    assert not any(each[1] == "empty" for each in log)
