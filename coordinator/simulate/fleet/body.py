@@ -103,7 +103,7 @@ class Nature:
 
 
 class Body:
-    """One device, as far as physics goes. MadeMovement when the device first acts."""
+    """One device, as far as physics goes. Made when the device first acts."""
 
     __slots__ = (
         "battery_j",
