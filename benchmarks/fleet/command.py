@@ -212,6 +212,7 @@ def _training_table(rows: Sequence[TrainingRow]) -> Table:
         ("fleet", lambda row: f"{row.steps_per_s:,.0f}"),
         ("bare torch", lambda row: f"{row.bare_steps_per_s:,.0f}"),
         ("ratio", lambda row: f"{row.ratio:.2f}"),
+        ("per CPU second", lambda row: f"{row.cpu_ratio:.2f}"),
         ("overhead, ms", lambda row: f"{row.overhead_ms:.2f}"),
         ("minutes of 100 rounds", lambda row: f"{row.minutes:.1f}"),
     )

@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.simulate.fleet.hands import (
     Cohort,
+    CohortResult,
     CohortTerms,
     DeviceOrder,
     Hands,
@@ -29,20 +31,25 @@ from coordinator.simulate.fleet.hands import (
     begin,
     work,
 )
-from coordinator.simulate.fleet.shared import DealtData, SharedData
+from coordinator.simulate.fleet.shared import DealtData, SharedData, Trays, view_of
 from coordinator.simulate.fleet.training import MadeMovement
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.device.machine import Train
+from edge_sdk.protocol.encoding.codec import encoded_size
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
 if TYPE_CHECKING:
+    from multiprocessing.shared_memory import SharedMemory
+
     from typing_extensions import Self
 
 COHORT = 10
 """Devices of a cohort."""
+TRAY_BYTES = 32 * 2**20
+"""Largest shared memory for a cohort's movements; larger ones come through a pipe."""
 
 
 class CohortTraining:
@@ -80,10 +87,11 @@ class CohortTraining:
         self._dealt = dealt
         self._names = names
         self._seed = seed
-        self._made: dict[tuple[str, int], tuple[Future[list[MadeMovement | str]], int]] = {}
-        """Per device and round, the cohort's result and the device's place in it."""
+        self._made: dict[tuple[str, int], tuple[_Handed, int]] = {}
+        """Per device and round, what its cohort hands over, and the device's place in it."""
         self._stack = ExitStack()
-        self._submit: Callable[[Cohort], Future[list[MadeMovement | str]]] | None = None
+        self._submit: Callable[[Cohort], Future[CohortResult]] | None = None
+        self._trays: Trays | None = None
 
     def __enter__(self) -> Self:
         """Start the processes when they are first needed."""
@@ -103,9 +111,9 @@ class CohortTraining:
     def make(self, work: Train) -> MadeMovement:
         """See `FleetTraining`."""
         assignment = work.assignment
-        future, place = self._made.pop((assignment.device, assignment.round))
+        handed, place = self._made.pop((assignment.device, assignment.round))
         try:
-            made = future.result()[place]
+            made = handed.take(place)
         except BrokenProcessPool as error:
             raise CoordinatorError(
                 "a process that trains has died, perhaps for want of memory: use fewer processes"
@@ -123,7 +131,9 @@ class CohortTraining:
             )
         terms = CohortTerms(opened.local_rule, opened.steps, opened.batch_size, opened.up)
         waiting = {(each[0].device, each[0].round): each for each in outlet.waiting}
-        self._made = {key: made for key, made in self._made.items() if key in waiting}
+        for key in [key for key in self._made if key not in waiting]:
+            handed, _ = self._made.pop(key)
+            handed.leave()
         new = [each for key, each in waiting.items() if key not in self._made]
         new.sort(key=lambda each: (id(each[1]), each[0].device))
         for _, alike in groupby(new, key=lambda each: id(each[1])):
@@ -133,9 +143,21 @@ class CohortTraining:
             for first in range(0, len(jobs), self.cohort):
                 cut = jobs[first : first + self.cohort]
                 orders = tuple(self._ordered(job[0], outlet) for job in cut)
-                future = self._begin()(Cohort(terms, theta, buffers, orders))
+                handed = self._hand_out(Cohort(terms, theta, buffers, orders))
                 for place, order in enumerate(orders):
-                    self._made[order.device, order.round] = future, place
+                    self._made[order.device, order.round] = handed, place
+
+    def _hand_out(self, cohort: Cohort) -> _Handed:
+        """Give a cohort to a process, with a tray for what it makes."""
+        submit, tray = self._begin(), None
+        size = encoded_size(self._plan, self._plan.all_groups(), cohort.terms.up)
+        if self.processes > 1 and self.cohort * size <= TRAY_BYTES:
+            if self._trays is None:
+                self._trays = Trays(self.cohort * size)
+                self._stack.callback(self._trays.close)
+            tray = self._trays.take()
+            cohort = replace(cohort, tray=tray.name)
+        return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
 
     def _ordered(self, assignment: Assignment, outlet: DirectOutlet) -> DeviceOrder:
         device, reserved = assignment.device, outlet.reserved(assignment)
@@ -149,26 +171,26 @@ class CohortTraining:
             None if reserved is None else reserved[1],
         )
 
-    def _begin(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
+    def _begin(self) -> Callable[[Cohort], Future[CohortResult]]:
         """Return what takes a cohort, made on the first call."""
         if self._submit is None:
             self._submit = self._alone() if self.processes == 1 else self._together()
         return self._submit
 
-    def _alone(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
+    def _alone(self) -> Callable[[Cohort], Future[CohortResult]]:
         from edge_sdk.train.onnx import OnnxBackend
 
         backend = OnnxBackend(self._plan, *self._graphs)
         hands = Hands(self._plan, backend, self._dealt, self._seed)
 
-        def done(cohort: Cohort) -> Future[list[MadeMovement | str]]:
-            future: Future[list[MadeMovement | str]] = Future()
-            future.set_result(hands.work(cohort))
+        def done(cohort: Cohort) -> Future[CohortResult]:
+            future: Future[CohortResult] = Future()
+            future.set_result(CohortResult(hands.work(cohort)))
             return future
 
         return done
 
-    def _together(self) -> Callable[[Cohort], Future[list[MadeMovement | str]]]:
+    def _together(self) -> Callable[[Cohort], Future[CohortResult]]:
         manifest, files = self._graphs
         shared = SharedData(self._dealt)
         self._stack.callback(shared.close)
@@ -181,3 +203,35 @@ class CohortTraining:
         )
         self._stack.callback(pool.shutdown, cancel_futures=True)
         return lambda cohort: pool.submit(work, cohort)
+
+
+class _Handed:
+    """What a cohort hands over, until every device has taken its own or left it."""
+
+    def __init__(
+        self,
+        future: Future[CohortResult],
+        count: int,
+        tray: SharedMemory | None,
+        trays: Trays | None,
+    ) -> None:
+        self._future, self._left = future, count
+        self._tray, self._trays = tray, trays
+
+    def take(self, place: int) -> MadeMovement | str:
+        """Return the movement at a place, or why there is none."""
+        result = self._future.result()
+        made = result.made[place]
+        if self._tray is not None and isinstance(made, MadeMovement):
+            start = result.ends[place - 1] if place else 0
+            made = replace(made, payload=bytes(view_of(self._tray)[start : result.ends[place]]))
+        self.leave()
+        return made
+
+    def leave(self) -> None:
+        """Note that one device has no more need of it."""
+        self._left -= 1
+        # A tray that a process may still write to is not used again.
+        if not self._left and self._tray is not None and self._trays and self._future.done():
+            self._trays.give_back(self._tray)
+            self._tray = None

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, parent_process
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.simulate.fleet.shared import ArrayPlace, DealtData, map_data
+from coordinator.simulate.fleet.shared import ArrayPlace, DealtData, attach, map_data, view_of
 from coordinator.simulate.fleet.training import MadeMovement
 from edge_sdk.program.processes import limit_threads
 from edge_sdk.protocol.encoding.codec import decode_blocks, encode_blocks
@@ -68,6 +68,17 @@ class Cohort:
     """The model in block order."""
     buffers: Mapping[str, Array]
     orders: tuple[DeviceOrder, ...]
+    tray: str = ""
+    """Name of the shared memory for the payloads; empty: they come with the result."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CohortResult:
+    """What a cohort made, in the order of its orders; a text is why a training failed."""
+
+    made: list[MadeMovement | str]
+    ends: tuple[int, ...] = ()
+    """Ends of the payloads in the tray, which are then left out of `made`."""
 
 
 class Hands:
@@ -78,6 +89,7 @@ class Hands:
         self._backend = backend
         self._dealt = dealt
         self._seed = seed
+        self._available = available_encodings()
 
     def work(self, cohort: Cohort) -> list[MadeMovement | str]:
         """Train a cohort; a text is the reason why a device's training failed."""
@@ -120,7 +132,7 @@ class Hands:
             order.number, terms.steps, terms.batch_size, stream(*names, "batches")
         )
         trained = self._backend.train(job, batches)
-        encoding = terms.up.agreed(available_encodings())
+        encoding = terms.up.agreed(self._available)
         blocks = plan.scatter(trained.movement, groups)
         payload = encode_blocks(plan, groups, blocks, encoding, stream(*names, "encoding"))
         return MadeMovement(payload, trained.metrics.mean_loss, trained.statistics)
@@ -139,6 +151,7 @@ class Tools:
 
 _hands: Hands
 _mapped: list[SharedMemory]
+_trays: dict[str, SharedMemory] = {}
 
 
 def begin(tools: Tools) -> None:
@@ -155,9 +168,22 @@ def begin(tools: Tools) -> None:
     _hands = Hands(plan, OnnxBackend(plan, tools.manifest, tools.files), dealt, tools.seed)
 
 
-def work(cohort: Cohort) -> list[MadeMovement | str]:
+def work(cohort: Cohort) -> CohortResult:
     """Train a cohort in a process that has begun."""
-    return _hands.work(cohort)
+    made = _hands.work(cohort)
+    if not cohort.tray:
+        return CohortResult(made)
+    if cohort.tray not in _trays:
+        _trays[cohort.tray] = attach(cohort.tray)
+    tray, left, ends, end = view_of(_trays[cohort.tray]), list[MadeMovement | str](), list[int](), 0
+    for each in made:
+        if isinstance(each, MadeMovement):
+            tray[end : end + len(each.payload)] = each.payload
+            end += len(each.payload)
+            each = replace(each, payload=b"")
+        left.append(each)
+        ends.append(end)
+    return CohortResult(left, tuple(ends))
 
 
 def _end_with(sentinel: int) -> None:

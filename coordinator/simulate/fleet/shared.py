@@ -1,4 +1,4 @@
-"""One data set for many processes: its arrays lie in shared memory, and are never copied again."""
+"""Memory that processes share: one data set for all of them, and trays for what they make."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def map_data(places: Sequence[ArrayPlace]) -> tuple[DealtData, list[SharedMemory
     """Map data that another process shares; the second value must live as long as the first."""
     blocks, arrays = [], []
     for place in places:
-        block = _attach(place.name)
+        block = attach(place.name)
         blocks.append(block)
         array: Any = np.ndarray(place.shape, np.dtype(place.dtype), buffer=block.buf)
         array.flags.writeable = False
@@ -98,7 +98,42 @@ def map_data(places: Sequence[ArrayPlace]) -> tuple[DealtData, list[SharedMemory
     return DealtData(ArrayData(tuple(inputs), targets), rows, ends), blocks
 
 
-def _attach(name: str) -> SharedMemory:
+class Trays:
+    """Blocks of shared memory of one size, in which processes hand over bytes; used again."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._all: list[SharedMemory] = []
+        self._free: list[SharedMemory] = []
+
+    def take(self) -> SharedMemory:
+        """Return a tray that nobody uses."""
+        if not self._free:
+            self._all.append(SharedMemory(create=True, size=self._size_bytes))
+            self._free.append(self._all[-1])
+        return self._free.pop()
+
+    def give_back(self, tray: SharedMemory) -> None:
+        """Let a tray be used again."""
+        self._free.append(tray)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for tray in self._all:
+            tray.close()
+            tray.unlink()
+        self._all.clear()
+        self._free.clear()
+
+
+def view_of(block: SharedMemory) -> memoryview:
+    """Return the bytes of shared memory. Raises `ValueError` if it is closed."""
+    if block.buf is None:
+        raise ValueError(f"the shared memory {block.name} is closed")
+    return block.buf
+
+
+def attach(name: str) -> SharedMemory:
     """Open a block that another process owns.
 
     Python would also have this process remove the block at its end (until 3.13, bpo-38119).
