@@ -237,6 +237,8 @@ class _Run(fx.Interpreter):
     are written out because torch's own gradient for them has no translation.
     """
 
+    trains = False
+    """A gradient may be taken."""
     origins: dict[int, dict[str, Any]]
     """Module each operation came from, by its autograd sequence number."""
 
@@ -275,7 +277,7 @@ class _Run(fx.Interpreter):
         if target is aten.one_hot.default:
             return one_hot(*args, **kwargs)
         if target in LAYERS:
-            return _recurrent(LAYERS[target], *args, **kwargs)
+            return _recurrent(self.trains, LAYERS[target], *args, **kwargs)
         if target is aten.unfold.default:
             return windows(*args)
         if target in ADAPTIVE:
@@ -286,6 +288,7 @@ class _Run(fx.Interpreter):
 
 
 def _recurrent(
+    trains: bool,
     kind: str,
     x: torch.Tensor,
     hx: Any,
@@ -299,11 +302,21 @@ def _recurrent(
 ) -> tuple[torch.Tensor, ...]:
     """Run one recurrent layer in one direction: tracing leaves no others."""
     states = hx if isinstance(hx, (list, tuple)) else [hx]
-    return recurrent_layer(kind, x, states, params, has_biases=has_biases, batch_first=batch_first)
+    return recurrent_layer(
+        kind,
+        x,
+        states,
+        params,
+        has_biases=has_biases,
+        batch_first=batch_first,
+        trains=trains,
+    )
 
 
 class _TrainingRun(_Run):
     """Runs a forward pass and notes the mean and variance that each BatchNorm sees."""
+
+    trains = True
 
     def outputs(self, given: dict[str, list[torch.Tensor]]) -> torch.Tensor:
         self._seen: dict[tuple[int, int], list[tuple[int, torch.Tensor, torch.Tensor]]] = {}

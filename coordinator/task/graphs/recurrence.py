@@ -5,7 +5,10 @@ products of all inputs with their weights are one product, and what remains, the
 is the operator `recurrence`, which ONNX has as a loop (`onnx/operators/recurrence.py`). Its
 gradient is `recurrence_backward`; the gradient of the weights is one product again.
 
-Both operators exist only in graphs: they have shapes, but compute nothing. Gates are in torch's
+A graph for evaluation keeps no gates: there the whole layer is one operator, `recurrent_layer`,
+which ONNX has as well.
+
+All operators exist only in graphs: they have shapes, but compute nothing. Gates are in torch's
 order: i, f, g, o of an LSTM, r, z, n of a GRU.
 """
 
@@ -30,6 +33,10 @@ _library.define(
     "recurrence_backward(Tensor grad, Tensor? grad_cell, Tensor before, Tensor[] kept,"
     " Tensor weight, str kind) -> Tensor[]"
 )
+_library.define(
+    "recurrent_layer(Tensor x, Tensor inputs, Tensor? own, Tensor[] states, Tensor weight,"
+    " Tensor? bias, str kind) -> Tensor[]"
+)
 
 
 def recurrent_layer(
@@ -40,17 +47,39 @@ def recurrent_layer(
     *,
     has_biases: bool,
     batch_first: bool,
+    trains: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute one layer in one direction: its steps, and its final states (1, batch, width)."""
+    """Compute one layer in one direction: its steps, and its final states (1, batch, width).
+
+    `trains`: a gradient may be taken.
+    """
     if len(params) != (4 if has_biases else 2):
         raise GraphCompileError("an LSTM with proj_size has no translation")
     inputs, weight, *biases = params
     own, bias = biases or (None, None)
-    gates = F.linear(x.transpose(0, 1) if batch_first else x, inputs, own)
+    x = x.transpose(0, 1) if batch_first else x
+    if not trains and x.dtype == torch.float32:  # ONNX's layers have no other type
+        found = torch.ops.tessera.recurrent_layer(x, inputs, own, states, weight, bias, kind)
+        return (found[0].transpose(0, 1) if batch_first else found[0], *found[1:])
+    gates = F.linear(x, inputs, own)
     first = [state.squeeze(0) for state in states]
     found = torch.ops.tessera.recurrence(gates, first, weight, bias, kind, False)
     steps = found[0].transpose(0, 1) if batch_first else found[0]
     return (steps, *(each[-1:] for each in found[: len(states)]))
+
+
+def _layer_shapes(
+    x: torch.Tensor,
+    _inputs: torch.Tensor,
+    _own: torch.Tensor | None,
+    states: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    _bias: torch.Tensor | None,
+    _kind: str,
+) -> list[torch.Tensor]:
+    """Give the steps, and the final states."""
+    steps = x.new_empty(*x.shape[:2], weight.shape[1])
+    return [steps, *(state.new_empty(state.shape) for state in states)]
 
 
 def _forward_shapes(
@@ -146,4 +175,5 @@ def _differentiable(
 
 torch.library.register_fake("tessera::recurrence", _forward_shapes, lib=_library)
 torch.library.register_fake("tessera::recurrence_backward", _backward_shapes, lib=_library)
+torch.library.register_fake("tessera::recurrent_layer", _layer_shapes, lib=_library)
 _library.impl("recurrence", _differentiable, "Autograd")

@@ -24,7 +24,9 @@ from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeTerm, sum_of
 
 PLACEHOLDER = 2 ** (7 * (SLOT_BYTES - 1))
-"""The smallest number that takes `SLOT_BYTES` bytes; no convolution has so many groups."""
+"""The smallest number that takes `SLOT_BYTES` bytes; no layer is so wide."""
+LATER = ("group", "hidden_size")
+"""Attributes that may be written into the file later: of convolutions, and of recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,9 @@ class Builder:
         self, outputs: int, operator: str, *inputs: str, **attributes: Any
     ) -> tuple[str, ...]:
         """Add a node and return the names of its outputs."""
-        if isinstance(groups := attributes.get("group"), SizeTerm):
-            attributes["group"] = self._placeholder(groups)
+        for name in LATER:
+            if isinstance(size := attributes.get(name), SizeTerm):
+                attributes[name] = self._placeholder(size)
         for name, value in attributes.items():
             values = value if isinstance(value, (list, tuple)) else [value]
             if any(isinstance(part, SizeTerm) for part in values):
@@ -74,7 +77,7 @@ class Builder:
     def _placeholder(self, size: SizeTerm) -> int:
         """Return the number that stands for a size which is written into the file later."""
         if size.any_batch:
-            raise NotSymbolicError("the number of a convolution's groups depends on the batch")
+            raise NotSymbolicError("the width of a layer depends on the batch")
         self.placeholders.setdefault(size, PLACEHOLDER + len(self.placeholders))
         return self.placeholders[size]
 

@@ -9,7 +9,7 @@ from itertools import product
 from math import prod
 
 from coordinator.task.graphs.symbols import Operation, Size, Spec, Symbolic, as_term
-from edge_sdk.protocol.task.graphs import CostTerm
+from edge_sdk.protocol.task.graphs import CostTerm, sum_of
 
 _SCATTERS = re.compile(r".*embedding.*_backward|max_pool.*_backward")
 
@@ -59,6 +59,9 @@ def _product(step: Operation, specs: dict[str, Spec]) -> tuple[int, Sequence[Siz
             return 1, [*specs[step.name].shape, shape("self")[-1]]
         case "addmm":
             return 1, [*shape("mat1"), shape("mat2")[-1]]
+        case "recurrent_layer":
+            own, other = shape("inputs"), shape("weight")
+            return 1, [*shape("x")[:2], own[0], sum_of([as_term(own[1]), as_term(other[1])])]
         case "recurrence":
             return 1, [*shape("gates")[:2], *shape("weight")]
         case "recurrence_backward":  # the weight's own gradient is a product beside it

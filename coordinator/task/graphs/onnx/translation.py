@@ -11,7 +11,7 @@ import onnx
 from onnx import helper
 
 from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError
-from coordinator.task.graphs.onnx.builder import PLACEHOLDER, Builder, OnnxValue, onnx_type
+from coordinator.task.graphs.onnx.builder import LATER, PLACEHOLDER, Builder, OnnxValue, onnx_type
 from coordinator.task.graphs.onnx.operators import HANDLERS
 from coordinator.task.graphs.symbols import Operation, Ref, Spec, Symbolic
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -35,13 +35,15 @@ class Translated:
         found = []
         for size, placeholder in self.placeholders.items():
             # As protobuf writes an attribute: its name is field 1, its integer field 3.
-            written = b"\x0a\x05group\x18" + slot_bytes(placeholder)
-            starts = [match.end() - SLOT_BYTES for match in re.finditer(re.escape(written), data)]
-            found += [SizeSlot(start, size) for start in starts]
+            for name in LATER:
+                written = b"\x0a" + bytes([len(name)]) + name.encode() + b"\x18"
+                written = re.escape(written + slot_bytes(placeholder))
+                ends = [match.end() for match in re.finditer(written, data)]
+                found += [SizeSlot(end - SLOT_BYTES, size) for end in ends]
         nodes = self.model.graph.node
-        numbers = [each.i for node in nodes for each in node.attribute if each.name == "group"]
+        numbers = [each.i for node in nodes for each in node.attribute if each.name in LATER]
         if len(found) != len([number for number in numbers if number >= PLACEHOLDER]):
-            raise GraphCompileError("the groups of a convolution are not where they should be")
+            raise GraphCompileError("the width of a layer is not where it should be")
         return data, tuple(sorted(found, key=lambda slot: slot.offset))
 
 

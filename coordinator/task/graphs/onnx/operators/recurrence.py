@@ -1,7 +1,8 @@
-"""Recurrent layers as loops: ONNX's Scan over the steps, and one in reverse for the gradients.
+"""Recurrent layers: ONNX's own for evaluation, loops for training.
 
-ONNX's own LSTM and GRU state their width as a fixed number, so a loop serves evaluation too: one
-graph then fits every width. Weights are seen from inside the loop; nothing grows with the length.
+ONNX's LSTM, GRU and RNN keep no gates, so training is a Scan over the steps, and one in reverse for
+the gradients. Weights are seen from inside the loop; nothing grows with the length. ONNX's layers
+state their width as a number, which the device writes into the file (`GraphEntry.slots`).
 """
 
 from __future__ import annotations
@@ -84,6 +85,49 @@ class _Loop:
             num_scan_inputs=len(steps),
             **(turned if back else {}),
         )
+
+
+_LAYERS: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
+    "lstm": ("LSTM", (0, 3, 1, 2), {}),
+    "gru": ("GRU", (1, 0, 2), {"linear_before_reset": 1}),
+    "tanh": ("RNN", (0,), {"activations": ["Tanh"]}),
+    "relu": ("RNN", (0,), {"activations": ["Relu"]}),
+}
+"""ONNX's operator of each kind, the places of its gates among torch's, and more attributes."""
+
+
+@handles("recurrent_layer")
+def _recurrent_layer(builder: Builder, step: Operation) -> list[OnnxValue]:
+    a = step.arguments
+    operator, order, more = _LAYERS[a["kind"]]
+
+    def reordered(value: OnnxValue) -> str:
+        name = builder.full(value)
+        if len(order) == 1:
+            return name
+        gates = builder.emit_many(len(order), "Split", name, axis=0, num_outputs=len(order))
+        return builder.emit("Concat", *(gates[place] for place in order), axis=0)
+
+    first = builder.ints([0])
+    weights = [builder.emit("Unsqueeze", reordered(a[key]), first) for key in ("inputs", "weight")]
+    bias = ""
+    if a["bias"] is not None:
+        both = builder.emit("Concat", reordered(a["own"]), reordered(a["bias"]), axis=0)
+        bias = builder.emit("Unsqueeze", both, first)
+    states = [builder.full(state) for state in a["states"]]
+    steps, *ends = builder.emit_many(
+        1 + len(states),
+        operator,
+        builder.full(a["x"]),
+        *weights,
+        bias,
+        "",  # all sequences have the same length
+        *states,
+        hidden_size=a["weight"].shape[1],
+        **more,
+    )
+    names = [builder.emit("Squeeze", steps, builder.ints([1])), *ends]  # of one direction
+    return [result(step, name, index) for index, name in enumerate(names)]
 
 
 @handles("recurrence")

@@ -93,7 +93,9 @@ def test_graph_serves_every_size(name: str, compiled: CompiledModel) -> None:
     if name in MIXES_SAMPLES - {"instance-norm"}:
         kinds.append("statistics")
     assert [(e.kind, e.kept, e.batch) for e in entries] == [(kind, None, None) for kind in kinds]
-    assert all(bool(entry.slots) == (name in GROUPED) for entry in entries)
+    for entry in entries:  # ONNX's LSTM states its width, too
+        states_width = name in GROUPED or (name == "lstm" and entry.kind == "evaluate")
+        assert bool(entry.slots) == states_width
 
 
 @pytest.mark.parametrize("name", NAMES)

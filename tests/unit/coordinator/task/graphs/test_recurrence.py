@@ -1,4 +1,4 @@
-"""Recurrent layers train as loops: as torch's own layers do, whole and narrow."""
+"""Recurrent layers train as loops and predict by ONNX's layers: as torch's do, whole and narrow."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def compiled(make: Make, length: int = 4) -> Compiled:
     return compile_family(Family(lambda: Sequences(make), (length, FEATURES), CLASSES))
 
 
-def module_gradient(make: Make, feeds: dict[str, Array]) -> dict[str, Array]:
-    """Loss and gradients of torch's own module of this width, in float64."""
+def module_of(make: Make, feeds: dict[str, Array]) -> Sequences:
+    """torch's own module of this width, in float64."""
     weights = {
         name[2:]: torch.tensor(array, dtype=torch.float64)
         for name, array in feeds.items()
@@ -86,6 +86,12 @@ def module_gradient(make: Make, feeds: dict[str, Array]) -> dict[str, Array]:
     width, middle = weights["recurrent.weight_hh_l0"].shape[1], len(weights["steps.bias"])
     model = Sequences(make, width, middle).double()
     model.load_state_dict(weights)
+    return model
+
+
+def module_gradient(make: Make, feeds: dict[str, Array]) -> dict[str, Array]:
+    """Loss and gradients of torch's own module of this width, in float64."""
+    model = module_of(make, feeds)
     share = torch.tensor(feeds["sample_weights"], dtype=torch.float64)
     outputs = model(torch.tensor(feeds["x0"], dtype=torch.float64))
     losses = F.cross_entropy(outputs, torch.tensor(feeds["targets"]), reduction="none")
@@ -106,6 +112,25 @@ def test_gradient_graph_matches_torchs_own_layer_of_that_width(make: Make) -> No
         feeds = feeds_of(made, groups, batch)
         feeds |= {name: np.ones((), np.float32) for name in feeds if name.startswith("s:")}
         assert_close(made.run("gradient", groups, feeds), module_gradient(make, feeds))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [(lstm, ["LSTM"] * 2), (gru, ["GRU"] * 2), (both_ways, ["GRU"] * 2), (tanh, ["RNN"])],
+)
+def test_evaluation_uses_onnxs_own_layers_at_every_width(make: Make, layers: list[str]) -> None:
+    made = compiled(make)
+    (entry,) = (each for each in made.graphs.manifest.graphs if each.kind == "evaluate")
+    kinds = [n.op_type for n in onnx.load_from_string(made.graphs.files[entry.sha256]).graph.node]
+    assert [kind for kind in kinds if kind in ("Scan", "LSTM", "GRU", "RNN")] == layers
+    for level, batch in ((1.0, 3), (0.5, 1)):
+        groups = made.groups(level, seed=batch)
+        feeds = feeds_of(made, groups, batch)
+        feeds |= {name: np.ones((), np.float32) for name in feeds if name.startswith("s:")}
+        with torch.no_grad():
+            wanted = module_of(make, feeds)(torch.tensor(feeds["x0"], dtype=torch.float64))
+        found = made.run("evaluate", groups, feeds)["outputs"]
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=2e-6)
 
 
 def test_hidden_width_is_cut_in_every_gate() -> None:
