@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.fleet.speed import SpeedRow
-    from benchmarks.fleet.systems import Held, SystemsRow
+    from benchmarks.fleet.systems import HeldFleet, SystemsRow
     from benchmarks.fleet.training import TrainingRow
 
 SHOWN = 12
@@ -192,7 +192,7 @@ def _speed_table(rows: Sequence[SpeedRow]) -> Table:
     )
 
 
-def _systems_table(rows: Sequence[SystemsRow], held: Held) -> Table:
+def _systems_table(rows: Sequence[SystemsRow], held: HeldFleet) -> Table:
     return table_of(
         f"Device-rounds per second without training; {held.devices:,} devices took "
         f"{held.kb_per_device:.2f} kB each and {held.start_s:.1f} s to the end of a round",

@@ -60,7 +60,7 @@ class SystemsRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldFleet:
     """A fleet that is held: its size, kilobytes per device, and seconds until its first round."""
 
     devices: int
@@ -84,7 +84,7 @@ def phones(count: int) -> DevicePopulation:
     return DevicePopulation(kinds=tuple(kinds), starts=22 * 60)
 
 
-def measure_systems(config: SystemsConfig, begin: Begin) -> tuple[list[SystemsRow], Held]:
+def measure_systems(config: SystemsConfig, begin: Begin) -> tuple[list[SystemsRow], HeldFleet]:
     """Measure one row per model, and a large fleet."""
     rows = []
     for name, widths in MODELS.items():
@@ -97,7 +97,7 @@ def measure_systems(config: SystemsConfig, begin: Begin) -> tuple[list[SystemsRo
     return rows, held
 
 
-def systems_figures(rows: list[SystemsRow], held: Held) -> list[Figure]:
+def systems_figures(rows: list[SystemsRow], held: HeldFleet) -> list[Figure]:
     """Return the rates, and the memory of a device that is only there."""
     found = [
         Figure(
@@ -149,7 +149,7 @@ def _rate(name: str, task: Task, config: SystemsConfig) -> SystemsRow:
     return SystemsRow(name, task.plan.parameters, made / wall, made / cpu)
 
 
-def _held(task: Task, config: SystemsConfig) -> Held:
+def _held(task: Task, config: SystemsConfig) -> HeldFleet:
     process, started = psutil.Process(), time.perf_counter()
     before = process.memory_info().rss
     simulation = _simulation(task, config.held, config)
@@ -158,4 +158,4 @@ def _held(task: Task, config: SystemsConfig) -> Held:
     took = time.perf_counter() - started
     grown = process.memory_info().rss - before
     devices = len(simulation.devices)
-    return Held(devices, grown / 1e3 / devices, took)
+    return HeldFleet(devices, grown / 1e3 / devices, took)

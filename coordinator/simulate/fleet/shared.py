@@ -78,11 +78,7 @@ class SharedData:
 
     def close(self) -> None:
         """Give the memory back once no process maps it any more."""
-        for block in self._blocks:
-            block.close()
-            with suppress(FileNotFoundError):
-                block.unlink()
-        self._blocks.clear()
+        _remove(self._blocks)
 
 
 def map_data(places: Sequence[ArrayPlace]) -> tuple[DealtData, list[SharedMemory]]:
@@ -119,11 +115,16 @@ class Trays:
 
     def close(self) -> None:
         """Give all memory back."""
-        for tray in self._all:
-            tray.close()
-            tray.unlink()
-        self._all.clear()
         self._free.clear()
+        _remove(self._all)
+
+
+def _remove(blocks: list[SharedMemory]) -> None:
+    while blocks:
+        block = blocks.pop()
+        block.close()
+        with suppress(FileNotFoundError):
+            block.unlink()
 
 
 def view_of(block: SharedMemory) -> memoryview:

@@ -51,7 +51,10 @@ def test_figures_compare_steps_with_the_bare_loop() -> None:
 
 def test_fleet_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [SpeedRow(1.0, 950.0, 1000.0, 0.96)]
-    rates = [systems.SystemsRow("small", 2410, 5100.0, 5200.0)], systems.Held(100_000, 0.5, 2.0)
+    rates = (
+        [systems.SystemsRow("small", 2410, 5100.0, 5200.0)],
+        systems.HeldFleet(100_000, 0.5, 2.0),
+    )
     trained = [training.TrainingRow("mlp", 3000.0, 1500.0, 2.0, 1.2, 0.9, 1.1)]
     monkeypatch.setattr(speed, "measure_speed", lambda config, begin: rows)
     monkeypatch.setattr(systems, "measure_systems", lambda config, begin: rates)
