@@ -250,8 +250,7 @@ def forward_objection(policy: Policy, sight: Sight, history: History, cost: Cost
 
 def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdict:
     level, available = cost.level, sight.snapshot.memory.available_bytes
-    smallest = level == min(policy.offered_levels())
-    if available is None and not smallest:
+    if available is None and level != min(policy.offered_levels()):
         return Verdict(level, 0.0, "memory", "is not tried while free memory is not known")
     if available is not None:
         room = policy.limits.memory_share * available

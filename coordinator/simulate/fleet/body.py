@@ -96,6 +96,11 @@ class Nature:
         return _value(power.wifi_receive_w), _value(power.wifi_send_w)
 
     @cached_property
+    def levels(self) -> tuple[float, ...]:
+        """Levels whose costs a device predicts, largest first."""
+        return tuple(sorted({1.0, *self.kind.policy.offered_levels()}, reverse=True))
+
+    @cached_property
     def trips(self) -> tuple[Trip, ...]:
         """The temperature at which the system acts."""
         celsius = self.throttle_c
@@ -111,6 +116,7 @@ class Body:
         "memory",
         "nature",
         "now_s",
+        "plugged",
         "shift",
         "train_j",
         "train_s",
@@ -129,6 +135,8 @@ class Body:
         """Minutes by which its hours are later than its kind's."""
         capacity = nature.capacity_j
         self.battery_j = None if capacity is None else capacity * float(percent) / 100
+        self.plugged = (0.0, False)
+        """Until when what is known of its charger holds, and if it is on it."""
         self.warmth = 0.0
         self.train_s = 0.0
         """Seconds of training so far."""
@@ -153,7 +161,9 @@ class Body:
     @property
     def charging(self) -> bool:
         """True while it is on its charger."""
-        return self._is_within(self.nature.kind.charging_hours)
+        if self.now_s >= self.plugged[0]:
+            self.plugged = self._plugged_s(), self._is_within(self.nature.kind.charging_hours)
+        return self.plugged[1]
 
     @property
     def metered(self) -> bool:
@@ -220,18 +230,34 @@ class Body:
         """
         before = self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j
         self._train(macs)
-        if self.gate() is None:
+        if self._is_safe() or self.gate() is None:
             return steps
         done, most = 0, steps  # open after `done` steps, closed after `most`
         while most - done > 1:
             half = (done + most) // 2
-            self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j = before
+            self._back_to(before)
             self._train(macs * half / steps)
             done, most = (done, half) if self.gate() is not None else (half, most)
-        self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j = before
+        self._back_to(before)
         self._train(macs * most / steps)
         # A gate that closed in the last step stops nothing any more.
         return most
+
+    def _back_to(self, before: tuple[float, float | None, float, float, float]) -> None:
+        self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j = before
+        self.plugged = (0.0, False)
+
+    def _is_safe(self) -> bool:
+        """True if no gate can be closed, as far as a quick look tells."""
+        nature, limits = self.nature, self.nature.kind.policy.limits
+        capacity = nature.capacity_j
+        if nature.throttle_c is not None or limits.quiet_hours is not None:
+            return False
+        if nature.kind.network == "mobile":
+            return False
+        if self.battery_j is None or capacity is None:
+            return True
+        return self.battery_j > capacity * (limits.battery_floor + 1) / 100
 
     def _train(self, macs: float) -> None:
         nature, seconds = self.nature, self.train_time_s(macs)
@@ -261,8 +287,8 @@ class Body:
         if self.battery_j is None or capacity is None:
             self.now_s = end_s
         while self.now_s < end_s and self.battery_j is not None and capacity is not None:
-            until_s = min(end_s, self._plugged_s())
             fed = CHARGER_W.value if self.charging else 0.0
+            until_s = min(end_s, self.plugged[0])
             charge = self.battery_j + (fed - watts) * (until_s - self.now_s)
             self.battery_j = min(capacity, max(0.0, charge))
             self.now_s = until_s

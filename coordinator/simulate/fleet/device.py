@@ -12,7 +12,7 @@ without a receipt are not, and it answers the round again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeVar
 
@@ -54,7 +54,7 @@ from edge_sdk.device.machine import (
 from edge_sdk.protocol.errors import TesseraError, TrainingStopped
 from edge_sdk.protocol.messages.round import Movement, Outcome, Replay, RoundOpen
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Job
 
@@ -102,11 +102,11 @@ class Surroundings:
     macs: dict[GroupsKey, int] = field(default_factory=dict)
     """Multiply-accumulates of a submodel's forward pass, per sample."""
 
-    def step_macs(self, job: Job) -> int:
-        """Return the multiply-accumulates of a step of a job that trains one width, per sample."""
-        key = groups_key(job.groups)
+    def step_macs(self, groups: Groups) -> int:
+        """Return the multiply-accumulates of a step that trains these groups, per sample."""
+        key = groups_key(groups)
         if key not in self.macs:
-            self.macs[key] = self.plan.submodel_macs(job.groups)
+            self.macs[key] = self.plan.submodel_macs(groups)
         return self.macs[key]
 
 
@@ -271,7 +271,7 @@ class FleetDevice:
         if self._decided is not None and self._decided[0] == opened.round:
             return self._decided[1]
         around, body, policy = self._around, self.body, self._nature.kind.policy
-        levels = tuple(sorted({1.0, *policy.offered_levels()}, reverse=True))
+        levels = self._nature.levels
         sight = Sight(
             snapshot=body.snapshot(),
             costs=around.costs.predict(body, levels, opened, around.samples[self.number]),
@@ -329,21 +329,20 @@ class FleetDevice:
     def _macs(self, work: Train) -> float:
         """Multiply-accumulates of the whole training."""
         opened, around, assignment = work.opened, self._around, work.assignment
-        names = self.name, opened.round
-        job = Job(
-            groups=assignment.groups,
-            weights={},
-            buffers={},
-            rule=opened.local_rule,
-            mask_stream=NO_DRAWS,
-            widths=assignment.widths,
-            passes=work.passes,
-        )
-        if job.is_nested:
-            job = replace(job, width_stream=stream(around.seed, *names, "widths"))
+        if assignment.widths and opened.local_rule.widths != "own":
+            job = Job(
+                groups=assignment.groups,
+                weights={},
+                buffers={},
+                rule=opened.local_rule,
+                mask_stream=NO_DRAWS,
+                widths=assignment.widths,
+                width_stream=stream(around.seed, self.name, opened.round, "widths"),
+                passes=work.passes,
+            )
             macs = sum(islice(job.step_macs(around.plan), opened.steps))
         else:
-            macs = opened.steps * around.step_macs(job)
+            macs = opened.steps * around.step_macs(assignment.groups)
         batch = min(opened.batch_size, around.samples[self.number])
         return PASSES * (2 if opened.local_rule.sam_radius > 0 else 1) * batch * macs
 
