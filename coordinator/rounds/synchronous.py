@@ -424,7 +424,7 @@ def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:
     if bid.level is None:
         return bid
     if bid.level == 1 or not config.wants_whole(round):
-        return replace(bid, level=min(bid.level, largest))
+        return bid if bid.level <= largest else replace(bid, level=largest)
     reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
     return replace(bid, level=None, reason=reason)
 
