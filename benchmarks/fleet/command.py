@@ -1,4 +1,4 @@
-"""`tessera-bench fleet`: training speed of a federation in one process."""
+"""`tessera-bench fleet`: simulated fleets, and how fast they are simulated."""
 
 from __future__ import annotations
 
@@ -14,49 +14,205 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.fleet.speed import SpeedRow
+    from benchmarks.fleet.systems import HeldFleet, SystemsRow
+    from benchmarks.fleet.training import TrainingRow
+
+SHOWN = 12
+"""Rounds of a study that are printed."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the command."""
-    add_command(
+    parser = add_command(
         commands,
         "fleet",
-        _measure,
-        help="training steps per second of a fleet in one process, beside a bare torch loop",
+        _run,
+        help="simulate a fleet; without one, measure how fast fleets are simulated",
         description=(
-            "Trains an MLP 784-200-200-10 with 20 devices in one process, all at full and then all "
-            "at quarter level, and beside it the same number of steps in a bare torch loop on a "
-            "model of that width. Both run on one thread and take turns. The ratio is what a "
-            "federation costs besides training. Takes a minute; --quick under half of one."
+            "With --population, simulates a fleet in virtual time and tells hours, joules, bytes "
+            "and money (docs/fleets.md). Without it, measures the simulator: a federation on one "
+            "thread and a fleet of 1,000 devices in two processes, each beside a bare torch loop "
+            "that takes the same steps; device-rounds per second without training; the memory of "
+            "100,000 devices. Takes some minutes; --quick under 50 seconds."
         ),
-        example="fleet --quick --json fleet.json",
-        quick="fewer turns, more noise",
+        example="fleet --population night.toml --rounds 100 --participants 50",
+        quick="fewer turns, more noise; a study has at most 10 rounds",
+    )
+    parser.add_argument(
+        "--population",
+        metavar="FILE",
+        help="population (.toml) to simulate, or the name of a fleet such as phones",
+    )
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="devices of a fleet given by its name"
+    )
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds (default 50)")
+    parser.add_argument(
+        "--participants", type=int, metavar="N", help="movements wanted per round (default: all)"
+    )
+    parser.add_argument(
+        "--over-selection",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="factor by which more devices are drawn than are wanted (default 1)",
+    )
+    parser.add_argument(
+        "--quorum",
+        type=float,
+        default=1.0,
+        metavar="SHARE",
+        help="share of the wanted movements that closes a round (default 1)",
+    )
+    parser.add_argument(
+        "--deadline-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds to wait for movements (default 600)",
+    )
+    parser.add_argument("--rule", default="ra-fed", help="server rule (default ra-fed)")
+    parser.add_argument(
+        "--model", default="cnn", metavar="NAME", help="family of the model (default cnn)"
+    )
+    parser.add_argument("--train", action="store_true", help="really train, on handwritten digits")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="processes that train (default 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default 0)")
+
+
+def _run(arguments: argparse.Namespace) -> Measured:
+    return _measure(arguments) if arguments.population is None else _study(arguments)
+
+
+def _study(arguments: argparse.Namespace) -> Measured:
+    from dataclasses import asdict
+
+    from benchmarks.fleet.study import StudyConfig, round_row, run_study
+    from benchmarks.report.figures import Figure
+
+    config = StudyConfig(
+        population=arguments.population,
+        devices=arguments.devices,
+        rounds=min(10, arguments.rounds) if arguments.quick else arguments.rounds,
+        participants=arguments.participants,
+        over_selection=arguments.over_selection,
+        quorum=arguments.quorum,
+        deadline_s=arguments.deadline_s,
+        rule=arguments.rule,
+        model=arguments.model,
+        train=arguments.train,
+        processes=arguments.processes,
+        seed=arguments.seed,
+    )
+    rows = []
+    with progress("fleet", config.rounds) as begin:
+        tick = begin("simulating")
+        for each in run_study(config):
+            rows.append(round_row(each))
+            tick()
+    last = rows[-1]
+    figures = [
+        Figure("fleet.study.hours", last["time_s"] / 3600, "h"),
+        Figure("fleet.study.joules", last["joules"], "J"),
+        Figure("fleet.study.gigabytes", (last["bytes_down"] + last["bytes_up"]) / 1e9, "GB"),
+        Figure("fleet.study.money", last["money"], "units"),
+    ]
+    if last["accuracy"] is not None:
+        figures.append(Figure("fleet.study.accuracy", last["accuracy"], "×", better="higher"))
+    return Measured(
+        figures=figures,
+        shown=[_study_table(rows)],
+        packages=("torch", "onnxruntime", "numpy"),
+        config=asdict(config),
+        data={"rounds": rows},
     )
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
     from dataclasses import asdict
 
-    from benchmarks.fleet.speed import METHOD, SpeedConfig, measure_speed, speed_figures
+    from benchmarks.fleet import speed, systems, training
 
-    config = SpeedConfig(turns=6) if arguments.quick else SpeedConfig()
-    with progress("fleet", config.ticks) as part:
-        rows = measure_speed(config, part)
+    paces, fleets, jobs = speed.SpeedConfig(), systems.SystemsConfig(), training.TrainingConfig()
+    if arguments.quick:
+        paces, fleets = speed.SpeedConfig(turns=3), systems.SystemsConfig(rounds=20)
+        jobs = training.TrainingConfig(turns=3)
+    with progress("fleet", paces.ticks + fleets.ticks + jobs.ticks) as part:
+        rates, held = systems.measure_systems(fleets, part)
+        rows = speed.measure_speed(paces, part)
+        trained = training.measure_training(jobs, part)
+    figures = [
+        *speed.speed_figures(rows),
+        *systems.systems_figures(rates, held),
+        *training.training_figures(trained),
+    ]
     return Measured(
-        figures=speed_figures(rows),
-        shown=[_speed_table(rows)],
+        figures=figures,
+        shown=[_speed_table(rows), _systems_table(rates, held), _training_table(trained)],
         packages=("torch", "onnxruntime", "numpy"),
-        config=asdict(config),
-        data={"method": METHOD, "rows": [asdict(row) for row in rows]},
+        config={"speed": asdict(paces), "systems": asdict(fleets), "training": asdict(jobs)},
+        data={
+            "method": speed.METHOD,
+            "rows": [asdict(row) for row in rows],
+            "systems": [asdict(row) for row in rates],
+            "held": asdict(held),
+            "training": [asdict(row) for row in trained],
+        },
+    )
+
+
+def _study_table(rows: Sequence[dict[str, Any]]) -> Table:
+    step = max(1, -(-len(rows) // SHOWN))
+    shown = [*rows[step - 1 : -1 : step], rows[-1]]
+    return table_of(
+        "A simulated fleet; what was spent counts from the beginning",
+        shown,
+        ("round", lambda row: f"{row['round']}"),
+        ("hours", lambda row: f"{row['time_s'] / 3600:.2f}"),
+        ("trained", lambda row: f"{row['trained']} of {row['asked']}"),
+        ("accuracy", lambda row: "–" if row["accuracy"] is None else f"{row['accuracy']:.1%}"),
+        ("kJ", lambda row: f"{row['joules'] / 1e3:,.1f}"),
+        ("GB", lambda row: f"{(row['bytes_down'] + row['bytes_up']) / 1e9:,.2f}"),
+        ("money", lambda row: f"{row['money']:,.2f}"),
+        ("stopped", lambda row: f"{row['stopped']}"),
+        ("dropped", lambda row: f"{row['dropped']}"),
     )
 
 
 def _speed_table(rows: Sequence[SpeedRow]) -> Table:
     return table_of(
-        "Device-steps per CPU second, one thread",
+        "Device-steps per CPU second of a federation, one thread",
         rows,
         ("level", lambda row: f"{row.level:.0%}"),
         ("federation", lambda row: f"{row.steps_per_s:,.0f}"),
         ("bare torch", lambda row: f"{row.bare_steps_per_s:,.0f}"),
         ("ratio", lambda row: f"{row.ratio:.3f}"),
+    )
+
+
+def _systems_table(rows: Sequence[SystemsRow], held: HeldFleet) -> Table:
+    return table_of(
+        f"Device-rounds per second without training; {held.devices:,} devices took "
+        f"{held.kb_per_device:.2f} kB each and {held.start_s:.1f} s to the end of a round",
+        rows,
+        ("model", lambda row: row.model),
+        ("weights", lambda row: f"{row.parameters:,}"),
+        ("per second", lambda row: f"{row.per_s:,.0f}"),
+        ("per CPU second", lambda row: f"{row.per_cpu_s:,.0f}"),
+    )
+
+
+def _training_table(rows: Sequence[TrainingRow]) -> Table:
+    return table_of(
+        "Device-steps per second of a fleet in two processes; bare torch has one thread",
+        rows,
+        ("model", lambda row: row.model),
+        ("fleet", lambda row: f"{row.steps_per_s:,.0f}"),
+        ("bare torch", lambda row: f"{row.bare_steps_per_s:,.0f}"),
+        ("ratio", lambda row: f"{row.ratio:.2f}"),
+        ("per CPU second", lambda row: f"{row.cpu_ratio:.2f}"),
+        ("overhead, ms", lambda row: f"{row.overhead_ms:.2f}"),
+        ("minutes of 100 rounds", lambda row: f"{row.minutes:.1f}"),
     )

@@ -58,6 +58,11 @@ class GlobalModel:
         return other
 
     @property
+    def encoding(self) -> Encoding:
+        """The encoding in which devices get the model."""
+        return self._encoding
+
+    @property
     def weights(self) -> dict[str, Float32]:
         """Weights by tensor name (copies)."""
         return self.plan.unflatten(self.theta)

@@ -5,8 +5,6 @@ Part of the machine in `synchronous.py`, which has its table and rules.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Accept, Keep, Send
 from coordinator.rounds.persistent import as_persistent
@@ -20,6 +18,7 @@ from coordinator.rounds.state import (
     expected_of,
     receipt_of,
 )
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import MAX_REASON_CHARACTERS, Bid, Movement, Outcome, Replay
 from edge_sdk.protocol.messages.transfer import Offer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from coordinator.rounds.reputation import (
     disagreeing,
     released,
 )
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan

@@ -41,7 +41,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
@@ -63,6 +63,7 @@ from coordinator.rounds.events import (
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import Heap, PersistentMap, PersistentSet, merged
 from coordinator.rounds.reputation import closed, declines, released
+from edge_sdk.program.records import replace
 from edge_sdk.program.settings import Count, Seconds
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (

@@ -83,7 +83,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -137,6 +136,7 @@ from coordinator.rounds.state import (
     expected_of_all,
     receipt_of,
 )
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
     Assignment,
@@ -484,7 +484,7 @@ def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:
     if bid.level is None:
         return bid
     if bid.level == 1 or not config.wants_whole(round):
-        return replace(bid, level=min(bid.level, largest))
+        return bid if bid.level <= largest else replace(bid, level=largest)
     reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
     return replace(bid, level=None, reason=reason)
 

@@ -1,8 +1,7 @@
 """A whole federation in one process: the engine of `serve`, in virtual time.
 
-There is no second implementation for simulation. The courses that `serve` runs over a broker run
-here with a store in RAM, an outlet that hands the model directly to devices, and a heap of events
-in place of a link. Time is virtual:
+There is no second implementation for simulation: the courses that `serve` runs over a broker run
+here (`engine.py`), with whole device apps. Time is virtual:
 
 - `time="none"`: nothing takes time. Messages arrive at once, and when none is left, time jumps to
   the next deadline.
@@ -18,10 +17,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -31,19 +28,18 @@ from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
-from coordinator.rounds import events
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import RootTrainer, open_memory
-from coordinator.service.courses import Evaluate, Parts, Said
+from coordinator.service.courses import Evaluate, Parts
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
+from coordinator.simulate.engine import Sent, Told, VirtualRun
 from coordinator.simulate.pace import DeviceClock, MemberTimes, times_of
 from coordinator.simulate.ram import DirectOutlet, RunInRam
-from coordinator.simulate.timeline import Happening, Timeline
 from coordinator.task.levels import LevelScores
 from edge_sdk.data.arrays import ArrayData, Batch
 from edge_sdk.decide.decision import Policy
@@ -54,14 +50,11 @@ from edge_sdk.device.examining import Examiner
 from edge_sdk.device.stores.movements import MemoryMovements
 from edge_sdk.protocol.messages.round import (
     Assignment,
-    Bid,
     Movement,
-    Receipt,
     Replay,
-    RoundClosed,
     RoundOpen,
 )
-from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, norm_pairs
+from edge_sdk.protocol.messages.survey import Survey, norm_pairs
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -71,15 +64,7 @@ from edge_sdk.train.statistics import LevelRuntime, Moments
 
 __all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
 
-COORDINATOR = "coordinator"
-
-MAX_IDLE = 1000
-"""Deadlines without messages or a new model after which a run gives up."""
-
 _Time = Literal["none", "profile"]
-_Told = RoundOpen | Assignment | Receipt | RoundClosed | Survey
-_Sent = Bid | SurveyFinding | Movement | Replay
-_Heard = _Sent | events.Joined | events.Left
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +129,6 @@ class Federation:
         self._surveys = runtime is not None and bool(norm_pairs(config.plan))
         self._store = RunInRam()
         self._outlet = DirectOutlet(model)
-        self._course: RoundsCourse | FragmentsCourse | None = None
-        self._timeline: Timeline[_Told | _Heard] = Timeline()
-        self._now = 0.0
-        self._idle = 0
         self._root = None if root is None else RootTrainer(make_backend, root)
         backend = _PerThread(config.plan, make_backend)
         self._devices: dict[str, _Device] = {}
@@ -158,16 +139,16 @@ class Federation:
             self._devices[member.name] = _Device(
                 len(self._devices), member, backend, self._outlet, config, times, runtime
             )
-        self._present: dict[str, _Device] = {}
-        self._asks_all = True
-        """False if the newest round is by invitation."""
+        self._run = VirtualRun(
+            self._start, self._store, self._outlet, self._devices, threads=threads
+        )
 
     @property
     def state(self) -> RoundsState | FragmentsState:
         """The state of the coordinator's machine. Raises `CoordinatorError` before `run`."""
-        if self._course is None:
+        if self._run.course is None:
             raise CoordinatorError("the federation has not started: iterate over run() first")
-        return self._course.state
+        return self._run.course.state
 
     @property
     def levels(self) -> LevelScores:
@@ -180,27 +161,10 @@ class Federation:
         An asynchronous run reports after as many updates as there are devices. Raises
         `CoordinatorError` if the run makes no progress.
         """
-        with ExitStack() as stack:
-            self._course = course = self._start()
-            stack.callback(course.kill)
-            pool = None
-            if self._threads > 1:
-                pool = stack.enter_context(ThreadPoolExecutor(self._threads))
-            for member in self._members:
-                for start, end in ((0.0, inf),) if member.there is None else member.there:
-                    self._timeline.add(start, COORDINATOR, events.Joined(member.name))
-                    if end < inf:
-                        self._timeline.add(end, COORDINATOR, events.Left(member.name))
-            while not course.finished:
-                version = self.model.version
-                self._step(course, pool)
-                if self.model.version != version:
-                    self._idle = 0
-                reports, self._store.reports = self._store.reports, []
-                for report in reports:
-                    yield replace(report, time_s=self._now) if self._virtual else report
+        for report in self._run.run():
+            yield replace(report, time_s=self._run.now_s) if self._virtual else report
 
-    def _start(self) -> RoundsCourse | FragmentsCourse:
+    def _start(self, now_s: float) -> RoundsCourse | FragmentsCourse:
         config, model = self._config, self.model
         parts = Parts(
             self._store,
@@ -218,110 +182,7 @@ class Federation:
         memory = open_memory(
             config, folder, memory_type=dtype, threads=self._threads, devices=len(self._members)
         )
-        return RoundsCourse(config, parts, start, memory, self._now)
-
-    # -- time -------------------------------------------------------------------------------
-
-    def _step(
-        self, course: RoundsCourse | FragmentsCourse, pool: ThreadPoolExecutor | None
-    ) -> None:
-        """Process the next messages or the next deadline."""
-        due = inf if course.deadline is None else course.deadline
-        next_s = self._timeline.next_s
-        if next_s is None or due < next_s:
-            self._wait(course, due, next_s)
-            return
-        batch = self._timeline.take(alone=COORDINATOR, until_s=due)
-        if batch[0].to == COORDINATOR:
-            self._now = max(self._now, batch[0].time_s)
-            self._hear(course, batch[0].message)
-        else:
-            self._deliver(course, batch, pool)
-
-    def _wait(
-        self, course: RoundsCourse | FragmentsCourse, due: float, next_s: float | None
-    ) -> None:
-        if next_s is None:
-            self._idle += 1
-        if due == inf or self._idle > MAX_IDLE:
-            excuses = sorted(course.excuses().items())
-            said = "; ".join(f"{name}: {reason}" for name, reason in excuses)
-            raise CoordinatorError(f"no device has trained for too long: {said or 'no answers'}")
-        self._now = max(self._now, due)
-        self._say(course, course.handle(events.Tick(), self._now))
-
-    # -- the coordinator --------------------------------------------------------------------
-
-    def _hear(self, course: RoundsCourse | FragmentsCourse, message: _Told | _Heard) -> None:
-        match message:
-            case events.Joined(name):
-                device = self._devices[name]
-                self._present[name] = device
-                self._say(course, course.handle(message, self._now))
-                if device.awake:
-                    self._say(course, course.say_again(name))
-                    self._send(device, device.connected(self._now))
-            case events.Left(name):
-                self._present.pop(name, None)
-                self._say(course, course.handle(message, self._now))
-            case Bid() | Movement() | Replay() | SurveyFinding():
-                sender = message.movement.device if isinstance(message, Replay) else message.device
-                if sender in self._present:  # otherwise it sends it again when it returns
-                    self._say(course, course.handle(message, self._now))
-
-    def _say(self, course: RoundsCourse | FragmentsCourse, said: list[Said]) -> None:
-        for each in [*said, *course.proceed(self._now)]:
-            match each:
-                case events.Broadcast(message):
-                    if isinstance(message, RoundOpen):
-                        self._asks_all = not message.by_invitation
-                    if not self._asks_all and not isinstance(message, Survey):
-                        continue  # invited devices get openings of their own; others do nothing
-                    for device in self._present.values():
-                        self._timeline.add(self._now + device.latency_s, device.name, message)
-                case events.Send(name, message):
-                    if isinstance(message, Assignment):
-                        self._outlet.assigned(message)
-                    latency_s = self._devices[name].latency_s
-                    self._timeline.add(self._now + latency_s, name, message)
-
-    # -- devices ----------------------------------------------------------------------------
-
-    def _deliver(
-        self,
-        course: RoundsCourse | FragmentsCourse,
-        batch: list[Happening[_Told | _Heard]],
-        pool: ThreadPoolExecutor | None,
-    ) -> None:
-        """Let devices process messages, in parallel if there are several threads."""
-        work: list[tuple[_Device, Callable[[], list[_Sent]]]] = []
-        for each in batch:
-            time_s, name, message = each.time_s, each.to, each.message
-            device = self._present.get(name)
-            if device is None and isinstance(message, Assignment):
-                self._outlet.lost(message)
-            if device is None or not isinstance(
-                message, RoundOpen | Assignment | Receipt | RoundClosed | Survey
-            ):
-                continue  # messages to an absent device are lost
-            if isinstance(message, Survey) and not course.surveying.asks(message):
-                continue  # a newer message overtakes it
-            if device.busy_until_s > time_s:
-                self._timeline.add(device.busy_until_s, name, message)
-                continue
-            device.wake()  # in this thread: apps cannot be made in several threads at once
-            work.append((device, partial(device.receive, message, time_s)))
-        if pool is None:
-            sent = [(device, do()) for device, do in work]
-        else:
-            futures = [(device, pool.submit(do)) for device, do in work]
-            sent = [(device, future.result()) for device, future in futures]
-        for device, messages in sorted(sent, key=lambda each: each[0].number):
-            self._send(device, messages)
-
-    def _send(self, device: _Device, messages: list[_Sent]) -> None:
-        for message in messages:
-            self._timeline.add(device.arrival_s(message, self._now), COORDINATOR, message)
+        return RoundsCourse(config, parts, start, memory, now_s)
 
 
 class _Device:
@@ -351,6 +212,11 @@ class _Device:
         if times is not None:
             self._clock = member.emulation or DeviceClock(times.step_s)
 
+    def intervals(self) -> Iterable[tuple[float, float]]:
+        """See `VirtualDevice`, and the like below."""
+        there = self._member.there
+        return ((0.0, inf),) if there is None else there
+
     @property
     def awake(self) -> bool:
         """True if the device ever received a message."""
@@ -366,7 +232,7 @@ class _Device:
         """Time when the device can process a message; never in the future if nothing takes time."""
         return 0.0 if self._clock is None else self._clock.clock()
 
-    def arrival_s(self, message: _Sent, now_s: float) -> float:
+    def arrival_s(self, message: Sent, now_s: float) -> float:
         """Time when a message from the device reaches the coordinator."""
         if self._clock is None or self._times is None:
             return now_s
@@ -413,20 +279,20 @@ class _Device:
         elif self._member.emulation is not None:
             self._member.emulation.trained(macs)
 
-    def receive(self, message: _Told, now_s: float) -> list[_Sent]:
+    def receive(self, message: Told, now_s: float) -> list[Sent]:
         """Process a message that arrives now and return the messages it sends."""
         app, emulation = self.wake(), self._member.emulation
         if self._clock is not None:
             self._clock.wait_until(now_s)
         if emulation is not None and isinstance(message, RoundOpen):
             emulation.round_opened(message.round, None if self._clock is None else now_s)
-        return app.receive(message)
+        return [*app.receive(message)]
 
-    def connected(self, now_s: float) -> list[_Sent]:
+    def connected(self, now_s: float) -> list[Sent]:
         """Return the messages without a receipt, which the device sends when it is back."""
         if self._clock is not None:
             self._clock.wait_until(now_s)
-        return self.wake().connected()
+        return [*self.wake().connected()]
 
     def fetch(
         self,

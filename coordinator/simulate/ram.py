@@ -12,7 +12,7 @@ from coordinator.run.folder import Checkpoint
 from coordinator.service.outgoing.outlet import LevelStatistics
 from coordinator.service.store import RunStore
 from coordinator.task.levels import LevelScores
-from edge_sdk.protocol.encoding.codec import decode_blocks
+from edge_sdk.protocol.encoding.codec import decode_blocks, encoded_size
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
@@ -47,8 +47,8 @@ class DirectOutlet:
 
     def __init__(self, model: GlobalModel) -> None:
         self._model = model
-        self._held: dict[str, tuple[EncodedModel, dict[str, Array]]] = {}
-        """Per device, the model at the time of its assignment, until the device has fetched it."""
+        self._held: dict[str, tuple[Assignment, EncodedModel, dict[str, Array]]] = {}
+        """Per device, its assignment and the model at that time, until it has fetched that."""
         self._versions: dict[str, int] = {}
         """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
@@ -56,6 +56,13 @@ class DirectOutlet:
         self._surveyed: tuple[EncodedModel, dict[str, Array]]
         """The model at the time of the last survey."""
         self._statistics: LevelStatistics = {}
+        self._sizes: dict[tuple[object, ...], int] = {}
+        """Bytes of submodels, by their groups."""
+
+    @property
+    def version(self) -> int:
+        """Number of times the model has changed."""
+        return self._model.version
 
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""
@@ -109,7 +116,7 @@ class DirectOutlet:
     def assigned(self, assignment: Assignment) -> None:
         """Hold the current version until the device has fetched its part."""
         model = self._model
-        self._held[assignment.device] = (model.serve(), model.buffers)
+        self._held[assignment.device] = (assignment, model.serve(), model.buffers)
 
     def lost(self, assignment: Assignment) -> None:
         """Hold nothing for an assignment that never arrives; another one may come."""
@@ -128,7 +135,7 @@ class DirectOutlet:
     def fetch(self, assignment: Assignment) -> tuple[Blocks, dict[str, Array]]:
         """Return the model that a device trains from."""
         device, groups, plan = assignment.device, assignment.groups, self._model.plan
-        encoded, buffers = self._held.pop(device)
+        _, encoded, buffers = self._held.pop(device)
         message, cut = self._model.reserved(device, assignment.round) or (
             encoded.cut(groups),
             plan.cut_buffers(buffers, groups),
@@ -136,3 +143,27 @@ class DirectOutlet:
         self._fetched[device] = len(message)
         _, blocks = decode_blocks(plan, message)
         return blocks, {name: array.copy() for name, array in cut.items()}
+
+    @property
+    def waiting(self) -> list[tuple[Assignment, EncodedModel, dict[str, Array]]]:
+        """Assignments whose devices have not fetched yet, and the model that each will get.
+
+        In an asynchronous run a device gets what is `reserved` for it.
+        """
+        return list(self._held.values())
+
+    def reserved(self, assignment: Assignment) -> tuple[bytes, dict[str, Array]] | None:
+        """Return the blocks and buffers that are kept for a device; None: it gets the model's."""
+        return self._model.reserved(assignment.device, assignment.round)
+
+    def pass_by(self, assignment: Assignment) -> int:
+        """Fetch nothing, for a device whose model is taken elsewhere; return the bytes it gets."""
+        device, groups = assignment.device, assignment.groups
+        self._held.pop(device)
+        key = tuple(groups.items())
+        size = self._sizes.get(key)
+        if size is None:
+            encoding = self._model.encoding
+            size = self._sizes[key] = encoded_size(self._model.plan, groups, encoding)
+        self._fetched[device] = size
+        return size

@@ -11,7 +11,9 @@ round give the same answer, on any machine.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from edge_sdk.program.records import replace
 
 DAY_S = 86_400.0
 MARGIN = 1.25

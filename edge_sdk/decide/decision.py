@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from edge_sdk.decide.budget import Allowance, History, take_turn
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
+from edge_sdk.program.records import replace
 from edge_sdk.program.settings import ConfigError, Count, Example, Share, Within, check_fields
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
@@ -249,8 +250,7 @@ def forward_objection(policy: Policy, sight: Sight, history: History, cost: Cost
 
 def _weigh(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdict:
     level, available = cost.level, sight.snapshot.memory.available_bytes
-    smallest = level == min(policy.offered_levels())
-    if available is None and not smallest:
+    if available is None and level != min(policy.offered_levels()):
         return Verdict(level, 0.0, "memory", "is not tried while free memory is not known")
     if available is not None:
         room = policy.limits.memory_share * available
@@ -341,7 +341,8 @@ def _takes_part(
 ) -> tuple[bool, History]:
     if policy.schedule == "ad-hoc":
         return bool(stream(seed, device, round, "skip").random() < p), history
-    return take_turn(history, p, stream(seed, device, "phase").random())
+    phase = stream(seed, device, "phase").random() if history.turn is None else 0.0
+    return take_turn(history, p, phase)
 
 
 def _apart(more: float, less: float) -> tuple[str, str]:

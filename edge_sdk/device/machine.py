@@ -63,10 +63,11 @@ Rules:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from edge_sdk.decide.decision import Code, Decision
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from coordinator import simulate
 from edge_sdk import load_board, load_config, load_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +149,7 @@ def test_commands_run(document: str, folder: Path) -> None:
 LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "soc = ": ("my_board.toml", load_board),
     "[[members]]": ("fleet.toml", load_fleet),
+    "[[kinds]]": ("night.toml", simulate.load_population),
     "deliver = ": ("device.toml", load_config),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""

@@ -67,8 +67,13 @@ Chosen = NewType("Chosen", tuple[tuple[int, ...], ...])
 Regions = Literal["width", "depth", "both"]
 """Parts that a model is cut into: of its widths, whole blocks of chains, or both."""
 
+MOST_HELD = 1024
+"""Choices of groups whose blocks are kept."""
+
 _ALWAYS = np.ones(1, dtype=bool)
 """A whole segment belongs to every submodel."""
+_WHOLE = {int}
+"""Types of groups that need no second look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +130,19 @@ class ModelPlan:
 
         Raises `GroupError`, which names the axis.
         """
-        known = {axis.name for axis in self.axes}
+        known = self._axis_names
         if unknown := [name for name in groups if name not in known]:
             raise GroupError(f"unknown axis {unknown[0]!r}; the plan's axes are {sorted(known)}")
-        return Chosen(tuple(_chosen_of(axis, groups) for axis in self.axes))
+        return Chosen(tuple([_chosen_of(axis, groups) for axis in self.axes]))
+
+    @cached_property
+    def _axis_names(self) -> frozenset[str]:
+        return frozenset(axis.name for axis in self.axes)
+
+    @cached_property
+    def _held(self) -> dict[Chosen, NDArray[np.bool_]]:
+        """Results of `covers`: the devices of a round make few different choices."""
+        return {}
 
     def all_groups(self) -> dict[str, tuple[int, ...]]:
         """Return the choice of everything there is; with alternatives, that is no submodel."""
@@ -308,7 +322,17 @@ class ModelPlan:
         return tuple(found)
 
     def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
-        """Flag the blocks that the submodel of these groups holds."""
+        """Flag the blocks that the submodel of these groups holds; the array is read-only."""
+        if (known := self._held.get(chosen)) is not None:
+            return known
+        held = self._find_held(chosen)
+        held.flags.writeable = False
+        if len(self._held) >= MOST_HELD:
+            self._held.clear()
+        self._held[chosen] = held
+        return held
+
+    def _find_held(self, chosen: Chosen) -> NDArray[np.bool_]:
         member = []
         for axis, groups in zip(self.axes, chosen, strict=True):
             flags = np.zeros(len(axis.groups), dtype=bool)
@@ -435,6 +459,10 @@ def _chosen_of(axis: Axis, groups: Groups) -> tuple[int, ...]:
     if axis.name not in groups:
         raise GroupError(f"no groups for axis {axis.name!r}; every axis needs at least one")
     ids = list(groups[axis.name])
+    if set(map(type, ids)) == _WHOLE and min(ids) >= 0 and max(ids) < len(axis.groups):
+        distinct = sorted(set(ids))
+        if len(distinct) == len(ids):
+            return tuple(distinct)
     if not ids:
         raise GroupError(f"axis {axis.name!r} has an empty set of groups; choose at least one")
     count = len(axis.groups)

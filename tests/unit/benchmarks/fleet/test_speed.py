@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import benchmarks.fleet.speed as speed
+import benchmarks.fleet.systems as systems
+import benchmarks.fleet.training as training
 from benchmarks.cli import main
 from benchmarks.fleet.speed import TARGETS, SpeedConfig, SpeedRow, measure_speed, speed_figures
 from benchmarks.report.progress import silent
@@ -49,10 +51,21 @@ def test_figures_compare_steps_with_the_bare_loop() -> None:
 
 def test_fleet_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [SpeedRow(1.0, 950.0, 1000.0, 0.96)]
+    rates = (
+        [systems.SystemsRow("small", 2410, 5100.0, 5200.0)],
+        systems.HeldFleet(100_000, 0.5, 2.0),
+    )
+    trained = [training.TrainingRow("mlp", 3000.0, 1500.0, 2.0, 1.2, 0.9, 1.1)]
     monkeypatch.setattr(speed, "measure_speed", lambda config, begin: rows)
+    monkeypatch.setattr(systems, "measure_systems", lambda config, begin: rates)
+    monkeypatch.setattr(training, "measure_training", lambda config, begin: trained)
     path = tmp_path / "fleet.json"
     assert main(["fleet", "--quick", "--json", str(path)]) == 0
     written = json.loads(path.read_text(encoding="utf-8"))
     assert written["command"] == "fleet"
     assert written["rows"][0]["ratio"] == 0.96
-    assert written["figures"][0]["target"] == 0.95
+    figures = {each["name"]: each for each in written["figures"]}
+    assert figures["fleet.mlp.100.steps_over_bare"]["target"] == 0.95
+    assert figures["fleet.systems.small.device_rounds_per_s"]["target"] == 5000
+    assert figures["fleet.systems.idle_device_kb"]["value"] == 0.5
+    assert figures["fleet.training.mlp.steps_over_bare"]["target"] == 1.9

@@ -1,0 +1,1 @@
+"""Fleets of thousands of devices in virtual time: profiles, habits, batteries, heat, traces."""
