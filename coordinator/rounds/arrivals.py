@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from coordinator.aggregate.arrivals import Arrival, Expected, MovementRefused, check_arrival
 from coordinator.rounds.events import Accept, Keep, Send
-from coordinator.rounds.persistent import as_persistent
+from coordinator.rounds.persistent import PersistentSet, as_persistent
 from coordinator.rounds.reputation import declines
 from coordinator.rounds.state import (
     PastRound,
@@ -23,6 +23,8 @@ from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import MAX_REASON_CHARACTERS, Bid, Movement, Outcome, Replay
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
+
+DISOWNED = "the operator had it forgotten"
 
 
 def settled(
@@ -173,6 +175,22 @@ def refused_bid(device: str, round: int, refusal: str) -> Bid:
     """Return the skip that stands for a device whose movement was refused."""
     reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
     return Bid(device=device, round=round, level=None, reason=reason)
+
+
+def on_disowned(state: RoundsState, device: str) -> Step:
+    """Let go of a device's movements that no commit has yet; in the open round it is a skip."""
+    had = device in state.kept or device in state.replayed
+    owes = device in state.assigned
+    state = replace(
+        state,
+        kept=state.kept.dropping(device),
+        replayed=state.replayed.dropping(device),
+        late=PersistentSet(key for key in state.late if key[0] != device),
+    )
+    if state.phase not in (RoundPhase.BIDDING, RoundPhase.TRAINING) or not (had or owes):
+        return state, []
+    state = withdraw(state, refused_bid(device, state.round, DISOWNED))
+    return state, [receipt_of(device, state.round, Outcome.REJECTED, DISOWNED)] if had else []
 
 
 def withdraw(state: RoundsState, skip: Bid) -> RoundsState:

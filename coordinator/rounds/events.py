@@ -55,6 +55,13 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Disowned:
+    """An operator had the movements of a device forgotten; those in the model stay there."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """An operator holds nothing against a device any more."""
 

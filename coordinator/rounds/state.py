@@ -22,6 +22,7 @@ from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import (
     Accept,
     Broadcast,
+    Disowned,
     Joined,
     Keep,
     Kept,
@@ -218,7 +219,18 @@ class Committed:
 
 
 Event = (
-    Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Committed | Released | Tick
+    Joined
+    | Left
+    | Bid
+    | Offer
+    | Movement
+    | Replay
+    | Uploaded
+    | Kept
+    | Committed
+    | Disowned
+    | Released
+    | Tick
 )
 """Messages from devices, and local events."""
 

@@ -39,6 +39,8 @@
                                                        round or when a stop condition is met
                                              WAITING   the same without the opening, if fewer than
                                                        `min_devices` are present
+    any       Disowned                       same      –; its movements are no longer waited for,
+                                                       and one that was kept is rejected
     any       Released                       same      –; a device's bids are answered again
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
@@ -91,6 +93,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.screening import cohort_objections
 from coordinator.masks import Situation, level_choices
 from coordinator.rounds.arrivals import (
+    on_disowned,
     on_kept,
     on_movement,
     on_offer,
@@ -101,6 +104,7 @@ from coordinator.rounds.arrivals import (
 )
 from coordinator.rounds.events import (
     Broadcast,
+    Disowned,
     Joined,
     Keep,
     Kept,
@@ -251,8 +255,13 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             return on_replay(config, state, replay, upload)
         case Kept(device, round):
             return on_kept(config, state, device, round)
+        case Disowned(device):
+            return on_disowned(state, device)
         case Released(device):
-            return replace(state, fleet=state.fleet.released(device)), []
+            state = replace(state, fleet=state.fleet.released(device))
+            if state.phase is RoundPhase.WAITING and _are_enough(config, state):
+                return _open(config, state, now)
+            return state, []
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []

@@ -67,7 +67,7 @@ from coordinator.checksums import (
 from coordinator.errors import ConfigError
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
-from coordinator.rounds.reputation import Agreed, DeviceStanding
+from coordinator.rounds.reputation import Agreed, DeviceStanding, quarantined
 from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run.errors import RunError as RunError  # its name for everybody else
@@ -338,6 +338,12 @@ class Run:
             self._assigned = round
             self._write_counters()
 
+    def note_unassigned(self) -> None:
+        """Note that the journal may go: its round is committed, or will never be."""
+        if self._assigned > self.rounds()[-1]:
+            self._assigned = 0
+            self._write_counters()
+
     def check_journal(self, newest: int) -> None:
         """Raise `RunError` if a round behind the newest checkpoint has lost its assignments."""
         if self._assigned > newest and not (self.folder / ROUND).is_file():
@@ -471,8 +477,18 @@ class Run:
             taught.add(piece)
         return taught
 
+    def _quarantined(self, round: int) -> dict[str, DeviceStanding]:
+        """Return the devices that were quarantined by a round; none if it cannot be read."""
+        try:
+            return quarantined(self.read(round).fleet.standings)
+        except RunError:
+            return {}
+
     def rollback(self, to_round: int) -> None:
-        """Return to a checkpoint and continue from it. Raises `ConfigError`, `RunError`."""
+        """Return to a checkpoint and continue from it; devices in quarantine stay there.
+
+        Raises `ConfigError`, `RunError`.
+        """
         rounds = self.rounds()
         if to_round not in rounds:
             known = ", ".join(map(str, rounds))
@@ -481,7 +497,9 @@ class Run:
         back = {"from": rounds[-1], "to": to_round}
         if self.history.last().get("rolled_back", {}).get("to") != to_round:  # else cut short
             self.record({"rolled_back": back})
-        write_checkpoint(self.folder, replace(checkpoint, memory=False))
+        fleet = checkpoint.fleet
+        fleet = replace(fleet, standings=fleet.standings.merging(self._quarantined(rounds[-1])))
+        write_checkpoint(self.folder, replace(checkpoint, memory=False, fleet=fleet))
         # First remove what belongs to the newest model: it would damage an older one.
         self._assigned = 0
         self._write_counters()

@@ -19,6 +19,7 @@ from typing import Any
 from coordinator.aggregate.memory import DiskMemory, Memory, stored_config
 from coordinator.checksums import open_json, seal_json
 from coordinator.errors import ConfigError
+from coordinator.rounds.arrivals import DISOWNED
 from coordinator.run.errors import RunError
 from coordinator.run.folder import KEPT, MEMORY, MOVEMENTS, ROUND, Run, read_history
 from coordinator.run.journal import Journal
@@ -78,13 +79,14 @@ def finish_forgetting(run: Run, memory: Memory | None) -> Forgotten | None:
     path = run.folder / FORGET
     if not path.exists():
         return None
-    asked = _read(path)
+    asked = read_request(path)
     movements = _movements(run.folder, asked["device"])
     _leave_out(run.folder / KEPT, {seal_json({"file": each.name}) for each in movements})
     for each in movements:
         remove(each)
     if movements:
         sync_folder(run.folder / MOVEMENTS)
+        Journal(run.folder / ROUND).disown(asked["device"], f"skip: rejected: {DISOWNED}")
     blocks = 0
     if memory is not None:
         blocks = memory.forget(asked["device"])
@@ -137,7 +139,8 @@ def _leave_out(path: Path, lines: set[bytes]) -> None:
         write_whole(path, b"".join(rest), mode=PRIVATE)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_request(path: Path) -> dict[str, Any]:
+    """Read which device is to be forgotten. Raises `RunError`."""
     try:
         asked = open_json(path.read_bytes())
         return {name: str(asked[name]) for name in ("device", "id", "by", "time")}

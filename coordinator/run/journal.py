@@ -62,6 +62,18 @@ class Journal:
         }
         write_whole(self._path, seal_json(content), mode=PRIVATE)
 
+    def disown(self, device: str, reason: str) -> None:
+        """Note that a device skips the open round, if it has work there; its terms stay."""
+        opened = self.read()
+        if opened is None or device not in opened.assigned:
+            return
+        content = open_json(self._path.read_bytes())
+        del content["assigned"][device]
+        skip = Bid(device=device, round=opened.round, level=None, reason=reason)
+        others = [each for each in content["bids"] if each["device"] != device]
+        content["bids"] = sorted([*others, asdict(skip)], key=lambda bid: str(bid["device"]))
+        write_whole(self._path, seal_json(content), mode=PRIVATE)
+
     def read(self) -> OpenRound | None:
         """Read the open round; None if there is none. Raises `RunError` if the file is damaged."""
         if not self._path.is_file():

@@ -28,7 +28,7 @@ from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.delivery import CHOICES, Choice
-from edge_sdk.protocol.messages.round import Outcome, Receipt
+from edge_sdk.protocol.messages.round import Bid, Outcome, Receipt
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.statistics import LevelRuntime
@@ -194,7 +194,8 @@ class Parts:
         its round closes.
         """
         if self.is_news(receipt, event):
-            if count and receipt.outcome is not Outcome.KEPT:
+            # A bid that is declined is no movement.
+            if count and receipt.outcome is not Outcome.KEPT and not isinstance(event, Bid):
                 self.tally.note(receipt)
             log_receipt(receipt)
         if upload is not None:

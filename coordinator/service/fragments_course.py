@@ -15,6 +15,7 @@ from coordinator.rounds import events, fragments
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
+from coordinator.rounds.reputation import declines, quarantined
 from coordinator.run.folder import Checkpoint, RunError
 from coordinator.service.courses import (
     Parts,
@@ -193,7 +194,12 @@ class FragmentsCourse:
 
     def proceed(self, now: float) -> list[Said]:
         """Say a survey once the model is published; nothing else of an asynchronous run waits."""
-        return [*self._surveying.proceed(self._present, now)]
+        return [*self._surveying.proceed(self._answering, now)]
+
+    @property
+    def _answering(self) -> set[str]:
+        """Devices that may answer a survey."""
+        return self._present - quarantined(self._state.fleet.standings).keys()
 
     @property
     def _end(self) -> RoundClosed:
@@ -203,7 +209,7 @@ class FragmentsCourse:
         """Let devices survey the levels of the last model, which a checkpoint contains."""
         self._parts.outlet.publish()
         scores, round = self._config.unscored(), self._end.round
-        self._surveying.begin(round, scores, self._present, self._state.fleet)
+        self._surveying.begin(round, scores, self._answering, self._state.fleet)
 
     def _surveyed(self, event: fragments.Event | SurveyFinding, now: float) -> list[Said]:
         """Pass an event on to the survey; its result ends the run."""
@@ -213,6 +219,9 @@ class FragmentsCourse:
             case events.Left(device):
                 self._present.discard(device)
         if not isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
+            return []
+        standings = self._state.fleet.standings
+        if isinstance(event, SurveyFinding | events.Joined) and declines(standings, event.device):
             return []
         scores = self._surveying.handle(event, now)
         if scores is None:

@@ -182,7 +182,8 @@ class Receiving:
     def kept(self) -> Iterator[Movement | Replay]:
         """Read the kept movements, by round and device. Raises `RunError` for a damaged one.
 
-        Their devices have receipts and no copies, so nothing but a backup brings one back.
+        Devices keep theirs until the verdict, but a late one, which has its verdict, exists nowhere
+        else.
         """
         paths = sorted(self._movements.iterdir())
         if gone := kept_names(self._names) - {path.name for path in paths}:

@@ -16,7 +16,7 @@ from coordinator.rounds.arrivals import unkept
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.report import RoundReport, level_reports
-from coordinator.rounds.reputation import quarantined
+from coordinator.rounds.reputation import declines, quarantined
 from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.errors import RunError
@@ -342,8 +342,8 @@ class RoundsCourse:
     def forget(self, device: str, work: Callable[[Memory | None], Forgotten]) -> Forgotten:
         """Let go of a device's movements; `work` removes what is on disk and in memory.
 
-        A movement that was kept for the open round no longer counts; its device is silent then.
-        Raises `ConfigError` while a closed round waits for its commit, which has it already.
+        The caller tells the machine with `Disowned`. Raises `ConfigError` while a closed round
+        waits for its commit, which has it already.
         """
         if self._closed is not None or self._was_closed:
             raise ConfigError(
@@ -355,24 +355,8 @@ class RoundsCourse:
             del self._arrivals[key]
         return forgotten
 
-    def _still_kept(self, commit: rounds.Commit) -> rounds.Commit:
-        """Return a commit without the movements of devices that were forgotten since."""
-        fresh, replayed = (
-            tuple(name for name in names if (name, commit.round) in self._arrivals)
-            for names in (commit.fresh, commit.replayed)
-        )
-        gone = {*commit.fresh, *commit.replayed} - {*fresh, *replayed}
-        return replace(
-            commit,
-            fresh=fresh,
-            replayed=replayed,
-            silent=tuple(sorted({*commit.silent, *gone})),
-            late=tuple(key for key in commit.late if key in self._arrivals),
-        )
-
     def _close(self, commit: rounds.Commit) -> None:
         """Move the model; the commit follows at once, or after a survey of its levels."""
-        commit = self._still_kept(commit)
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
         compared = close_round(
@@ -426,10 +410,15 @@ class RoundsCourse:
     def _answering(self) -> Set[str]:
         """Devices that may answer a survey; after a restart, those of the round return."""
         state = self._state
-        return state.present | state.selected if state.resumed else state.present
+        names = state.present | state.selected if state.resumed else state.present
+        return names - quarantined(state.fleet.standings).keys()
 
     def _surveyed(self, event: SurveyFinding | rounds.Event, now: float) -> None:
         """Pass an event on to the survey, whose result completes the commit."""
+        if isinstance(event, SurveyFinding | events.Joined) and declines(
+            self._state.fleet.standings, event.device
+        ):
+            return
         if isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
             scores = self._surveying.handle(event, now)
             if scores is not None and self._closed is not None:
@@ -441,7 +430,10 @@ class RoundsCourse:
                     raise RunError(f"round {round} could not be committed") from error
 
     def _commit(self, closed: _ClosedRound, scores: LevelScores) -> None:
-        parts, state, model = self._parts, closed.state, self._parts.model
+        parts, model = self._parts, self._parts.model
+        known = self._state.fleet  # a release in the survey
+        fleet = replace(closed.state.fleet, standings=known.standings, agreements=known.agreements)
+        state = replace(closed.state, fleet=fleet)
         commit, plan = closed.commit, self._config.plan
         levels = level_reports(plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)

@@ -198,6 +198,7 @@ class Service:
         """Devices that arrived before the first model was published."""
         self._stop: threading.Event | None = None
         self._room, self._room_s = Room(self._connected_s), room_s
+        self._waited, self._roomy_s = False, 0.0
         self._held: deque[LinkEvent | Letter] = deque()
         """What arrived while the disk was full, and is not handled yet."""
         self._lost_s = 0.0
@@ -390,7 +391,9 @@ class Service:
 
     def tick(self) -> None:
         """Act on deadlines that have passed. Raises as `handle`."""
-        self._room.look()
+        if self._room.full is not None:
+            self._room.look()
+            self._roomy_s = self._clock()
         with self._storing():
             self._tick()
 
@@ -418,7 +421,8 @@ class Service:
             self._pulse.send(now)
             self._send_echo()
         if self._pulse.stalls(now):
-            self._away_since, self._stalls = self._pulse.heard_s, True
+            self._away_since = max(self._pulse.heard_s, self._roomy_s)
+            self._stalls = True
             log.warning(
                 "the broker does not answer: deadlines wait until it does",
                 extra={"facts": {"event": "stalled"}},
@@ -453,12 +457,16 @@ class Service:
             raise ConfigError(
                 "an asynchronous run keeps nothing of a device: its movements are in the model"
             )
-        return self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        self._say(self._course.handle(events.Disowned(device), self._now()))
+        self._proceed()
+        return found
 
     def release(self, device: str) -> None:
         """Hold nothing against a device any more."""
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
         self._say(self._course.handle(events.Released(device), self._now()))
+        self._proceed()
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
@@ -497,6 +505,9 @@ class Service:
         try:
             with waiting_for_room(self._wait_for_room):
                 yield
+            if self._waited:  # and what waited was written
+                self._waited, self._roomy_s = False, self._clock()
+                self._room.found()
         except OSError as error:
             raise RunError("the run's folder cannot be written") from error
 
@@ -506,6 +517,7 @@ class Service:
         Raises `DiskFull` if the process is to stop.
         """
         self._room.lacks(full)
+        self._waited = True
         if self._stop is not None and self._stop.is_set():
             raise full
         self._watchdog.alive(self._clock())

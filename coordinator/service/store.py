@@ -198,6 +198,7 @@ class RunOnDisk(RunStore):
 
     def forget_round(self) -> None:
         """Remove the journal."""
+        self._run.note_unassigned()
         self._journal.clear()
 
     def keep(self, upload: Upload | None, device: str, round: int) -> None:

@@ -6,13 +6,15 @@ first, one movement after the other, would take as much RAM as all devices' mode
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import gettempdir
 
 import numpy as np
 
+from edge_sdk.program.files import PlacedFile, remove
 from edge_sdk.protocol.plan.blocks import Float32
 
 
@@ -21,10 +23,18 @@ def spool(vectors: Iterable[Float32], folder: Path | None) -> list[Float32]:
 
     `folder` None means the folder for temporary files.
     """
-    with TemporaryFile(dir=folder) as file:
-        sizes = [file.write(np.ascontiguousarray(each).data) for each in vectors]
+    folder = Path(gettempdir()) if folder is None else folder
+    file = PlacedFile(folder / f"{secrets.token_hex(8)}.part", mode=0o600)
+    try:
+        sizes: list[int] = []
+        for each in vectors:
+            data = np.ascontiguousarray(each).data
+            file.write_at(data, sum(sizes))  # waits where the disk is full
+            sizes.append(data.nbytes)
         if not sum(sizes):
             return [np.empty(0, dtype=np.float32) for _ in sizes]
-        file.flush()
         values = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), np.float32)
+    finally:
+        file.close()
+        remove(file.path)
     return np.split(values, np.cumsum(sizes)[:-1] // values.itemsize)

@@ -30,6 +30,7 @@ from coordinator.service.outgoing.fence import FencedError
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.epoch import Echo, Epoch, next_epoch
 from edge_sdk.protocol.messages.round import RoundClosed, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.topics import COORDINATOR, Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Presence
 from edge_sdk.protocol.messages.wire import decode_stamped, encode_message
@@ -91,7 +92,7 @@ class RetainedFacts:
             self.epoch = epoch
         if isinstance(message, Presence):
             self.session = message.session if message.online else None
-        elif isinstance(message, RoundOpen | RoundClosed) and message.run == run:
+        elif isinstance(message, RoundOpen | RoundClosed | Survey) and message.run == run:
             self.round = max(self.round, message.round)
 
 

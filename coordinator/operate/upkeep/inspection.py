@@ -42,6 +42,7 @@ from coordinator.run.folder import (
     read_checkpoint,
     read_counters,
 )
+from coordinator.run.forgetting import FORGET, read_request
 from coordinator.run.history import RunHistory
 from coordinator.run.journal import Journal
 from coordinator.run.lines import read_lines
@@ -222,7 +223,10 @@ class Inspection:
         return opened is not None and opened.round == newest.round and not recorded
 
     def others(self) -> Iterator[FileFinding]:
-        """Look at what is not the model's: published chunks, join codes."""
+        """Look at what is not the model's: published chunks, join codes, a device to forget."""
+        forget = self._folder / FORGET
+        if forget.is_file():
+            yield self._tried(forget, lambda: read_request(forget))
         path = self._folder / PUBLISHED
         if path.is_file():
             yield self._tried(path, lambda: open_sealed(path.read_bytes()))

@@ -52,6 +52,7 @@ from coordinator.run.folder import (
     write_checkpoint,
     write_counters,
 )
+from coordinator.run.forgetting import FORGET
 from coordinator.run.journal import Journal
 from coordinator.run.lines import PRIVATE
 from edge_sdk.program.files import remove, remove_folder, sync_folder, write_whole
@@ -115,8 +116,9 @@ class _Steps:
     def _counters(self) -> Iterator[RepairStep]:
         if self._is_bad(COUNTERS):
             yield RepairStep(
-                f"{COUNTERS}: is made anew from the other files; nothing is lost, and some round "
-                "numbers are left out",
+                f"{COUNTERS}: is made anew from the other files; some round numbers are left out, "
+                "and the folder no longer knows which coordinator served it last: make sure that "
+                "no other copy of it is in use",
                 self._make_counters,
             )
 
@@ -190,8 +192,8 @@ class _Steps:
             if path.parts[0] == MOVEMENTS:
                 number, _, device = path.name.partition("-")
                 yield RepairStep(
-                    f"{path}: the movement of {device!r} for round {int(number)} is lost; the "
-                    "device counts as silent in it",
+                    f"{path}: the movement of {device!r} for round {int(number)} is lost here; "
+                    "the device sends it again, or counts as silent",
                     partial(self._drop_movement, path),
                 )
 
@@ -272,6 +274,11 @@ class _Steps:
             yield RepairStep(
                 f"{PUBLISHED}: is dropped; a broker may keep chunks that nobody needs",
                 partial(remove, self._folder / PUBLISHED),
+            )
+        if self._is_bad(FORGET):
+            yield RepairStep(
+                f"{FORGET}: is dropped; ask again to forget the device",
+                partial(remove, self._folder / FORGET),
             )
         for path in self._bad:
             if path.parts[0] == JOIN:

@@ -24,6 +24,7 @@ import numpy as np
 from coordinator.aggregate.memory.contract import Made, Rounds
 from coordinator.aggregate.memory.errors import ADVICE, MemoryDamaged, MemoryStoreError
 from coordinator.checksums import checksum, checksum_number
+from edge_sdk.program.files import DiskFull, free_bytes
 from edge_sdk.protocol.plan.layout import Indices
 
 SCHEMA = """
@@ -322,6 +323,8 @@ class MemoryIndex:
         try:
             yield
         except sqlite3.DatabaseError as error:
+            if "disk is full" in str(error):  # the transaction is gone, the file is whole
+                raise DiskFull(self._path, 0, free_bytes(self._path)) from error
             raise MemoryDamaged(
                 f"{self._path}: the memory's index failed ({error}); {ADVICE}"
             ) from error

@@ -23,6 +23,7 @@ from coordinator.run.folder import MEMORY, MOVEMENTS, Run, RunError, read_histor
 from coordinator.run.forgetting import FORGET, finish_forgetting, forget_in_folder
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service
+from edge_sdk.protocol.messages.round import Receipt
 from tests.unit.coordinator.service.service_world import (
     PLAN,
     World,
@@ -73,8 +74,17 @@ def test_served_run_ends_as_if_the_device_had_left_memory_and_round_alone(worlds
     assert (found.blocks, found.movements) == (PLAN.block_count, 1)
     assert [path.name for path in (world.folder / MOVEMENTS).iterdir()] == ["00000002-a"]
     assert not (world.folder / FORGET).exists()
+    forgotten = world.devices[1]
+    world.settle()
+    assert forgotten.verdicts[-1] == (2, "rejected")
+    assert forgotten.all(Receipt)[-1].reason == "the operator had it forgotten"
+    assert set(world.state.kept) == {"a"}
+    covered = world.state.fleet.times_covered.copy()
     before = world.service.model.theta.copy()
     world.devices[-1].send(2)
+    assert (world.state.fleet.times_covered - covered == 2).all()
+    assert forgotten.verdicts[-1] == (2, "rejected")
+    assert world.history[-1]["movements"]["counted"] == 2
     assert world.state.round == 3
     # v = ū + mean(D − u): a and c said the same as in round 1, and b is not there.
     assert np.allclose(world.service.model.theta - before, (0.25 + 0.75) / 2, atol=1e-6)
@@ -103,9 +113,9 @@ def test_stopped_run_has_the_memory_of_one_in_which_the_device_never_spoke(
             pairs = zip(memory.recall(name), never.recall(name), strict=True)
             assert all(np.array_equal(x.blocks.values, y.blocks.values) for x, y in pairs)
     world.start()
+    assert set(world.state.assigned) == {"a", "c"}
     world.settle()
-    world.devices[-1].send(2)
-    world.wait(101)
+    world.devices[-1].send(2)  # nobody waits for b
     assert world.service.finished or world.state.round == 3
 
 
