@@ -227,14 +227,18 @@ def checksum_of(path: Path) -> str:
 
 
 def make_private(folder: Path) -> int:
-    """Let only the owner read a folder and all in it; returns how many others could read."""
-    changed = 0
+    """Let only the owner read a folder and all in it; returns how many others could read.
+
+    Nobody else could read anything in a folder that was the owner's alone: programs of other
+    projects, such as the broker, may write as they like there.
+    """
+    was_open, changed = bool(folder.stat().st_mode & 0o077), 0
     for path in (folder, *folder.rglob("*")):
         mode = path.lstat().st_mode
         if mode & 0o077 and not path.is_symlink():
             path.chmod(mode & 0o700)
             changed += 1
-    return changed
+    return changed if was_open else 0
 
 
 def is_run(folder: Path) -> bool:

@@ -252,7 +252,7 @@ class ScriptedDevice:
                 self.offer_all()
                 self._unanswered = message
                 self._answer()
-            case Assignment() if message.round not in self._assigned:
+            case Assignment() if message.round in self._opened.keys() - self._assigned:
                 self._assigned.add(message.round)
                 self._train(self._opened[message.round], message)
             case Credit():

@@ -62,6 +62,11 @@ class Robust:
         check_fields(self)
         if self.name == "clip" and self.norm is None:
             raise ConfigError("robust = 'clip' needs the norm to clip at: set norm, or clip-median")
+        if self.agreement is not None and not self.active:
+            raise ConfigError(
+                f"agreement = {self.agreement:g}: does nothing with robust = 'none'; set robust in "
+                "[run], for example to clip-median"
+            )
 
     @property
     def active(self) -> bool:

@@ -325,6 +325,8 @@ def start_report(
             length += f", server optimiser {machine.server_optimizer.name}"
         if machine.robust.active:
             length += f", robust {machine.robust.name}"
+            if machine.judges_agreement:
+                length += f", agreement {machine.robust.agreement:g}"
     else:
         length = f"{machine.updates} updates"
     yield f"task       {run.about.task} ({run.about.source})"

@@ -258,8 +258,8 @@ class _Steps:
             return
         words = "; ".join(f"{each.path}: {each.problem}" for each in bad)
         yield RepairStep(
-            f"{words}. The entries of these devices are dropped, as if they had never trained; the "
-            "sums are computed anew from the others, so that their last bits may differ",
+            f"{words}. Entries of devices that are named here are dropped, as if they had never "
+            "trained; the sums are computed anew, so that their last bits may differ",
             partial(repair_memory, self._folder / MEMORY, plan),
         )
 

@@ -132,12 +132,20 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
         more |= {"mask.name": "random"} if key.dotted == "mask.options" else {}
         more |= {"server_optimizer.name": "yogi"} if key.path[0] == "server_optimizer" else {}
         more |= {"run.robust": "root"} if key.dotted == "robust.data" else {}
+        more |= {"run.robust": "clip-median"} if key.dotted == "robust.agreement" else {}
         more |= {"inputs.mean": [0.0], "inputs.deviation": [1.0]} if key.path[-1] in MOMENTS else {}
         sound = {"sample_rate": 16_000, "mels": 40, "frame": 400, "hop": 160}
         if key.path[-1] in sound:
             more |= {f"inputs.{name}": value for name, value in sound.items()}
         text = render_example(ServeConfig, {**given, **more, key.dotted: example.value}, "")
         read_config(write(tmp_path, text), environment={})
+
+
+def test_agreement_without_a_defence_is_refused(tmp_path: Path) -> None:
+    for robust in ("", 'robust = "none"\n'):
+        text = f"{TASK}{RUN}{robust}[robust]\nagreement = -0.15\n"
+        with pytest.raises(ConfigError, match=r"agreement = -0.15: does nothing with robust"):
+            read_config(write(tmp_path, text), environment={})
 
 
 def test_length_that_the_page_names_is_the_length(tmp_path: Path) -> None:

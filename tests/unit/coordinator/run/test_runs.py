@@ -342,7 +342,11 @@ def test_run_is_private_and_leftovers_are_removed(
     run.record({"round": 1})
     run.close()
     assert open_to_others(run.folder) == []
-    (run.folder / "broker").mkdir(mode=0o755)
+    (run.folder / "broker").mkdir(mode=0o755)  # nobody else can look into the run's own folder
+    with Run(run.folder):
+        assert caplog.text == ""
+    assert open_to_others(run.folder) == []
+    run.folder.chmod(0o755)
     (run.folder / HISTORY).chmod(0o644)
     leftover = run.folder / CHECKPOINTS / ".00000002.safetensors.0123abcd.draft"
     leftover.write_bytes(b"half")
