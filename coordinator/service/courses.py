@@ -57,9 +57,11 @@ class Wait:
 
 
 def missing_devices(present: int, wanted: int, barred: Collection[str] = ()) -> Wait:
-    """Return the wait of a run that has too few devices for a round, or only `barred` ones."""
-    words = f"devices: {present} of {wanted} are here (round.min_devices)"
-    return Wait("devices", f"{words}; quarantined: {listed(barred)}" if barred else words)
+    """Return the wait of a run with too few devices for a round; of those here, some are barred."""
+    words = f"devices: {present - len(barred)} of {wanted} are here (round.min_devices)"
+    if barred:
+        words += f"; quarantined: {listed(barred)} (tessera-coordinator allow)"
+    return Wait("devices", words)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -193,7 +193,9 @@ class RoundsCourse:
             return Wait("survey", f"round {state.round}: the answers of devices to a survey")
         match state.phase:
             case RoundPhase.WAITING:
-                barred = quarantined(state.fleet.standings)
+                barred = [
+                    each for each in quarantined(state.fleet.standings) if each in state.present
+                ]
                 return missing_devices(len(state.present), self._config.min_devices, barred)
             case RoundPhase.BIDDING:
                 owing = [name for name in state.selected if name not in state.bids]
