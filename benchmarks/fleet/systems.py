@@ -1,4 +1,4 @@
-"""How fast and how small a simulated fleet is without training: device-rounds, bytes per device.
+"""Speed and size of a simulated fleet without training: device-rounds, bytes per device.
 
 A device-round is everything from a selected device's opening to its receipt: its decision with
 battery, heat and costs, the bid, the assignment, the transfers, the movement's checks. The close of

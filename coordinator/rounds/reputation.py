@@ -36,7 +36,7 @@ DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class DeviceStanding:
-    """What is held against a device."""
+    """Facts held against a device."""
 
     refusals: int = 0
     """Rounds in a row in which a movement of the device was refused."""

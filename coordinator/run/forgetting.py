@@ -34,7 +34,7 @@ FORGET = "forget.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """What was forgotten of a device, by whom and when; a line of the history."""
+    """A device that was forgotten: what of it, by whom and when; a line of the history."""
 
     device: str
     id: str

@@ -200,7 +200,7 @@ class Service:
         self._room, self._room_s = Room(self._connected_s), room_s
         self._waited, self._roomy_s = False, 0.0
         self._held: deque[LinkEvent | Letter] = deque()
-        """What arrived while the disk was full, and is not handled yet."""
+        """Events that arrived while the disk was full, and are not handled yet."""
         self._lost_s = 0.0
         self._away_since: float | None = clock()
         self._idle_due_s = clock() + IDLE_S

@@ -1,1 +1,1 @@
-"""What survives crashes, what that costs, and how soon a run is back."""
+"""Crashes that a run survives, the cost of surviving them, and the time until it is back."""

@@ -58,7 +58,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at a step; `cut` is one of `CUTS` if the power is cut."""
+    """The failure of a step; `cut` is one of `CUTS` if the power is cut."""
 
     step: int
     kind: FaultKind

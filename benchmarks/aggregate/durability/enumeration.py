@@ -53,7 +53,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class PointOutcome:
-    """What became of a point; `problem` is empty if it survived."""
+    """The outcome of a point; `problem` is empty if it survived."""
 
     point: str
     operation: str

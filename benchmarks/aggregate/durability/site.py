@@ -190,7 +190,7 @@ class CrashSite:
     now: float = 1000.0
     starts: int = 0
     deaths: list[str] = field(default_factory=list)
-    """How the processes ended that did not finish."""
+    """Ends of the processes that did not finish."""
     versions: dict[int, str] = field(default_factory=dict)
     """Digest of every version of the model that a process had."""
     doubts: list[str] = field(default_factory=list)

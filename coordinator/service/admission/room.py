@@ -31,7 +31,7 @@ class Room:
 
     @property
     def full(self) -> DiskFull | None:
-        """What last found no room; None: there is room."""
+        """The file that last found no room; None: there is room."""
         return self._full
 
     @property

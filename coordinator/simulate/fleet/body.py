@@ -39,7 +39,7 @@ METERED, FREE = Network(metered=True), Network(metered=False)
 
 @dataclass(frozen=True)
 class Nature:
-    """What the devices of a kind have in common, as plain numbers."""
+    """Properties that the devices of a kind share, as plain numbers."""
 
     kind: DeviceKind
     population: DevicePopulation

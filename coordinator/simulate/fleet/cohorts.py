@@ -206,7 +206,7 @@ class CohortTraining:
 
 
 class _Handed:
-    """What a cohort hands over, until every device has taken its own or left it."""
+    """Movements that a cohort hands over, until every device has taken its own or left it."""
 
     def __init__(
         self,

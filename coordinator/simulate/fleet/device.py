@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Spending:
-    """What all devices together have spent so far."""
+    """Amounts that all devices together have spent so far."""
 
     joules: float = 0.0
     """Energy of training and of transfers, above what the devices draw anyway."""
@@ -88,7 +88,7 @@ class Spending:
 
 @dataclass(slots=True, eq=False)
 class Surroundings:
-    """What the devices of a fleet share."""
+    """Parts that the devices of a fleet share."""
 
     plan: ModelPlan
     seed: int

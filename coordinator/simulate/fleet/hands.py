@@ -74,7 +74,7 @@ class Cohort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CohortResult:
-    """What a cohort made, in the order of its orders; a text is why a training failed."""
+    """Results of a cohort, in the order of its orders; a text is why a training failed."""
 
     made: list[MadeMovement | str]
     ends: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class Hands:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What another process needs to train cohorts, as plain values."""
+    """Values that another process needs to train cohorts."""
 
     plan: bytes
     manifest: Manifest

@@ -116,7 +116,7 @@ class FleetSimulation:
 
     @property
     def spending(self) -> Spending:
-        """What all devices together have spent so far."""
+        """Amounts that all devices together have spent so far."""
         return self._around.spending
 
     @property
