@@ -262,6 +262,6 @@ def _open(config: str, folder: str, fleet: str) -> tuple[ScaleConfig, DiskMemory
     lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     settings = replace(ScaleConfig(), **{**fields, **lists})
     held = MemoryConfig(
-        memory_type=settings.dtype, damping=RamFed().damping, threads=settings.threads
+        memory_type=settings.dtype, damping=RamFed().fading, threads=settings.threads
     )
     return settings, DiskMemory(Path(folder) / fleet, settings.plan, held, devices=int(fleet))

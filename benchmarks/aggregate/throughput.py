@@ -185,7 +185,7 @@ def throughput_figures(rows: Sequence[ThroughputRow]) -> list[Figure]:
 def _filled(
     folder: Path, config: ThroughputConfig, rule: RamFed, dtype: MemoryType, drawn: Float32
 ) -> Memory:
-    settings = MemoryConfig(memory_type=dtype, damping=rule.damping, threads=config.threads)
+    settings = MemoryConfig(memory_type=dtype, damping=rule.fading, threads=config.threads)
     memory = DiskMemory(folder / "memory", config.plan, settings, devices=config.devices)
     try:
         fill(memory, range(config.devices), np.resize(drawn, config.plan.parameters))

@@ -95,6 +95,13 @@ class RoundReport:
     """The level to deploy: the most accurate one, the smallest of equals; None if not known."""
     quarantined: tuple[str, ...] = ()
     """Devices whose bids are declined from now on."""
+    memory_trust: float | None = None
+    """λ: the share of memory that counted in blocks that were trained; None if not measured."""
+    memory_trust_alone: float | None = None
+    """μ: the share of memory that moved blocks nobody trained; None if not measured."""
+    memory_ratio: float | None = None
+    """`‖ū‖ / ‖D̄‖`: the remembered mean movement relative to the fresh one, over trained blocks that
+    memory has; None if not measured, or if there is none."""
 
     @property
     def accuracy(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.rules import Closing
+from coordinator.aggregate.rules.trust import MemoryTrust
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.codec import decode_blocks
@@ -97,7 +98,7 @@ def open_memory(
         return None
     settings = MemoryConfig(
         memory_type=memory_type,
-        damping=rule.damping,
+        damping=rule.fading,
         max_staleness=config.max_staleness,
         weighting=rule.weighting,
         sums=rule.sums,
@@ -106,6 +107,16 @@ def open_memory(
     if folder is None:
         return RamMemory(config.plan, settings)
     return DiskMemory(folder, config.plan, settings, devices=devices)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedRound:
+    """Findings about a round's movements."""
+
+    agreements: Mapping[str, float]
+    """Agreement of each device with the others; empty unless the settings ask for it."""
+    trust: MemoryTrust | None
+    """None if the rule measures none."""
 
 
 def close_round(
@@ -120,7 +131,7 @@ def close_round(
     threads: int = 1,
     scratch: Path | None = None,
     root: Blocks | None = None,
-) -> dict[str, float]:
+) -> ClosedRound:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
@@ -128,8 +139,6 @@ def close_round(
     `scratch` is a folder with room for the decoded values of compressed
     movements and for shortened ones; None means the folder for temporary files. `root` is the
     root's movement, for `robust = "root"`; None: devices are only clipped.
-
-    Returns the agreement of each device with the others, if the settings ask for it.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -168,7 +177,7 @@ def close_round(
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
-    return compared
+    return ClosedRound(compared, closing.trusts[0] if closing.trusts else None)
 
 
 def _note_thin(config: RoundsConfig, round: int, fresh: Sequence[Contribution]) -> None:

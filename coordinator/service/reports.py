@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.rules.trust import MemoryTrust
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.report import (
     DeviceRound,
@@ -37,13 +38,14 @@ def report_round(
     memory: Memory | None,
     scores: LevelScores,
     *,
+    trust: MemoryTrust | None,
     norms: Norms,
     noise: float,
     fetched: Mapping[str, int],
     seconds: float,
 ) -> RoundReport:
     """Report a round. `norms`, `noise` and `fetched` (bytes) belong to the model it sent out,
-    `scores` to the one it made.
+    `scores` to the one it made. `trust` is None for a rule that measures none.
 
     `state` is the machine's state when it asked for the commit.
     """
@@ -85,6 +87,9 @@ def report_round(
         levels=level_reports(plan, state.fleet, scores),
         deploy=scores.deploy,
         quarantined=tuple(quarantined(state.fleet.standings)),
+        memory_trust=None if trust is None else trust.own,
+        memory_trust_alone=None if trust is None else trust.alone,
+        memory_ratio=None if trust is None else trust.ratio,
     )
 
 

@@ -361,7 +361,7 @@ class RoundsCourse:
         """Move the model; the commit follows at once, or after a survey of its levels."""
         parts, state, model = self._parts, self._state, self._parts.model
         noise, norms = model.noise, self._norms
-        compared = close_round(
+        found = close_round(
             self._config,
             state,
             commit,
@@ -374,8 +374,8 @@ class RoundsCourse:
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
         fleet, limit = self._taught(commit), self._config.robust.agreement
-        if compared and limit is not None:
-            fleet = fleet.compared(commit.round, compared, limit)
+        if found.agreements and limit is not None:
+            fleet = fleet.compared(commit.round, found.agreements, limit)
         state = self._state = replace(state, fleet=fleet)
         scores = parts.score(self._config)
         report = report_round(
@@ -385,6 +385,7 @@ class RoundsCourse:
             self._arrivals,
             self._memory,
             scores,
+            trust=found.trust,
             norms=norms,
             noise=noise,
             fetched={

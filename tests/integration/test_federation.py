@@ -249,10 +249,22 @@ def test_memory_on_disk_gives_the_same_bits_as_in_ram(
     ram = federation(task, POLICIES, 6, rule=rule)
     disk = federation(task, POLICIES, 6, rule=rule, memory_dir=tmp_path / "memory")
     reports = list(ram.run())
-    assert [r.oldest_memory for r in reports] == [r.oldest_memory for r in disk.run()]
+    assert [memory_terms(r) for r in reports] == [memory_terms(r) for r in disk.run()]
     assert ram.model.digest == disk.model.digest
+    shares = [r.memory_trust for r in reports] + [r.memory_trust_alone for r in reports]
+    if rule == "ram-fed":
+        assert all(share is not None and 0 <= share <= 1 for share in shares)
+        assert any(shares), "movements of neighbouring rounds agree"
+        assert [r.memory_ratio is None for r in reports] == [True] + 5 * [False]
+    else:
+        assert shares == [None] * 12
     assert any((tmp_path / "memory").iterdir())
     assert reports[-1].oldest_memory is not None
+
+
+def memory_terms(report: RoundReport) -> tuple[object, ...]:
+    shares = report.memory_trust, report.memory_trust_alone
+    return report.oldest_memory, *shares, report.memory_ratio
 
 
 def test_replays_reach_the_rule(task: Task) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +17,45 @@ from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.robust.sums import (
     PIECE,
     Float64,
+    Term,
     add_scaled,
     block_sums,
+    divide,
     over_shards,
     spread,
+    sum_terms,
 )
 from coordinator.aggregate.rules.rule import Closing, Rule
+from coordinator.aggregate.rules.trust import measure_trust
 from coordinator.errors import ConfigError
+from edge_sdk.program.settings.types import Spelling
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs, select_blocks
 
 Correction = Literal["coverage", "population"]
 Population = Literal["holders", "all"]
+
+ADAPTIVE = "adaptive"
+
+
+def _read_damping(value: Any, _: Path) -> float | str:
+    if value == ADAPTIVE:
+        return ADAPTIVE
+    if isinstance(value, bool):
+        raise TypeError(value)
+    return float(value)
+
+
+Damping = Annotated[
+    float | Literal["adaptive"], Spelling(_read_damping, "adaptive, or a number in (0, 1]")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RamFed(Rule):
     """The mean of all devices' newest movements, corrected by the fresh ones (RAM-Fed).
 
-    `damping` ρ fades memory with every round of age; 1 is the paper's. `population`: memory is
+    `damping`: "adaptive" measures in every round how far memory can be trusted (`trust.py`); a
+    number ρ fades memory with every round of age, and 1 is the paper's. `population`: memory is
     averaged over the devices that have an entry ("holders"), or over all, absent ones as 0 ("all",
     the paper). `correction`: fresh movements are averaged over the devices that trained a block
     ("coverage", the paper), or divided by all devices ("population", MIFA). In the first
@@ -43,15 +65,15 @@ class RamFed(Rule):
     remembers: ClassVar[Literal["nothing", "movements", "models"]] = "movements"
     sums: ClassVar[bool] = True
 
-    damping: float = 0.8
+    damping: Damping = "adaptive"
     correction: Correction = "coverage"
     population: Population = "holders"
     warmup_rounds: int = 0
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        if not (math.isfinite(self.damping) and 0 < self.damping <= 1):
-            raise ConfigError(f"damping is in (0, 1], not {self.damping!r}")
+        if not (self.adapts or (math.isfinite(self.fading) and 0 < self.fading <= 1)):
+            raise ConfigError(f"damping is in (0, 1], or adaptive, not {self.damping!r}")
         for name, known in (("correction", Correction), ("population", Population)):
             if getattr(self, name) not in get_args(known):
                 raise ConfigError(
@@ -59,13 +81,32 @@ class RamFed(Rule):
                 )
         if self.warmup_rounds < 0:
             raise ConfigError(f"warmup_rounds must not be negative: {self.warmup_rounds}")
+        if self.adapts and self.correction == "population":
+            raise ConfigError(
+                'correction = "population" divides fresh movements by all devices, so they cannot '
+                "be weighed against memory: give damping as a number (1 as published), or leave "
+                'correction at "coverage"'
+            )
+
+    @property
+    def adapts(self) -> bool:
+        """True if the trust in memory is measured."""
+        return self.damping == ADAPTIVE
+
+    @property
+    def fading(self) -> float:
+        """See `Rule`. What is measured anew in every round need not fade."""
+        return 1.0 if isinstance(self.damping, str) else self.damping
 
     def move(self, closing: Closing) -> Float32:
-        """Compute `v_i = ū_i + Σ_{n∈N_i} (D_n,i − u_n,i) / Γ_i`, an absent `u` being `ū_i` (or 0).
+        """Compute `v_i = λ ū_i + Σ_{n∈N_i} (D_n,i − λ u_n,i) / Γ_i`, an absent `u` being `ū_i`.
+
+        With `population = "all"` an absent `u` is 0. `v_i = μ ū_i` where nobody trained the block.
+        λ and μ are the trust in memory, 1 unless it is measured.
 
         The sum is the change that the fresh movements make to the memory's running sum. It is
-        used a stretch at a time as memory makes it, so each old movement is read once, where it
-        is replaced, and the change of the whole model is never held.
+        used a stretch at a time as memory makes it, so the change of the whole model is never
+        held. Each old movement is read where it is replaced, and before that if trust is measured.
         """
         memory, plan = closing.needed_memory, closing.plan
         memory.advance(closing.round)
@@ -81,10 +122,13 @@ class RamFed(Rule):
         mean = np.divide(1.0, holders, out=np.zeros_like(everybody), where=holders > 0)
         by = fresh if self.correction == "coverage" else everybody
         share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
-        # v = ū + (γ·change − absent·ū) · share. The old mean is read before memory changes.
         scale = self.server_rate * closing.learning_rate
-        result = np.zeros(plan.parameters, dtype=np.float32)
-        of_old, of_change = scale * mean * (1 - absent * share), scale * share
+        result, own, trusted = self._trust(closing, memory, closing.learning_rate * mean)
+        if self.adapts:
+            result *= np.float32(self.server_rate * (1 - own))
+        # v = (1 − λ)·D̄ + λ·(ū + (γ·change − absent·ū)·share), or μ·ū. The old mean is read before
+        # memory changes.
+        of_old, of_change = scale * trusted * mean * (1 - absent * share), scale * own * share
 
         def add_old(start: int, end: int) -> None:
             add_scaled(plan, result, start, memory.total[start:end], of_old)
@@ -98,18 +142,47 @@ class RamFed(Rule):
         memory.write(closing.fresh, add_change)
         return result
 
-    def _robust_move(self, closing: Closing, memory: Memory) -> Float32:
-        """Compute `v_i = ū_i + the robust mean of D_n,i − u_n,i`, an absent `u` being `ū_i` (or 0).
+    def _trust(
+        self, closing: Closing, memory: Memory, remembered: Float64
+    ) -> tuple[Float32, float, Float64]:
+        """Measure and note the trust in memory: the fresh mean, λ, and λ or μ for every block.
 
-        The differences are made one device at a time, in a file; each old movement is read once.
+        A trust that is not measured is 1, and the fresh mean, which then has no part, is 0.
+        """
+        plan, parts = closing.plan, closing.fresh
+        if not self.adapts:
+            return np.zeros(plan.parameters, dtype=np.float32), 1.0, np.ones(plan.block_count)
+        weights = [self.weight(part) for part in parts]
+        pairs = [(part.blocks, weight) for part, weight in zip(parts, weights, strict=True)]
+        weight = block_sums(plan, pairs)
+        total = sum_terms(plan, [Term(*pair) for pair in pairs], threads=closing.threads)
+        mean = divide(plan, total, weight)
+        trust = measure_trust(
+            memory,
+            parts,
+            weights,
+            learning_rate=closing.learning_rate,
+            mean=mean,
+            remembered=np.where(weight > 0, remembered, 0.0),
+            threads=closing.threads,
+        )
+        closing.trusts.append(trust)
+        trained = block_sums(plan, [(part.blocks, 1.0) for part in parts]) > 0
+        return mean, trust.own, np.where(trained, trust.own, trust.alone)
+
+    def _robust_move(self, closing: Closing, memory: Memory) -> Float32:
+        """Compute `v_i = λ ū_i + the robust mean of D_n,i − λ u_n,i`; see `move`.
+
+        The differences are made one device at a time, in a file.
         """
         plan, rate = closing.plan, closing.learning_rate
         everybody = np.full(plan.block_count, closing.registered, dtype=np.float64)
         holders = memory.weight if self.population == "holders" else everybody
         mean = np.divide(rate, holders, out=np.zeros_like(everybody), where=holders > 0)
+        _, own, trusted = self._trust(closing, memory, mean)
         weights = [self.weight(part) for part in closing.fresh]
         differences = spool(
-            (self._difference(closing, memory, part, mean) for part in closing.fresh),
+            (self._difference(closing, memory, part, mean, own) for part in closing.fresh),
             closing.scratch,
         )
         weighed = [
@@ -121,7 +194,7 @@ class RamFed(Rule):
         if self.correction == "population":
             fresh = block_sums(plan, [(each.blocks, each.weight) for each in weighed])
             share *= fresh / max(1.0, closing.registered)
-        of_old = self.server_rate * mean
+        of_old = self.server_rate * trusted * mean
 
         def add_old(start: int, end: int) -> None:
             for low in range(start, end, PIECE):
@@ -134,22 +207,22 @@ class RamFed(Rule):
         return result
 
     def _difference(
-        self, closing: Closing, memory: Memory, part: Contribution, mean: Float64
+        self, closing: Closing, memory: Memory, part: Contribution, mean: Float64, own: float
     ) -> Float32:
-        """Return `D − u` of a device's fresh movement; `mean` turns the running sum into `ū`."""
+        """Return `D − λ u` of a device's fresh movement; `mean` turns the running sum into `ū`."""
         plan, ids = closing.plan, part.blocks.ids
         whole = np.zeros(plan.parameters)
         for place, within in block_runs(ids, plan.block_offsets):
             whole[place] = part.blocks.values[within]
         for piece in memory.recall(part.device, ids):
-            faded = self.damping ** (closing.round - piece.made.round)
-            factor = faded * closing.learning_rate / piece.made.learning_rate
+            faded = self.fading ** (closing.round - piece.made.round)
+            factor = own * faded * closing.learning_rate / piece.made.learning_rate
             for place, within in block_runs(piece.blocks.ids, plan.block_offsets):
                 whole[place] -= factor * piece.blocks.values[within].astype(np.float64)
         if self.population == "holders":
             lacks = ids[memory.rounds(part.device)[ids] == 0]
             for place, _ in block_runs(lacks, plan.block_offsets):
-                factors = spread(plan, mean, place.start, place.stop)
+                factors = own * spread(plan, mean, place.start, place.stop)
                 whole[place] -= factors * memory.total[place]
         return select_blocks(whole.astype(np.float32), ids, plan.block_offsets).values
 
@@ -181,7 +254,7 @@ class RamFed(Rule):
                     continue
                 if lack is None:
                     lack = np.zeros(closing.plan.parameters)
-                faded = self.damping ** (closing.round - piece.made.round)
+                faded = self.fading ** (closing.round - piece.made.round)
                 factor = more * faded / piece.made.learning_rate
                 for whole, within in block_runs(piece.blocks.ids, closing.plan.block_offsets):
                     lack[whole] -= factor * piece.blocks.values[within].astype(np.float64)
@@ -194,5 +267,5 @@ class FedVarp(RamFed):
 
     whole_models: ClassVar[bool] = True
 
-    damping: float = 1.0
+    damping: Damping = 1.0
     population: Population = "all"

@@ -16,6 +16,7 @@ from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.memory.newest import pick
 from coordinator.aggregate.robust import Robust, Weighed, robust_mean
 from coordinator.aggregate.robust.scratch import spool
+from coordinator.aggregate.rules.trust import MemoryTrust
 from coordinator.errors import ConfigError
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -47,6 +48,8 @@ class Closing:
     threads: int = 1
     scratch: Path | None = None
     """Folder for what takes too much RAM; None means the folder for temporary files."""
+    trusts: list[MemoryTrust] = field(default_factory=list)
+    """Takes the round's trust in memory, from a rule that measures it."""
 
     @property
     def selected(self) -> int:
@@ -117,7 +120,7 @@ class Rule:
         return 0
 
     @property
-    def damping(self) -> float:
+    def fading(self) -> float:
         """Factor that memory fades by with every round of age."""
         return 1.0
 

@@ -44,6 +44,9 @@ def scalars_of(report: RoundReport) -> dict[str, float]:
         found["train/loss"] = fmean(losses)
     if report.oldest_memory is not None:
         found["memory/oldest"] = report.oldest_memory
+    terms = ("trust", "trust_alone", "ratio")
+    measured = {f"memory/{each}": getattr(report, f"memory_{each}") for each in terms}
+    found |= {tag: value for tag, value in measured.items() if value is not None}
     if report.time_s is not None:
         found["round/simulated_s"] = report.time_s
     return {tag: float(value) for tag, value in found.items()}

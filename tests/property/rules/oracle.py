@@ -61,7 +61,7 @@ class Oracle:
     max_staleness: int = 50
     weighting: str = "uniform"
     server_rate: float = 1.0
-    damping: float = 0.8
+    damping: float | str = "adaptive"
     correction: str = "coverage"
     population: str = "holders"
     horizon: int = 8
@@ -74,11 +74,14 @@ class Oracle:
     dropped: set[tuple[str, int]] = field(default_factory=set)
     """Devices and blocks of this round's movements that do not enter memory."""
     past: list[Word] = field(default_factory=list)
+    trust: tuple[float, float] = 1.0, 1.0
+    """λ and μ of the present round."""
 
     def move(self, heard: Heard) -> list[Values]:
         """How far every block of the model moves."""
         rule = BLOCK_RULES[self.rule]
         self.dropped = set()
+        self.trust = trust(self, heard)
         return [
             self.server_rate * rule(self, heard, block) + np.zeros_like(theta)
             for block, theta in enumerate(heard.theta)
@@ -161,30 +164,64 @@ def ra_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     return oracle.mean(terms, heard.fresh, block)
 
 
-def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
-    """`v = ū + (1/Γ) Σ (D_n − u_n)`; `v = ū` where nobody trained the block."""
+def remembered(oracle: Oracle, heard: Heard, block: int) -> dict[str, Weighed]:
+    """Each device's newest movement of a block, faded with age unless trust in it is measured."""
     entries: dict[str, Weighed] = {}
     for device in heard.samples:
         word = oracle.newest(device, block, heard.round)
         if word is not None:
-            faded = oracle.damping ** (heard.round - word.made)
+            rho = oracle.damping if isinstance(oracle.damping, float) else 1.0
+            faded = rho ** (heard.round - word.made)
             entries[device] = (oracle.weight(word), faded * at_rate(word, block, heard))
-    fallback: Values | float
-    if oracle.population == "all":
-        memory, fallback = share(list(entries.values()), oracle.everybody(heard)), 0.0
-    else:
-        memory = fallback = mean(list(entries.values()))
+    return entries
+
+
+def memory_mean(oracle: Oracle, heard: Heard, block: int) -> Values | float:
+    """`ū`: over the devices that have an entry, or over all."""
+    entries = list(remembered(oracle, heard, block).values())
+    return share(entries, oracle.everybody(heard)) if oracle.population == "all" else mean(entries)
+
+
+def trust(oracle: Oracle, heard: Heard) -> tuple[float, float]:
+    """`λ` and `μ`: what share of memory the fresh movements bear out."""
+    if oracle.rule not in ("ram-fed", "fedvarp") or oracle.damping != "adaptive":
+        return 1.0, 1.0
+    along = length = along_mean = length_mean = 0.0
+    for block in range(len(heard.theta)):
+        entries, held = remembered(oracle, heard, block), memory_mean(oracle, heard, block)
+        fresh = [word for word in heard.fresh if block in word.blocks]
+        for word in fresh:
+            if word.device in entries:
+                new, old = word.blocks[block], entries[word.device][1]
+                along += oracle.weight(word) * float((new * old).sum())
+                length += oracle.weight(word) * float((old * old).sum())
+        if sum(oracle.weight(word) for word in fresh):
+            terms = [(oracle.weight(word), word.blocks[block]) for word in fresh]
+            along_mean += float(np.sum(mean(terms) * held))
+            length_mean += float(np.sum(np.square(held + 0 * fresh[0].blocks[block])))
+    own = min(1.0, max(0.0, along / length)) if length else 0.0
+    alone = min(1.0, max(0.0, along_mean / length_mean)) if length_mean else 0.0
+    return own, alone
+
+
+def ram_fed(oracle: Oracle, heard: Heard, block: int) -> Values | float:
+    """`v = λ ū + (1/Γ) Σ (D_n − λ u_n)`; `v = μ ū` where nobody trained the block."""
+    own, alone = oracle.trust
+    entries, memory = remembered(oracle, heard, block), memory_mean(oracle, heard, block)
+    fallback = 0.0 if oracle.population == "all" else memory
     corrections: list[Weighed] = []
     for word in heard.fresh:
         if block in word.blocks:
             old = entries[word.device][1] if word.device in entries else fallback
-            corrections.append((oracle.weight(word), word.blocks[block] - old))
+            corrections.append((oracle.weight(word), word.blocks[block] - own * old))
     judged = [word.blocks[block] for word in heard.fresh if block in word.blocks]
     step = oracle.mean(corrections, heard.fresh, block, judged)
+    if not corrections:
+        return alone * memory
     if oracle.correction == "coverage":
-        return memory + step
+        return own * memory + step
     weight, everybody = sum(weight for weight, _ in corrections), oracle.everybody(heard)
-    return memory + (step * weight / everybody if everybody else 0.0)
+    return own * memory + (step * weight / everybody if everybody else 0.0)
 
 
 def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:

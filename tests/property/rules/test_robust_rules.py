@@ -65,7 +65,7 @@ def follow(
     weighting=st.sampled_from(["uniform", "samples", "level"]),
     more=st.fixed_dictionaries(
         {
-            "damping": st.sampled_from([1.0, 0.8]),
+            "damping": st.sampled_from(["adaptive", 1.0, 0.8]),
             "correction": st.sampled_from(["coverage", "population"]),
             "population": st.sampled_from(["holders", "all"]),
         }
@@ -84,6 +84,8 @@ def test_rule_with_a_robust_choice_follows_its_definition(
     options: dict[str, Any] = {"weighting": weighting, "server_rate": 0.5}
     if issubclass(RULES[rule], RamFed):
         options |= more
+    if options.get("damping") == "adaptive":
+        options["correction"] = "coverage"
     made = make_rule(rule, **options)
     assert isinstance(made, Rule)
     robust = Robust(name=name, norm=0.3, factor=factor)

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from coordinator.aggregate.robust.sums import PIECE
 from coordinator.aggregate.rules import RULES, Rule, make_rule
 from coordinator.aggregate.rules.ram_fed import RamFed
+from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
-from tests.property.rules.histories import History, RoundOf, Turn, assert_follows, histories
+from tests.property.rules.histories import (
+    History,
+    RoundOf,
+    Say,
+    Turn,
+    assert_follows,
+    histories,
+    normal,
+    random_words,
+)
 from tests.property.rules.oracle import BLOCK_RULES, Oracle
 from tests.property.strategies import Choice, law
 
@@ -60,6 +70,26 @@ def test_ram_fed_follows_its_definition(
     history: History, options: dict[str, Any], max_staleness: int
 ) -> None:
     follow("ram-fed", history, options, max_staleness)
+
+
+def echoing(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
+    """Movements that agree with earlier ones, more or less, as those of one model do."""
+    return rate * (1 + 0.5 * normal(7, plan.parameters) + 0.7 * random_words(plan, turn, rate))
+
+
+@pytest.mark.parametrize("say", [random_words, echoing])
+@settings(law, max_examples=60)
+@given(
+    history=histories(),
+    options=st.fixed_dictionaries(shared | {"population": memory["population"]}),
+    max_staleness=st.integers(1, 4),
+)
+def test_adaptive_ram_fed_follows_its_definition(
+    say: Say, history: History, options: dict[str, Any], max_staleness: int
+) -> None:
+    rule = RamFed(**options)
+    oracle = Oracle(rule="ram-fed", max_staleness=max_staleness, **options)
+    assert_follows(history, rule, oracle, say=say)
 
 
 OPTIONS = {
@@ -112,7 +142,7 @@ def test_rule_follows_its_definition_across_pieces(name: str) -> None:
     options = {"weighting": "samples", "server_rate": 0.5}
     rule = make_rule(name, **options)
     assert isinstance(rule, Rule)
-    stated: dict[str, Any] = {"damping": rule.damping, **options}
+    stated: dict[str, Any] = dict(options)
     if isinstance(rule, RamFed):
-        stated["population"] = rule.population
+        stated |= {"damping": rule.damping, "population": rule.population}
     assert_follows(long_history(), rule, Oracle(rule=name, **stated), threads=3)

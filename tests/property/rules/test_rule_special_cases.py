@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coordinator.aggregate.robust import Robust, RobustName
 from coordinator.aggregate.rules import RULES, Rule, make_rule
 from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed
 from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
@@ -214,6 +215,53 @@ def test_ram_fed_undamped_over_all_is_the_papers_formula(history: History) -> No
             v += np.where(np.isnan(d), 0, d - u[name]) / np.maximum(gamma, 1)
             u[name] = np.where(np.isnan(d), u[name], d)
         assert np.abs(step.theta - v).max() <= 1e-5 * max(1.0, np.abs(v).max())
+
+
+@few
+@given(history=histories(), weighting=weightings)
+def test_adaptive_ram_fed_is_undamped_where_memory_comes_true(
+    history: History, weighting: Any
+) -> None:
+    """Whoever returns says the same again, in proportion to γ, and so do all: trust is 1."""
+    history, word = all_have_samples(history), normal(history.seed, history.plan.parameters)
+
+    def unison(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
+        return (word * rate).astype(np.float32)
+
+    adaptive, undamped = (
+        list(drive(history, rule, from_zero=True, say=unison))
+        for rule in (RamFed(weighting=weighting), RamFed(damping=1.0, weighting=weighting))
+    )
+    known = np.zeros(history.plan.parameters, dtype=bool)
+    for one, other in zip(adaptive, undamped, strict=True):
+        fresh = ~np.isnan(stacked(history.plan, one.heard.fresh)).all(0)
+        if (known & fresh & (word != 0)).any():  # else there is nothing to compare
+            assert_near([one.theta], [other.theta])
+        known |= fresh | ~np.isnan(stacked(history.plan, one.late)).all(0)
+
+
+@few
+@given(history=histories(), weighting=weightings, name=st.sampled_from(["none", "median"]))
+def test_adaptive_ram_fed_is_ra_fed_where_memory_is_contradicted(
+    history: History, weighting: Any, name: RobustName
+) -> None:
+    """In the second round all say the opposite of what they said in the first."""
+    history = in_time(history)
+    rounds = [
+        replace(now, turns={one: replace(turn, seed=number) for one, turn in now.turns.items()})
+        for number, now in enumerate(history.rounds[:2])
+    ]
+    history, word = replace(history, rounds=tuple(rounds)), normal(3, history.plan.parameters)
+
+    def opposed(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
+        return (word * rate * (-1) ** turn.seed).astype(np.float32)
+
+    told = {"say": opposed, "robust": Robust(name=name)}
+    left, right = (
+        movements(history, rule, **told)
+        for rule in (RamFed(weighting=weighting), RaFed(weighting=weighting))
+    )
+    assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
 @few

@@ -146,6 +146,8 @@ def test_rule_knows_its_name_and_says_what_it_does(name: str) -> None:
     [
         ("ram-fed", {"damping": 0}, "damping"),
         ("ram-fed", {"damping": 1.1}, "damping"),
+        ("ram-fed", {"damping": True}, "damping = True: must be adaptive, or a number"),
+        ("ram-fed", {"correction": "population"}, "give damping as a number"),
         ("ram-fed", {"correction": "none"}, "correction"),
         ("ram-fed", {"population": "some"}, "population"),
         ("ram-fed", {"warmup_rounds": -1}, "warmup_rounds"),
@@ -156,7 +158,7 @@ def test_rule_knows_its_name_and_says_what_it_does(name: str) -> None:
         ("fed-raa", {"staleness": "linear"}, "staleness"),
         ("fed-raa", {"a": -1}, "a must"),
         ("ra-fed", {"horizon": 3}, "horizon is not a known key"),
-        ("ram-fed", {"damping": "abc"}, "damping = 'abc': must be a number"),
+        ("ram-fed", {"damping": "abc"}, "damping = 'abc': must be adaptive, or a"),
         ("ram-fed", {"warmup_rounds": 1.5}, "warmup_rounds = 1.5: must be a whole number"),
         ("ccfl-2", {"horizon": True}, "horizon = True: must be a whole number"),
         ("ra-fed", {"weighting": 3}, "weighting = 3: must be one of"),

@@ -238,7 +238,10 @@ def test_password_may_come_from_the_environment(
         (f"{TASK}{RUN}[rule]\nname = 'fedavgg'\n", "no rule 'fedavgg'; did you mean 'fedavg'"),
         (f"{TASK}{RUN}[rule]\noptions = 3\n", r"rule\.options = 3: must be a table"),
         (f"{TASK}{RUN}[rule.options]\ndampin = 1\n", "did you mean 'damping'"),
-        (f"{TASK}{RUN}[rule.options]\ndamping = 'x'\n", "rule 'ram-fed': damping = 'x': must be a"),
+        (
+            f"{TASK}{RUN}[rule.options]\ndamping = 'x'\n",
+            "rule 'ram-fed': damping = 'x': must be adaptive",
+        ),
         (f"{TASK}{RUN}[rule.options]\nweighting = 'x'\n", "weighting = 'x': must be one of unif"),
         (f"{TASK}{RUN}updates = 3\n", "does not fit this rule: set run.rounds instead"),
         (f"{TASK}{RUN}rounds = 3\n[rule]\nname = 'fed-raa'\n", "set run.updates instead"),

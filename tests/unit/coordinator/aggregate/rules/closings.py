@@ -9,6 +9,7 @@ import numpy as np
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory, MemoryConfig, RamMemory
 from coordinator.aggregate.rules import Closing, Rule
+from coordinator.aggregate.rules.trust import MemoryTrust
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim, Tensor
@@ -34,7 +35,7 @@ def memory_for(rule: Rule, *, max_staleness: int = 50) -> RamMemory:
     """An empty memory as a run with this rule opens it."""
     config = MemoryConfig(
         memory_type="fp32",
-        damping=rule.damping,
+        damping=rule.fading,
         max_staleness=max_staleness,
         weighting=rule.weighting,
         sums=rule.sums,
@@ -54,6 +55,7 @@ def move(
     rate: float = 0.1,
     theta: float = 0.0,
     samples: Mapping[str, int] | None = None,
+    trusts: list[MemoryTrust] | None = None,
 ) -> float:
     """What the first parameter moves by in a round with these fresh movements."""
     sizes = {} if samples is None else samples
@@ -70,6 +72,7 @@ def move(
         silent=silent,
         registered=registered,
         memory=memory,
+        trusts=[] if trusts is None else trusts,
     )
     first, second = rule.move(closing).tolist()
     assert abs(second - 2 * first) <= 1e-6 * (1 + abs(first))

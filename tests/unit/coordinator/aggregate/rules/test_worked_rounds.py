@@ -10,11 +10,16 @@ from coordinator.aggregate.rules import Rule, make_rule
 from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
+from coordinator.aggregate.rules.trust import MemoryTrust
 from tests.unit.coordinator.aggregate.rules.closings import memory_for, move, say
 
 
 def near(value: float) -> Any:
     return pytest.approx(value, rel=1e-5, abs=1e-6)
+
+
+def near_all(values: tuple[float | None, ...]) -> tuple[Any, ...]:
+    return tuple(None if value is None else near(value) for value in values)
 
 
 def test_ra_fed_keeps_what_nobody_trained() -> None:
@@ -43,6 +48,56 @@ def test_ram_fed_corrects_memory_by_what_is_fresh(options: dict[str, Any], secon
     move(rule, 1, {"a": 2.0, "b": 4.0}, memory=memory, registered=2)
     got = move(rule, 2, {"a": 6.0, "new": 9.0}, memory=memory, registered=3)
     assert got == near(second)
+
+
+@pytest.mark.parametrize(
+    ("says", "trust", "moved"),
+    [
+        # Round 1: a says 2, b says 4. Round 2: a says half of that: λ = ½, and the mean of memory
+        # told a third: ½ · 3 + (1 − ½ · 2).
+        (1.0, (0.5, 1 / 3, 3.0), 1.5),
+        # The same again: all of memory counts. 3 + (2 − 2).
+        (2.0, (1.0, 2 / 3, 1.5), 3.0),
+        # More of the same is trusted no further: 3 + (6 − 2).
+        (6.0, (1.0, 1.0, 0.5), 7.0),
+        # The opposite: memory has no part.
+        (-2.0, (0.0, 0.0, 1.5), -2.0),
+        (0.0, (0.0, 0.0, None), 0.0),
+    ],
+)
+def test_adaptive_ram_fed_trusts_memory_as_far_as_it_told(
+    says: float, trust: tuple[float, float, float | None], moved: float
+) -> None:
+    rule = RamFed()
+    memory = memory_for(rule)
+    trusts: list[MemoryTrust] = []
+    assert move(rule, 1, {"a": 2.0, "b": 4.0}, memory=memory, trusts=trusts) == near(3.0)
+    assert trusts.pop() == MemoryTrust(0.0, 0.0, None)
+    # At twice the rate, memory is twice as long.
+    got = move(rule, 2, {"a": 2 * says}, memory=memory, rate=0.2, trusts=trusts)
+    assert got == near(2 * moved)
+    found = trusts.pop()
+    assert (found.own, found.alone, found.ratio) == near_all(trust)
+    # Of a newcomer there is nothing to compare but the mean.
+    move(rule, 3, {"new": 1.0}, memory=memory, rate=0.1, trusts=trusts)
+    assert trusts.pop().own == 0
+
+
+def test_adaptive_ram_fed_keeps_the_model_in_a_round_without_movements() -> None:
+    rule = RamFed()
+    memory = memory_for(rule)
+    move(rule, 1, {"a": 2.0}, memory=memory)
+    assert move(rule, 2, {}, memory=memory) == 0
+
+
+def test_adaptive_ram_fed_weighs_what_devices_bear_out() -> None:
+    rule = RamFed(weighting="samples")
+    memory, trusts = memory_for(rule), list[MemoryTrust]()
+    samples = {"a": 1, "b": 3}
+    move(rule, 1, {"a": 2.0, "b": 4.0}, memory=memory, samples=samples)
+    move(rule, 2, {"a": 2.0, "b": 1.0}, memory=memory, samples=samples, trusts=trusts)
+    # (1 · 2 · 2 + 3 · 1 · 4) / (1 · 2² + 3 · 4²); ū = 3.5, and the fresh mean is 1.25.
+    assert (trusts[0].own, trusts[0].alone) == near_all((16 / 52, 1.25 / 3.5))
 
 
 def test_ram_fed_over_all_oversteps_when_a_device_joins_and_over_holders_does_not() -> None:

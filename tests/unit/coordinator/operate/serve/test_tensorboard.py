@@ -40,6 +40,8 @@ def report(round: int) -> RoundReport:
         longest_skip=2,
         seconds=0.25,
         thin_share=0.5,
+        memory_trust=0.75,
+        memory_trust_alone=0.0,
         levels=(LevelReport(1.0, 10, 0.5, 1, None), LevelReport(0.5, 4, None, 2, None)),
     )
 
@@ -67,6 +69,8 @@ def test_numbers_of_a_round_are_those_of_its_report() -> None:
         "round/seconds": 0.25,
         "train/loss": 1.5,
         "memory/oldest": 3,
+        "memory/trust": 0.75,
+        "memory/trust_alone": 0,
     }
 
 
