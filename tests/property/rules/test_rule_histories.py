@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,8 @@ def test_ram_fed_follows_its_definition(
 
 def echoing(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
     """Movements that agree with earlier ones, more or less, as those of one model do."""
-    return rate * (1 + 0.5 * normal(7, plan.parameters) + 0.7 * random_words(plan, turn, rate))
+    words = 1 + 0.5 * normal(7, plan.parameters) + 0.7 * random_words(plan, turn, rate)
+    return (rate * words).astype(np.float32)
 
 
 @pytest.mark.parametrize("say", [random_words, echoing])

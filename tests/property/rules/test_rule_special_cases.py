@@ -254,7 +254,7 @@ def test_adaptive_ram_fed_is_ra_fed_where_memory_is_contradicted(
     history, word = replace(history, rounds=tuple(rounds)), normal(3, history.plan.parameters)
 
     def opposed(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
-        return (word * rate * (-1) ** turn.seed).astype(np.float32)
+        return (word * (rate if turn.seed % 2 else -rate)).astype(np.float32)
 
     told = {"say": opposed, "robust": Robust(name=name)}
     left, right = (
