@@ -104,6 +104,24 @@ class Study:
         self._runtime: Predictor | None = None
         self._last: FleetRound | None = None
 
+    @property
+    def data(self) -> Dataset:
+        """The data set. Raises `ValueError` if nothing is trained."""
+        if self._data is None:
+            raise ValueError("this study does not train, and has no data")
+        return self._data
+
+    @property
+    def runtime(self) -> Predictor:
+        """Runs the model, once the study does. Raises `ValueError` before that."""
+        if self._runtime is None:
+            raise ValueError("this study is not running: iterate over run() first")
+        return self._runtime
+
+    def rows(self) -> list[NDArray[np.int64]]:
+        """Return the numbers of every device's training samples in the data set."""
+        return deal_rows(self.config, self.data, len(self.population))
+
     def run(self) -> Iterator[FleetRound]:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
@@ -141,7 +159,7 @@ class Study:
         graphs = _graphs(config.model_name, self.task, self.machine)
         self._runtime = Predictor(plan, graphs.manifest, graphs.files)
         names = {name: place for place, (name, _) in enumerate(self.population.devices())}
-        dealt = deal_out(data.train, deal_rows(config, data, len(names)))
+        dealt = deal_out(data.train, self.rows())
         training = CohortTraining(
             plan,
             graphs.manifest,

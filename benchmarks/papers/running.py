@@ -126,7 +126,7 @@ class RoundWatch:
         """Deal the test set to devices in the proportions of their training samples."""
         study = self._study
         train, test = study.data.train.targets, study.data.test.targets
-        held = [train[rows] for rows in study.rows]
+        held = [train[rows] for rows in study.rows()]
         return own_tests(held, test, stream(study.config.run.seed, "papers", "tests"))
 
 
