@@ -109,7 +109,7 @@ def _study(arguments: argparse.Namespace) -> Measured:
     config = make_study(_settings(arguments))
     study = Study(config, None if arguments.data is None else arguments.data.absolute().parent)
     rows = []
-    with progress("fleet", config.run.rounds or config.run.updates or 0) as begin:
+    with progress("fleet", config.reports) as begin:
         tick = begin("simulating")
         for each in study.run():
             rows.append(round_row(each))

@@ -16,8 +16,11 @@ from benchmarks.data.dealing import DataPartition
 from benchmarks.models import FAMILIES
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.published import recipe_preset
+from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.operate.config import (
+    ROUNDS,
+    UPDATES,
     MaskTable,
     RobustTable,
     RoundTable,
@@ -204,6 +207,21 @@ class StudyConfig:
         if self.data.name not in USUAL_MODELS:
             raise ConfigError(f"model.name: {self.data.name} has no usual model; name one")
         return USUAL_MODELS[self.data.name]
+
+    @property
+    def asynchronous(self) -> bool:
+        """True if every arrival moves the model, and there are no rounds."""
+        return isinstance(self._served().make_rule(), FedRaa)
+
+    @property
+    def reports(self) -> int:
+        """Rounds that the experiment tells of, unless it stops early.
+
+        An asynchronous one tells of every `min_devices` updates.
+        """
+        if self.asynchronous:
+            return -(-(self.run.updates or UPDATES) // self.round.min_devices)
+        return self.run.rounds or ROUNDS
 
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         """Make the settings of the coordinator's state machine. Raises `ConfigError`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -71,8 +71,8 @@ class StudyOutcome:
 class Study:
     """An experiment, made and ready to run once.
 
-    `task`, `machine` (the coordinator's settings), `model`, `population` and `simulation` are there
-    for whoever wants to look closer.
+    `task`, `machine` (the coordinator's settings), `model`, `population`, `data` and `simulation`
+    are there for whoever wants to look closer; `simulation` from the first round on.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Study:
         """
         self.config = config
         self.population = find_population(config.fleet) if population is None else population
-        self._data = _dataset(config, data_dir) if config.simulation.train else None
+        self.data = _dataset(config, data_dir) if config.simulation.train else None
         self.task = _task(config)
         self.model = GlobalModel(
             self.task.plan,
@@ -101,31 +101,27 @@ class Study:
         masks = settle_masks(machine.masks, self.task.plan, lambda: self.model.norms)
         self.machine: RoundsConfig | FragmentsConfig = replace(machine, masks=masks)
         self.simulation: FleetSimulation | None = None
-        self._runtime: Predictor | None = None
         self._last: FleetRound | None = None
 
-    @property
-    def data(self) -> Dataset:
-        """The data set. Raises `ValueError` if nothing is trained."""
-        if self._data is None:
-            raise ValueError("this study does not train, and has no data")
-        return self._data
+    @cached_property
+    def graphs(self) -> CompiledGraphs:
+        """The compiled graphs of the task."""
+        return _graphs(self.config.model_name, self.task, self.machine)
 
-    @property
+    @cached_property
     def runtime(self) -> Predictor:
-        """Runs the model, once the study does. Raises `ValueError` before that."""
-        if self._runtime is None:
-            raise ValueError("this study is not running: iterate over run() first")
-        return self._runtime
+        """Runs the model and its levels, to measure them."""
+        return Predictor(self.task.plan, self.graphs.manifest, self.graphs.files)
 
+    @cached_property
     def rows(self) -> list[NDArray[np.int64]]:
-        """Return the numbers of every device's training samples in the data set."""
-        return deal_rows(self.config, self.data, len(self.population))
+        """The training samples of every device, by their numbers in `data`; empty without data."""
+        return [] if self.data is None else deal_rows(self.config, self.data, len(self.population))
 
     def run(self) -> Iterator[FleetRound]:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
-            more = {} if self._data is None else self._training(self._data, stack)
+            more = {} if self.data is None else self._training(self.data, stack)
             self.simulation = FleetSimulation(self.machine, self.model, self.population, **more)
             for each in self.simulation.run():
                 self._last = each
@@ -135,18 +131,17 @@ class Study:
         """Return the end of a run; measures every level. Raises `ValueError` before `run`."""
         if self._last is None:
             raise ValueError("no round of this study has closed: iterate over run() first")
-        if self._data is None or self._runtime is None:
+        if self.data is None:
             return StudyOutcome({}, {}, self._last)
-        validation, test = (self._scored(each).accuracies for each in self._checks(self._data))
+        validation, test = (self.measure(each).accuracies for each in self._checks(self.data))
         return StudyOutcome(validation, test, self._last)
 
-    def _scored(self, data: ArrayData) -> LevelScores:
+    def measure(self, data: ArrayData) -> LevelScores:
+        """Measure every level of the model as it is now, on these samples."""
         levels, model = self.machine.unscored(), self.model
         choices = {each.level: each.groups for each in levels.levels}
-        if self._runtime is None:
-            return levels
         return evaluate_levels(
-            self._runtime, model.weights, model.buffers, choices, data, rescale=levels.rescale
+            self.runtime, model.weights, model.buffers, choices, data, rescale=levels.rescale
         )
 
     def _checks(self, data: Dataset) -> tuple[ArrayData, ArrayData]:
@@ -156,10 +151,9 @@ class Study:
 
     def _training(self, data: Dataset, stack: ExitStack) -> dict[str, Any]:
         config, plan = self.config, self.task.plan
-        graphs = _graphs(config.model_name, self.task, self.machine)
-        self._runtime = Predictor(plan, graphs.manifest, graphs.files)
+        graphs = self.graphs
         names = {name: place for place, (name, _) in enumerate(self.population.devices())}
-        dealt = deal_out(data.train, self.rows())
+        dealt = deal_out(data.train, self.rows)
         training = CohortTraining(
             plan,
             graphs.manifest,
@@ -176,9 +170,9 @@ class Study:
             "samples": dealt.counts(),
             "manifest": graphs.manifest,
             "evaluate": _Seldom(
-                Evaluator(self._runtime, validation),
+                Evaluator(self.runtime, validation),
                 config.simulation.evaluate_every,
-                _reports(self.machine),
+                config.reports,
             ),
         }
 
@@ -238,12 +232,6 @@ class _Seldom:
         if self._calls % self._every and self._calls != self._last:
             return levels
         return self._evaluate(model, levels)
-
-
-def _reports(machine: RoundsConfig | FragmentsConfig) -> int:
-    if isinstance(machine, FragmentsConfig):
-        return -(-machine.updates // machine.min_devices)
-    return machine.rounds
 
 
 @lru_cache(maxsize=4)
