@@ -15,6 +15,7 @@ from benchmarks.studies import partition
 from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
+from benchmarks.studies.papers import command as papers
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from benchmarks.zoo import command as zoo
@@ -30,6 +31,7 @@ COMMANDS = (
     learn,
     levels,
     attack,
+    papers,
     partition,
     zoo,
     step,

@@ -19,8 +19,8 @@ AS_PRINTED: Mapping[str, Any] = {
     "round.train_deadline_s": 1e6,
 }
 """No rescaling, no clipping, one width a device, no screening of movements, no age limit on memory;
-only the whole model is evaluated, and every round waits for everybody."""
-
+only the whole model is evaluated, the run begins when all devices are there, and every round waits
+for everybody."""
 
 
 def settings(*parts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -31,4 +31,5 @@ def settings(*parts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = dict(AS_PRINTED)
     for part in parts:
         found |= part
-    return found | {name.replace("_", ".", 1): value for name, value in more.items()}
+    found |= {name.replace("_", ".", 1): value for name, value in more.items()}
+    return found | {"round.min_devices": found["fleet.devices"]}

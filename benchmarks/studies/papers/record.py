@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.cell import CellOutcome, Outcomes, PaperCell, PaperTable, Place
 from benchmarks.report.record import append_line, read_lines
+from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperCell, PaperTable, Place
 
 
 def read_outcomes(paths: Iterable[Path]) -> list[CellOutcome]:
@@ -44,7 +44,7 @@ def outcomes_of(
 
 def fits(cell: PaperCell, outcome: CellOutcome) -> bool:
     """Return True if a run had the settings that its cell has now."""
-    return plain(cell.settings) == plain(outcome.settings)
+    return bool(plain(cell.settings) == plain(outcome.settings))
 
 
 def plain(settings: Mapping[str, Any]) -> Any:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place
-from benchmarks.papers.running import run_study_cell
-from benchmarks.papers.tables.shared import settings
+from benchmarks.studies.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.running import run_study_cell
+from benchmarks.studies.papers.tables.shared import settings
 
 PAPER = "Every Parameter Matters"
 LEVELS: Mapping[str, list[float]] = {
@@ -92,7 +92,7 @@ def _claims() -> tuple[Claim, ...]:
 
 
 def _draw(table: PaperTable, done: Outcomes, path: Path) -> None:
-    from benchmarks.papers.plots import save_scatter
+    from benchmarks.studies.papers.plots import save_scatter
 
     save_scatter(
         table,
@@ -108,15 +108,15 @@ TABLE_1 = PaperTable(
     title="Table 1: MNIST",
     paper=PAPER,
     about="""\
-100 devices, 10 drawn for every round, five local epochs (300 steps of 10 images), rate 0.01, momentum
-0.5, 100 rounds, as in the authors' code. *Reduction* is in hidden neurons, as in the text, of a
-784-200-10 perceptron; the code masks single weights of the first layer. Levels belong to devices:
-on average a round has 6 whole models and 4 of three quarters (low), 4 and 6 (medium), or 3, one of
-three quarters and 6 halves (high); in the code they belong to places in the round. *Greedy* keeps the
-neurons of largest norm (the code does not: it takes `argsort` for ranks), *static* the leading ones.
-*Optimised* is `coverage` for pruning, and a window of its own for every device, which moves
-(`rolling`), for subnets. A block that nobody covers keeps its value (in the code it becomes NaN).
-L = 5 and the homogeneous rows were left out.""",
+100 devices, 10 drawn for every round, five local epochs (300 steps of 10 images), rate 0.01,
+momentum 0.5, 100 rounds, as in the authors' code. *Reduction* is in hidden neurons, as in the
+text, of a 784-200-10 perceptron; the code masks single weights of the first layer. Levels
+belong to devices: on average a round has 6 whole models and 4 of three quarters (low), 4 and 6
+(medium), or 3, one of three quarters and 6 halves (high); in the code they belong to places in
+the round. *Greedy* keeps the neurons of largest norm (the code does not: it takes `argsort` for
+ranks), *static* the leading ones. *Optimised* is `coverage` for pruning, and a window of its
+own for every device, which moves (`rolling`), for subnets. A block that nobody covers keeps its
+value (in the code it becomes NaN). L = 5 and the homogeneous rows were left out.""",
     cells=_cells(),
     claims=_claims(),
     run=run_study_cell,
@@ -124,3 +124,5 @@ L = 5 and the homogeneous rows were left out.""",
     expected_s=60.0,
     folders=("mnist",),
 )
+
+TABLES = (TABLE_1,)

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.data import Dataset
 from benchmarks.fleet.config import StudyConfig, make_study
 from benchmarks.fleet.study import Study
-from benchmarks.papers.cell import PaperCell, Ran
+from benchmarks.studies.papers.cell import PaperCell, Ran
 from coordinator.errors import CoordinatorError
 from coordinator.simulate.fleet.simulation import FleetRound
+from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
 EVERY = "simulation.evaluate_every"
@@ -56,6 +58,7 @@ class RoundWatch:
 
     def __init__(self, study: Study, every: int) -> None:
         self._study, self._every = study, every
+        self._data = study.data
         self._last: FleetRound | None = None
         self._seen = 0
         self._curve: list[tuple[int, float, float]] = []
@@ -81,8 +84,8 @@ class RoundWatch:
         for name, value in terms.items():
             if value is not None:
                 self._terms.setdefault(name, []).append(float(value))
-        if self._seen % self._every == 0 and self._study.config.simulation.train:
-            self._measure(each)
+        if self._seen % self._every == 0 and self._data is not None:
+            self._measure(each, self._data)
 
     def ran(self, more: Mapping[str, Any]) -> Ran:
         """Return the numbers of the run so far."""
@@ -102,32 +105,26 @@ class RoundWatch:
         curve = [(at, round(time_s, 3), round(share, 3)) for at, time_s, share in self._curve]
         return Ran(values=rounded(values), curve=curve, more=more)
 
-    def _measure(self, each: FleetRound) -> None:
-        right = self._right()
+    def _measure(self, each: FleetRound, data: Dataset) -> None:
+        right = self._right(data.test)
         self._curve.append((each.report.round, each.time_s, 100 * float(right.mean())))
         if self._parts is None:
-            self._parts = self._own_tests()
+            held = [data.train.targets[rows] for rows in self._study.rows]
+            draws = stream(self._study.config.run.seed, "papers", "tests")
+            self._parts = own_tests(held, data.test.targets, draws)
         shares = [100 * float(right[part].mean()) for part in self._parts if len(part)]
         self._deviations.append(pstdev(shares))
 
-    def _right(self) -> NDArray[np.bool_]:
+    def _right(self, test: ArrayData) -> NDArray[np.bool_]:
         """Mark the test images that the whole model is right about."""
-        study = self._study
-        model, test = study.model, study.data.test
+        model, runtime = self._study.model, self._study.runtime
         weights, buffers = model.weights, model.buffers
         marks = []
         for at in range(0, len(test), PIECE):
             inputs = [array[at : at + PIECE] for array in test.inputs]
-            scores = study.runtime.predict(weights, buffers, inputs)
+            scores = runtime.predict(weights, buffers, inputs)
             marks.append(scores.argmax(axis=1) == test.targets[at : at + PIECE])
         return np.concatenate(marks)
-
-    def _own_tests(self) -> list[NDArray[np.int64]]:
-        """Deal the test set to devices in the proportions of their training samples."""
-        study = self._study
-        train, test = study.data.train.targets, study.data.test.targets
-        held = [train[rows] for rows in study.rows()]
-        return own_tests(held, test, stream(study.config.run.seed, "papers", "tests"))
 
 
 def own_tests(

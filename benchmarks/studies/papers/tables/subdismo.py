@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place, Ran
-from benchmarks.papers.running import run_study_cell
-from benchmarks.papers.tables.shared import settings
+from benchmarks.studies.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place, Ran
+from benchmarks.studies.papers.running import run_study_cell
+from benchmarks.studies.papers.tables.shared import settings
 
 PAPER = "SubDisMO"
 MIXED = [0.25, 0.5]
@@ -24,6 +24,7 @@ BASE = settings(
     run_momentum=0.9,
     run_steps=10,
     run_rounds=100,
+    run_levels=[1.0, 0.5, 0.25],
     simulation_evaluate_every=3,
 )
 SUBMODELS: Mapping[str, Any] = {"fleet.levels": MIXED, "rule.name": "ra-fed"}
@@ -106,14 +107,14 @@ TABLE_1 = PaperTable(
     title="Table 1: ViT-Small on CIFAR-10",
     paper=PAPER,
     about="""\
-The budget is small and stated: 100 rounds of ten steps of 64 images, where the paper states neither
-rounds, steps, batch nor rate. Rate 0.05, momentum 0.9, δ = 0.1, server rate 1. The model is the
-ViT-Small that the paper's counts imply; submodels are whole transformer blocks, one or two of four, as
-the counts of its table 7 imply (its text says random parameters). `.O`, `.P` and `.A` are FedAvg,
-FedProx (0.01) and FedAdam; `.S` (SCAFFOLD) was left out, and so was μ = 1, which the δ sweep below
-has. In brackets behind the accuracy: the standard deviation between devices, of the whole model on
-test images dealt out in the proportions of each device's training data. IST has four parts, not ten:
-there are four blocks.""",
+The budget is small and stated: 100 rounds of ten steps of 64 images, where the paper states
+neither rounds, steps, batch nor rate. Rate 0.05, momentum 0.9, δ = 0.1, server rate 1. The
+model is the ViT-Small that the paper's counts imply; submodels are whole transformer blocks,
+one or two of four, as the counts of its table 7 imply (its text says random parameters). `.O`,
+`.P` and `.A` are FedAvg, FedProx (0.01) and FedAdam; `.S` (SCAFFOLD) was left out, and so was μ
+= 1, which the δ sweep below has. In brackets behind the accuracy: the standard deviation
+between devices, of the whole model on test images dealt out in the proportions of each device's
+training data. IST has four parts, not ten: there are four blocks.""",
     cells=_table_1(),
     claims=_claims(),
     run=run_study_cell,
@@ -194,7 +195,7 @@ def _count(cell: PaperCell, _seed: int, _data: Path | None) -> Ran:
 
 
 def _show_counts(table: PaperTable, done: Outcomes) -> str:
-    from benchmarks.papers.page import markdown
+    from benchmarks.studies.papers.page import markdown
 
     rows = []
     for cell in table.cells:
@@ -203,9 +204,7 @@ def _show_counts(table: PaperTable, done: Outcomes) -> str:
         if runs:
             ours = runs[0].values
             cells = (f"{ours['parameters']:.3f}", f"{printed[0]:.3f}")
-            rows.append(
-                [cell.place.row, *cells, f"{ours['macs']:.1f}", f"{printed[1]:.1f}"]
-            )
+            rows.append([cell.place.row, *cells, f"{ours['macs']:.1f}", f"{printed[1]:.1f}"])
     heads = ["submodel", "thousand parameters", "paper"]
     return markdown([*heads, "million operations, batch of 128", "paper"], rows)
 
@@ -230,3 +229,5 @@ outside the blocks. Operations are multiply-accumulates of a forward pass.""",
     seeds=1,
     expected_s=3.0,
 )
+
+TABLES = (TABLE_1, TABLE_2, TABLE_7)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.papers.cell import Claim, PaperCell, PaperTable, Place
-from benchmarks.papers.running import run_study_cell
-from benchmarks.papers.tables.shared import settings
+from benchmarks.studies.papers.cell import Claim, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.running import run_study_cell
+from benchmarks.studies.papers.tables.shared import settings
 
 PAPER = "RAM-Fed"
 LEVELS: Mapping[str, list[float]] = {"L": [0.5], "S": [0.25], "MIX": [0.5, 0.25]}
@@ -60,7 +60,7 @@ ROWS = (
 )
 """Methods and the levels of their devices. A device of IST trains one of four parts."""
 
-PRINTED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+PRINTED: Mapping[str, Mapping[str, tuple[float | None, ...]]] = {
     # MLP-MNIST at 0.1 and 0.15, CNN-CIFAR10 at 0.1, FastText-AGNews at 0.1 and 0.2
     "FedAvg": {"full": (94.2, 96.4, 61.9, 71.8, 82.2)},
     "RA-Fed": {
@@ -214,21 +214,21 @@ TABLE_2 = PaperTable(
     title="Table 2: MLP on MNIST",
     paper=PAPER,
     about="""\
-Ten devices, all in every round, data by Dir(α), batches of 128, momentum 0.5, five local steps, 200
-rounds. `L` trains two of four neuron regions, `S` one, `MIX` is half of each.
+Ten devices, all in every round, data by Dir(α), batches of 128, momentum 0.5, five local steps,
+200 rounds. `L` trains two of four neuron regions, `S` one, `MIX` is half of each.
 
-Text and code differ, and more than one reading was run. *Five iterations* are five steps here (the
-code makes five epochs; that is the last part, with 235 steps for every device and 40 rounds). The
-text has rate 0.01 for everything, the README 0.1 for RA-Fed and 0.5 for RAM-Fed. The text's *two
-hidden layers* count the output layer, as in its other models: 784-200-10, as in the code. Regions
-are neurons with all their weights, as in the text; the code masks single weights of one layer, which
-saves a device nothing. Gradients are those of the submodel. Rounds are not stated; 200 is the
-README's. RAM-Fed is the printed rule, `ū + (1/Γ) Σ (D − u)`, undamped, with a first round in which
-everybody trains everything; `1/N` is what the code computes, and *damped* is the default here
-(`damping = 0.8`). The published logs give the best accuracy of all rounds, on test images of which
-most are in the training sets; here no test image is in training, and the number is the mean of the last
-tenth of the rounds. HeteroFL and FedRolex are our addition. IST gives a device one of four parts, not
-one of ten.""",
+Text and code differ, and more than one reading was run. *Five iterations* are five steps here
+(the code makes five epochs; that is the last part, with 235 steps for every device and 40
+rounds). The text has rate 0.01 for everything, the README 0.1 for RA-Fed and 0.5 for RAM-Fed.
+The text's *two hidden layers* count the output layer, as in its other models: 784-200-10, as in
+the code. Regions are neurons with all their weights, as in the text; the code masks single
+weights of one layer, which saves a device nothing. Gradients are those of the submodel. Rounds
+are not stated; 200 is the README's. RAM-Fed is the printed rule, `ū + (1/Γ) Σ (D − u)`,
+undamped, with a first round in which everybody trains everything; `1/N` is what the code
+computes, and *damped* is the default here (`damping = 0.8`). The published logs give the best
+accuracy of all rounds, on test images of which most are in the training sets; here no test
+image is in training, and the number is the mean of the last tenth of the rounds. HeteroFL and
+FedRolex are our addition. IST gives a device one of four parts, not one of ten.""",
     cells=(
         *_cells(
             BY_README,
@@ -261,9 +261,7 @@ TABLE_2_CIFAR = PaperTable(
     about="""\
 As above, with the LeNet of the code (62,006 weights), rate 0.05 and 300 rounds. The code has no
 program for this model.""",
-    cells=tuple(
-        _cells(ON_CIFAR, CNN, {0.1: 2}, ("FedAvg, full", "RA-Fed, L", "RAM-Fed, L"))
-    ),
+    cells=tuple(_cells(ON_CIFAR, CNN, {0.1: 2}, ("FedAvg, full", "RA-Fed, L", "RAM-Fed, L"))),
     claims=tuple(_claims(ON_CIFAR, ("α = 0.1",))),
     run=run_study_cell,
     expected_s=110.0,
@@ -275,9 +273,9 @@ TABLE_3 = PaperTable(
     title="Table 3: text on AG News",
     paper=PAPER,
     about="""\
-**Not comparable with the paper's values.** The data set here is a quarter of the paper's training
-rows, with a vocabulary of 5,000 words and vectors of 64 numbers, where the paper has 120,000 rows, and
-its code 98,635 words and 128 numbers. Rate 0.1, five steps, 300 rounds.""",
+**Not comparable with the paper's values.** The data set here is a quarter of the paper's
+training rows, with a vocabulary of 5,000 words and vectors of 64 numbers, where the paper has
+120,000 rows, and its code 98,635 words and 128 numbers. Rate 0.1, five steps, 300 rounds.""",
     cells=tuple(
         _cells(
             "FastText-AGNews",
@@ -291,3 +289,5 @@ its code 98,635 words and 128 numbers. Rate 0.1, five steps, 300 rounds.""",
     expected_s=20.0,
     folders=("ag_news",),
 )
+
+TABLES = (TABLE_2, TABLE_2_CIFAR, TABLE_3)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from benchmarks.papers.cell import CellOutcome, Claim, Outcomes, PaperTable
+from benchmarks.studies.papers.cell import CellOutcome, Claim, Outcomes, PaperTable
 
 Verdict = Literal["reproduced", "within the noise", "not reproduced", "not run"]
 
