@@ -104,6 +104,15 @@ PUBLISHED: Mapping[str, Recipe] = {
         local={"rescale": 0.0},
         source="Zhou et al., Every Parameter Matters, NeurIPS 2023",
     ),
+    "prunefl": Recipe(
+        masks="prunefl",
+        local={"rescale": 0.0},
+        source="Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, "
+        "IEEE Transactions on Neural Networks and Learning Systems 2022 (arXiv:1909.12326)",
+        differs="whole groups are pruned, not single parameters, and keep their weights, which "
+        "return with them; the squared gradient is that of a round's movement; costs are counted, "
+        "not measured; no device prunes by magnitude before the first round",
+    ),
     "ist": Recipe(
         masks="disjoint",
         mask_options={"tied": True},
