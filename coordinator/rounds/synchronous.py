@@ -422,6 +422,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         times_covered=fleet.times_covered,
         norms=fleet.norms,
         stream=stream(config.seed, "masks", state.round),
+        importance=fleet.importance,
     )
     assigned = config.masks(situation) if offers else {}
     deadline = now + config.train_deadline_s
@@ -609,6 +610,8 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
     fleet = state.fleet.learned(fresh).covered(
         config.plan, state.round, {name: state.assigned[name] for name in commit.fresh}
     )
+    if config.measures(state.round):
+        fleet = fleet.measured(config.plan, fresh)
     skips = {name: refused_bid(name, state.round, why) for name, why in commit.refused.items()}
     state = replace(
         state,
@@ -663,7 +666,7 @@ def invitation_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
     return config.opening(
         state.round,
         whole=config.wants_whole(state.round),
-        warmup=config.warms_up(state.round),
+        warmup=config.warms_up(state.round) or config.measures(state.round),
         replay_within=replay_within(config),
         rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
         largest=_largest(config, state),

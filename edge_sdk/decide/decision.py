@@ -139,7 +139,7 @@ class Sight:
     """Only the whole model is useful this round."""
     warmup: bool = False
     """Every device that can should train the whole model this round, regardless of `Policy.level`
-    and the share of rounds."""
+    and the share of rounds. One that cannot decides as usual, unless it is also `whole`."""
     largest: float = 1.0
     """The largest level that is trained this round."""
     now_s: float = 0.0
@@ -182,7 +182,7 @@ def decide(
         least = weighed[-1]
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
     trained = replace(history, skipped=0)
-    if sight.warmup:
+    if sight.warmup and affordable[0].level == 1:
         reason = "full model: this round everybody trains everything"
         return _with_passes(Decision(1.0, reason, "whole", 1.0, trained), policy, sight, history)
 
@@ -224,10 +224,12 @@ def gates(policy: Policy, sight: Sight) -> list[Gate]:
 def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     """Assess every offered level, largest first."""
     levels = policy.offered_levels()
-    if sight.whole or sight.warmup:
+    if sight.whole:
         if policy.level < 1 and not sight.warmup:
             return [Verdict(1.0, 0.0, "owner", "is more than this device's owner allows")]
         levels = (1.0,)
+    elif sight.warmup:
+        levels = (1.0, *(level for level in levels if level < 1))
     # A device that offers nothing so small is given a part of what it offers.
     levels = tuple(level for level in levels if level <= sight.largest) or levels[-1:]
     if not sight.costs:

@@ -70,18 +70,21 @@ CONFIG = RoundsConfig(
 )
 
 
+NORMS = np.ones(PLAN.block_count)
+
+
 class Coordinator(Driven[RoundsConfig, RoundsState, Event, Effect]):
     def __init__(self, *devices: str, config: RoundsConfig = CONFIG) -> None:
-        super().__init__(config, start(config), handle, devices)
+        super().__init__(config, start(config, NORMS), handle, devices)
 
     def movement(self, name: str, value: float = 1.0, **changes: Any) -> Movement:
         return self.movement_of(name, value, **{"round": self.state.round, "level": 0.5, **changes})
 
-    def count(self, *names: str) -> list[Effect]:
+    def count(self, *names: str, value: float = 1.0) -> list[Effect]:
         """Movements of these devices come and are stored."""
         effects: list[Effect] = []
         for name in names:
-            effects = self.tell(self.movement(name), Kept(name, self.state.round))
+            effects = self.tell(self.movement(name, value), Kept(name, self.state.round))
         return effects
 
     def run_out(self) -> list[Effect]:
@@ -551,6 +554,27 @@ def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> Non
         assert (opened.whole, opened.warmup, opened.replay_within) == (whole, whole, 0)
     opened = said(RoundOpen, Coordinator("a", config=REPLAYING).tell(Joined("b")))
     assert opened.replay_within == 2
+
+
+def test_masks_that_measure_ask_for_whole_models_and_take_what_comes() -> None:
+    config = replace(CONFIG, masks=make_masks("prunefl", period=2), rounds=4)
+    coordinator = Coordinator("a", config=config)
+    opened = said(RoundOpen, coordinator.tell(Joined("b")))
+    assert (opened.whole, opened.warmup) == (False, True)
+    coordinator.tell(bid("a", 1.0), bid("b", 0.5))
+    assert coordinator.groups["a"] == PLAN.full_groups() != coordinator.groups["b"]
+    coordinator.count("a", value=0.25)
+    coordinator.count("b", value=0.5)
+    measured = coordinator.state.fleet.importance
+    assert measured is not None
+    per_value = (0.25 / config.local_rule.learning_rate) ** 2  # of the whole model alone
+    np.testing.assert_allclose(measured, per_value * PLAN.block_sizes, rtol=1e-6)
+    opened = said(RoundOpen, coordinator.tell(Committed(1, NORMS))[-1:])
+    assert (opened.round, opened.warmup) == (2, False)
+    coordinator.tell(bid("a", 1.0, round=2), bid("b", 1.0, round=2))
+    assert coordinator.groups["a"] == coordinator.groups["b"]
+    coordinator.count("a", "b", value=5.0)
+    assert coordinator.state.fleet.importance is measured
 
 
 def test_coverage_is_remembered_from_round_to_round() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_sdk.decide.budget import History
-from edge_sdk.decide.decision import Policy, Sight, decide
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.decision import ON_MAINS, Policy, Sight, decide
+from edge_sdk.machine.snapshot import MemoryState
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.round import Bid
 
@@ -124,6 +127,19 @@ def test_owners_level_is_not_exceeded_but_in_a_warm_up() -> None:
     assert skip.reason == "skip: full model is more than this device's owner allows"
     warm = decide(policy, Sight(whole=True, warmup=True), device="pi", round=1, seed=4)
     assert (warm.level, warm.code) == (1.0, "whole")
+
+
+def test_device_that_cannot_train_everything_bids_as_usual_where_masks_measure() -> None:
+    costs = tuple(
+        Cost(level=level, seconds=100 * level, peak_bytes=1, bytes_down=1, bytes_up=1, joules=0.0)
+        for level in (1.0, 0.5, 0.25)
+    )
+    policy, roomy = Policy(level=0.5), replace(ON_MAINS, memory=MemoryState(available_bytes=2**30))
+    for deadline_s, level in ((200.0, 1.0), (60.0, 0.5), (30.0, 0.25), (10.0, None)):
+        sight = Sight(snapshot=roomy, costs=costs, deadline_s=deadline_s, warmup=True)
+        assert decide(policy, sight, device="pi", round=1, seed=4).level == level
+        whole = decide(policy, replace(sight, whole=True), device="pi", round=1, seed=4)
+        assert whole.level == (level if level == 1 else None)
 
 
 @pytest.mark.parametrize("name", ["level", "participation"])
