@@ -586,8 +586,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         late=tuple(sorted(state.late)),
         refused=dict(sorted(objections.items())),
     )
-    horizon = state.round - config.max_staleness
-    past = {number: entry for number, entry in state.past.items() if number > horizon}
+    past = _recent(config, state)
     past[state.round] = PastRound(
         expected_of_all(config, state),
         {
@@ -624,6 +623,30 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         fleet=replace(fleet, standings=standings),
     )
     return state, [commit]
+
+
+def _recent(config: RoundsConfig, state: RoundsState) -> dict[int, PastRound]:
+    """Return the closed rounds whose assignments are still needed.
+
+    Where a replay may be of any age, older rounds keep those of the devices that may still send
+    their movement again: the ones of which no later movement counted.
+    """
+    horizon = state.round - config.max_staleness
+    past = {number: entry for number, entry in state.past.items() if number > horizon}
+    if not (config.rule.ageless and config.rule.replay_within):
+        return past
+    last = state.fleet.trained
+    for number, entry in state.past.items():
+        if number <= horizon:
+            kept = {n: each for n, each in entry.expected.items() if last.get(n, 0) <= number}
+            if kept:
+                past[number] = replace(
+                    entry,
+                    expected=kept,
+                    outcomes={n: each for n, each in entry.outcomes.items() if n in kept},
+                    reasons={n: each for n, each in entry.reasons.items() if n in kept},
+                )
+    return dict(sorted(past.items()))
 
 
 def _objections(config: RoundsConfig, state: RoundsState) -> dict[str, str]:

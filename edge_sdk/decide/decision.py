@@ -14,7 +14,8 @@ and a named random stream. Laws:
   (*round-robin*).
 
 The skip rule is CCFL's (docs/algorithms.md): a device whose budget allows a share `p` of all
-rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
+rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*). With a
+common phase, all devices of one share train in the same rounds (CCFL's *synchronization*).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from edge_sdk.decide.budget import Allowance, History, take_turn
+from edge_sdk.decide.budget import Allowance, History, common_turn, take_turn
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
@@ -34,6 +35,7 @@ from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
 
 Schedule = Literal["round-robin", "ad-hoc"]
+Phase = Literal["own", "common"]
 Prefer = Literal["smaller", "rarer"]
 Code = Literal[
     "full",
@@ -89,6 +91,9 @@ class Policy:
     """Largest share of rounds to take part in."""
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread (`round-robin`) or drawn by lot (`ad-hoc`)."""
+    phase: Phase = "own"
+    """Beginning of round-robin: each device's `own`, so that devices take turns, or `common` to all
+    devices with the same share, which then train and skip in the same rounds (for studies)."""
     prefer: Prefer = "smaller"
     """Answer to a shortage of energy: a smaller level, or rarer rounds."""
     max_gap: Annotated[Count | None, Example(10)] = None
@@ -343,6 +348,8 @@ def _takes_part(
 ) -> tuple[bool, History]:
     if policy.schedule == "ad-hoc":
         return bool(stream(seed, device, round, "skip").random() < p), history
+    if policy.phase == "common":
+        return common_turn(round, p), history
     phase = stream(seed, device, "phase").random() if history.turn is None else 0.0
     return take_turn(history, p, phase)
 

@@ -661,6 +661,39 @@ def test_replays_are_asked_for_only_as_far_back_as_assignments_are_known() -> No
     assert said(RoundOpen, Coordinator("a", config=config).tell(Joined("b"))).replay_within == 4
 
 
+def test_replays_of_any_age_are_taken_where_the_rule_has_no_limit() -> None:
+    config = replace(CONFIG, rule=Ccfl1(horizon="none"), max_staleness=2, rounds=20)
+    coordinator = training("a", "b", "c", config=config)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b", "c")
+    for round in range(2, 8):
+        coordinator.tell(Committed(round - 1), bid("a", round=round), bid("c", round=round))
+        coordinator.tell(replace(bid("b", None, round), replays=True))
+        (keep,) = coordinator.tell(Replay(round=round, movement=made))
+        assert isinstance(keep, Keep)
+        coordinator.tell(Kept("b", round))
+        assert coordinator.count("a", "c")[-1] == commit(round, ("a", "c"), replayed=("b",))
+    past = coordinator.state.past
+    assert [*past] == [1, 6, 7]  # of older rounds, what is still needed
+    assert set(past[1].expected) == {"b"}
+    for _ in range(2):
+        next_round(coordinator)
+        coordinator.count("a", "b", "c")
+    assert 1 not in coordinator.state.past  # b has a newer movement now
+
+
+def test_late_movement_of_an_old_round_is_late_even_if_replays_have_no_limit() -> None:
+    config = replace(CONFIG, rule=Ccfl1(horizon="none"), max_staleness=2, rounds=20)
+    coordinator = training("a", "b", config=config)
+    sent = coordinator.movement("a")
+    coordinator.count("a", "b")
+    for _ in range(4):
+        next_round(coordinator, "b")
+        coordinator.count("a")
+    assert 1 in coordinator.state.past
+    assert outcome(coordinator.tell(sent)) is Outcome.LATE
+
+
 # -- who takes part, and when it is over ----------------------------------------------------------
 
 

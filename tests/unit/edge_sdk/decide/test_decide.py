@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.decide.budget import History
+from edge_sdk.decide.budget import History, outlived_share
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import ON_MAINS, Policy, Sight, decide
 from edge_sdk.machine.snapshot import MemoryState
@@ -56,6 +56,43 @@ def test_round_robin_spreads_devices_over_rounds() -> None:
     policy = Policy(participation=0.25)
     first = [trained(policy, f"device{n}", range(1, 5), seed=1).index(True) for n in range(400)]
     assert all(60 <= first.count(round) <= 140 for round in range(4))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 8, 10, 49])
+def test_common_phase_trains_every_device_in_the_same_rounds(every: int) -> None:
+    policy = Policy(participation=1 / every, phase="common")
+    rhythm = [number % every == 0 for number in range(12 * every)]
+    for device, seed in [("pi", 1), ("nano", 2)]:
+        assert trained(policy, device, range(1, 12 * every + 1), seed) == rhythm
+    # Also on a device that is asked only now and then.
+    some = range(1, 12 * every + 1)[::3]
+    assert trained(policy, "pi", some, 1) == [rhythm[round - 1] for round in some]
+
+
+@pytest.mark.parametrize(
+    ("policy", "within"),
+    [
+        (Policy(participation=1 / 8, schedule="ad-hoc"), 8),
+        (Policy(participation=1 / 8, schedule="ad-hoc"), 3),
+        (Policy(participation=1 / 8), 3),
+        (Policy(participation=1 / 8), 8),
+        (Policy(participation=0.4, schedule="ad-hoc"), 2),
+    ],
+)
+def test_share_of_skips_with_too_old_a_movement_is_what_devices_see(
+    policy: Policy, within: int
+) -> None:
+    rounds = trained(policy, "pi", range(1, 40_000), seed=3)
+    last, old, skips = None, 0, 0
+    for number, took_part in enumerate(rounds):
+        if took_part:
+            last = number
+        elif last is not None:
+            skips += 1
+            old += number - last > within
+    even = policy.schedule == "round-robin"
+    said = outlived_share(policy.participation, within, even=even)
+    assert said == pytest.approx(old / skips, abs=0.02)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
