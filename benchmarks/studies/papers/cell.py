@@ -2,7 +2,7 @@
 
     PaperTable   one table or figure: cells, words about it, a way to run a cell and to print it
     PaperCell    one number of it: where it stands, the settings of its run, the printed value
-    Claim        one cell is better than another, as the paper says
+    PaperClaim        one cell is better than another, as the paper says
     CellOutcome  one finished run of a cell, with one seed; its numbers are a `Ran`
 
 A new table is a module in `tables/` and one line in its registry.
@@ -22,7 +22,7 @@ SEEDS = 3
 """Seeds of every cell, counted from 0."""
 
 
-class Place(NamedTuple):
+class CellPlace(NamedTuple):
     """Where a cell stands: the part of the table, the row and the column."""
 
     part: str
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 class PaperCell:
     """A cell: one number of a table, and the settings of the runs it comes from."""
 
-    place: Place
+    place: CellPlace
     settings: Mapping[str, Any]
     """Plain values; the table's way to run a cell knows their meaning."""
     paper: float | None = None
@@ -68,7 +68,7 @@ class CellOutcome(Ran):
     """A finished run of a cell."""
 
     table: str
-    place: Place
+    place: CellPlace
     seed: int
     settings: Mapping[str, Any]
     """Every setting of the run but the seed."""
@@ -81,15 +81,15 @@ class CellOutcome(Ran):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class PaperClaim:
     """The paper says that one cell is better than another."""
 
     name: str
     """Short name, for figures."""
     words: str
     """Words for both: `RAM-Fed over RA-Fed at L`."""
-    better: Place
-    worse: Place
+    better: CellPlace
+    worse: CellPlace
     measure: Measure = "last"
     within: float | None = None
     """With a number, the claim is that the first is at most this much worse than the second."""
@@ -101,7 +101,7 @@ class Claim:
 
 RunCell = Callable[[PaperCell, int, Path | None], Ran]
 """Runs a cell with a seed, on the data sets below a folder."""
-Outcomes = Mapping[Place, Sequence[CellOutcome]]
+Outcomes = Mapping[CellPlace, Sequence[CellOutcome]]
 """Finished runs of a table, by cell, in order of seeds."""
 
 
@@ -117,7 +117,7 @@ class PaperTable:
     about: str
     """How it was run: readings, settings, what differs from the paper; Markdown."""
     cells: tuple[PaperCell, ...]
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[PaperClaim, ...] = ()
     remarks: str = ""
     """What to make of the numbers, written by hand; Markdown."""
     run: RunCell
@@ -133,7 +133,7 @@ class PaperTable:
     more: Mapping[str, Any] = field(default_factory=dict)
     """Anything that its own functions want to know."""
 
-    def cell(self, place: Place) -> PaperCell | None:
+    def cell(self, place: CellPlace) -> PaperCell | None:
         """Return the cell of a place; None: there is none."""
         return next((each for each in self.cells if each.place == place), None)
 

@@ -201,11 +201,11 @@ def _run(
 ) -> list[CellOutcome]:
     from benchmarks.report.progress import progress
     from benchmarks.studies.papers.record import append_outcome, open_runs, outcomes_of
-    from benchmarks.studies.papers.working import NICE, Work, run_all
+    from benchmarks.studies.papers.working import NICE, CellWork, run_all
 
     quick, limit = arguments.quick, arguments.limit_min
     ends_s = float("inf") if limit is None else time.monotonic() + 60 * limit
-    works: list[Work] = []
+    works: list[CellWork] = []
     for table in tables:
         seeds = arguments.seeds or (1 if quick else table.seeds)
         done = outcomes_of(table, found, quick=quick)
@@ -215,7 +215,7 @@ def _run(
     finished = []
     with progress("papers", len(works)) as begin:
 
-        def starts(work: Work) -> None:
+        def starts(work: CellWork) -> None:
             name, cell, seed = work
             begin(", ".join(filter(None, (name, *cell.place, f"seed {seed}"))))
 

@@ -8,11 +8,11 @@ from statistics import fmean, stdev
 
 from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperCell, PaperTable
 from benchmarks.studies.papers.record import outcomes_of
-from benchmarks.studies.papers.verdicts import Judged, Verdict, judge_all
+from benchmarks.studies.papers.verdicts import ClaimVerdict, Judged, judge_all
 
 BEGIN = "<!-- tessera-bench papers -->"
 DASH = "–"
-VERDICTS: Sequence[Verdict] = ("reproduced", "within the noise", "not reproduced", "not run")
+VERDICTS: Sequence[ClaimVerdict] = ("reproduced", "within the noise", "not reproduced", "not run")
 
 
 def plot_name(table: PaperTable) -> str:

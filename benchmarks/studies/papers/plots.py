@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.report.drawing import MARKERS, PALETTE, panels, save, share_legend
-from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperTable, Place
+from benchmarks.studies.papers.cell import CellOutcome, CellPlace, Outcomes, PaperTable
 
 
 def save_curves(
@@ -17,8 +17,8 @@ def save_curves(
     *,
     against: int = 0,
     label: str = "round",
-    line: Callable[[Place], str] = lambda place: place.row,
-    panel: Callable[[Place], str] = lambda place: ", ".join(filter(None, place[::2])),
+    line: Callable[[CellPlace], str] = lambda place: place.row,
+    panel: Callable[[CellPlace], str] = lambda place: ", ".join(filter(None, place[::2])),
 ) -> None:
     """Draw accuracy against round (`against` 0) or simulated seconds (1), means over seeds.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.record import append_line, read_lines
-from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.cell import CellOutcome, CellPlace, Outcomes, PaperCell, PaperTable
 
 
 def read_outcomes(paths: Iterable[Path]) -> list[CellOutcome]:
@@ -27,10 +27,10 @@ def append_outcome(path: Path, outcome: CellOutcome) -> None:
 
 def outcomes_of(
     table: PaperTable, found: Iterable[CellOutcome], *, quick: bool = False
-) -> dict[Place, list[CellOutcome]]:
+) -> dict[CellPlace, list[CellOutcome]]:
     """Return the runs of a table's cells as they are now; of two of a seed, the later counts."""
     cells = {each.place: each for each in (table.quick_cells() if quick else table.cells)}
-    kept: dict[Place, dict[int, CellOutcome]] = {}
+    kept: dict[CellPlace, dict[int, CellOutcome]] = {}
     for each in found:
         cell = cells.get(each.place)
         if each.table == table.name and cell is not None and fits(cell, each):
@@ -66,4 +66,4 @@ def open_runs(
 
 
 def _parse(fields: dict[str, Any]) -> CellOutcome:
-    return CellOutcome(**{**fields, "place": Place(*fields["place"])})
+    return CellOutcome(**{**fields, "place": CellPlace(*fields["place"])})

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from benchmarks.studies.papers.cell import CellOutcome, Claim, Outcomes, PaperTable
+from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperClaim, PaperTable
 
-Verdict = Literal["reproduced", "within the noise", "not reproduced", "not run"]
+ClaimVerdict = Literal["reproduced", "within the noise", "not reproduced", "not run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A claim and the numbers about it."""
 
-    claim: Claim
-    verdict: Verdict
+    claim: PaperClaim
+    verdict: ClaimVerdict
     here: float | None = None
     """Difference, or ratio, as the mean over seeds."""
     spread: float | None = None
@@ -42,7 +42,7 @@ class Judged:
         return f"{self.claim.words}: paper {paper}, here {here}{seeds}: **{self.verdict}**."
 
 
-def judge(table: PaperTable, claim: Claim, done: Outcomes) -> Judged:
+def judge(table: PaperTable, claim: PaperClaim, done: Outcomes) -> Judged:
     """Compare two cells seed by seed.
 
     A difference counts if it is larger than its standard deviation over seeds; with one seed, if it
@@ -62,7 +62,7 @@ def judge(table: PaperTable, claim: Claim, done: Outcomes) -> Judged:
     else:
         ahead = mean
     noise = spread or 0.0
-    verdict: Verdict = "reproduced"
+    verdict: ClaimVerdict = "reproduced"
     if ahead <= 0 and (claim.within is not None or -ahead > noise):
         verdict = "not reproduced"
     elif claim.within is None and abs(ahead) <= noise:
@@ -75,7 +75,7 @@ def judge_all(table: PaperTable, done: Outcomes) -> list[Judged]:
     return [judge(table, claim, done) for claim in table.claims]
 
 
-def _pairs(claim: Claim, done: Outcomes) -> list[tuple[float, float]]:
+def _pairs(claim: PaperClaim, done: Outcomes) -> list[tuple[float, float]]:
     first, second = (_by_seed(done.get(place, ())) for place in (claim.better, claim.worse))
     found = []
     for seed in sorted(first.keys() & second.keys()):
@@ -89,7 +89,7 @@ def _by_seed(runs: Sequence[CellOutcome]) -> dict[int, CellOutcome]:
     return {each.seed: each for each in runs}
 
 
-def _printed(table: PaperTable, claim: Claim) -> float | None:
+def _printed(table: PaperTable, claim: PaperClaim) -> float | None:
     if claim.paper is not None:
         return claim.paper
     cells = (table.cell(claim.better), table.cell(claim.worse))

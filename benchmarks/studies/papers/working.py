@@ -19,11 +19,11 @@ from benchmarks.studies.papers.tables import find_table
 
 NICE = 10
 """Processes that run cells yield to others by this much."""
-Work = tuple[str, PaperCell, int]
+CellWork = tuple[str, PaperCell, int]
 """Name of the table, the cell and the seed."""
 
 
-def run_one(work: Work, data: Path | None) -> CellOutcome:
+def run_one(work: CellWork, data: Path | None) -> CellOutcome:
     """Run a cell with a seed."""
     name, cell, seed = work
     # A device that cannot train says so in every round.
@@ -44,10 +44,10 @@ def run_one(work: Work, data: Path | None) -> CellOutcome:
 
 
 def run_all(
-    works: Sequence[Work],
+    works: Sequence[CellWork],
     data: Path | None,
     jobs: int,
-    begin: Callable[[Work], object] = lambda _: None,
+    begin: Callable[[CellWork], object] = lambda _: None,
     *,
     ends_s: float = float("inf"),
 ) -> Iterator[CellOutcome]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.studies.papers.cell import Claim, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.cell import CellPlace, PaperCell, PaperClaim, PaperTable
 from benchmarks.studies.papers.running import run_study_cell
 from benchmarks.studies.papers.tables.shared import settings
 
@@ -91,7 +91,9 @@ def _cross_device(
                 told = schedule == "ad-hoc"
                 cells.append(
                     PaperCell(
-                        place=Place("", f"{method}{'' if told else ', round-robin'}", f"{drawn} %"),
+                        place=CellPlace(
+                            "", f"{method}{'' if told else ', round-robin'}", f"{drawn} %"
+                        ),
                         settings={
                             **FMNIST,
                             **more,
@@ -106,27 +108,29 @@ def _cross_device(
     return tuple(cells)
 
 
-def _claims(columns: Sequence[str], schedules: Sequence[str], part: str = "") -> tuple[Claim, ...]:
+def _claims(
+    columns: Sequence[str], schedules: Sequence[str], part: str = ""
+) -> tuple[PaperClaim, ...]:
     found = []
     for column in columns:
         for schedule in schedules:
             more = "" if schedule == "ad-hoc" else ", round-robin"
             short = f"{column.split(',')[0].split(' ')[0]}-{schedule}".lower()
             found += [
-                Claim(
+                PaperClaim(
                     name=f"{short}.over-{other.replace(' ', '-').lower()}",
                     words=f"{column}{more}: CCFL over {other}",
-                    better=Place(part, f"CCFL{more}", column),
-                    worse=Place(part, f"{other}{more}", column),
+                    better=CellPlace(part, f"CCFL{more}", column),
+                    worse=CellPlace(part, f"{other}{more}", column),
                 )
                 for other in ("Strategy 1", "Strategy 2")
             ]
             found.append(
-                Claim(
+                PaperClaim(
                     name=f"{short}.near-fedavg",
                     words=f"{column}{more}: CCFL at most 3 points below FedAvg",
-                    better=Place(part, f"CCFL{more}", column),
-                    worse=Place(part, "FedAvg", column),
+                    better=CellPlace(part, f"CCFL{more}", column),
+                    worse=CellPlace(part, "FedAvg", column),
                     within=3.0,
                 )
             )
@@ -210,7 +214,7 @@ def _cross_silo() -> tuple[PaperCell, ...]:
                 row = method if schedule == "ad-hoc" else f"{method}, round-robin"
                 cells.append(
                     PaperCell(
-                        place=Place("", row, column),
+                        place=CellPlace("", row, column),
                         settings={**CIFAR, **data, **_with(method, schedule)},
                         paper=printed[method][number],
                     )
@@ -260,7 +264,7 @@ def _efficiency() -> tuple[PaperCell, ...]:
             "FedAvg": {**base, **METHODS["FedAvg"], "run.rounds": rounds},
         }
         cells += [
-            PaperCell(place=Place("", row, f"W = {window}"), settings=each)
+            PaperCell(place=CellPlace("", row, f"W = {window}"), settings=each)
             for row, each in rows.items()
         ]
     return tuple(cells)
@@ -279,18 +283,18 @@ the same rounds (figure 10). The figures have no numbers.""",
         claim
         for window in WINDOWS
         for claim in (
-            Claim(
+            PaperClaim(
                 name=f"w{window}.over-fedavg",
                 words=f"W = {window}: CCFL (r = 1) over FedAvg of equal computation"
                 + (" (the paper: not for large W)" if window == 16 else ""),
-                better=Place("", "CCFL (r = 1)", f"W = {window}"),
-                worse=Place("", "FedAvg", f"W = {window}"),
+                better=CellPlace("", "CCFL (r = 1)", f"W = {window}"),
+                worse=CellPlace("", "FedAvg", f"W = {window}"),
             ),
-            Claim(
+            PaperClaim(
                 name=f"w{window}.over-synchronised",
                 words=f"W = {window}: CCFL (r = 1) over CCFL, synchronised",
-                better=Place("", "CCFL (r = 1)", f"W = {window}"),
-                worse=Place("", "CCFL, synchronised", f"W = {window}"),
+                better=CellPlace("", "CCFL (r = 1)", f"W = {window}"),
+                worse=CellPlace("", "CCFL, synchronised", f"W = {window}"),
             ),
         )
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.cell import CellPlace, Outcomes, PaperCell, PaperClaim, PaperTable
 from benchmarks.studies.papers.running import run_study_cell
 from benchmarks.studies.papers.tables.shared import settings
 
@@ -67,7 +67,7 @@ def _cells() -> tuple[PaperCell, ...]:
             rows[f"{level}: {way}"] = {**masks, "fleet.levels": shares}
     return tuple(
         PaperCell(
-            place=Place("", row, split),
+            place=CellPlace("", row, split),
             settings={**BASE, **data, **more},
             paper=PRINTED[row][number],
             quick=QUICK if split == "two labels" and row.startswith("high") else None,
@@ -77,13 +77,13 @@ def _cells() -> tuple[PaperCell, ...]:
     )
 
 
-def _claims() -> tuple[Claim, ...]:
+def _claims() -> tuple[PaperClaim, ...]:
     return tuple(
-        Claim(
+        PaperClaim(
             name=f"{split.replace(' ', '-').lower()}.{level}-{kind}",
             words=f"{split}, {level} reduction: {kind}, optimised over {plain}",
-            better=Place("", f"{level}: {kind}, optimised", split),
-            worse=Place("", f"{level}: {kind}, {plain}", split),
+            better=CellPlace("", f"{level}: {kind}, optimised", split),
+            worse=CellPlace("", f"{level}: {kind}, {plain}", split),
         )
         for split in SPLITS
         for level in LEVELS

@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.studies.papers.cell import (
     CellOutcome,
-    Claim,
+    CellPlace,
     Outcomes,
     PaperCell,
+    PaperClaim,
     PaperTable,
-    Place,
     Ran,
 )
 from benchmarks.studies.papers.running import run_study_cell
@@ -148,13 +148,13 @@ def _curves(table: PaperTable, done: Outcomes, path: Path) -> None:
     )
 
 
-def _faster(first: str, second: str, words: str = "") -> Claim:
+def _faster(first: str, second: str, words: str = "") -> PaperClaim:
     names = (re.sub(r"[^a-z0-9]+", "-", each.lower()).strip("-") for each in (first, second))
-    return Claim(
+    return PaperClaim(
         name="-faster-than-".join(names),
         words=words or f"{first} reaches {TARGET:g} % before {second}",
-        better=Place("", first, "MNIST"),
-        worse=Place("", second, "MNIST"),
+        better=CellPlace("", first, "MNIST"),
+        worse=CellPlace("", second, "MNIST"),
         measure="time_s",
         ratio=True,
         paper=_paper_ratio(first, second),
@@ -189,7 +189,7 @@ fast ones, as for RAM-Fed; FedProx's strength is 0.01. SplitFed is another kind 
 left out.""",
     cells=tuple(
         PaperCell(
-            place=Place("", method, "MNIST"),
+            place=CellPlace("", method, "MNIST"),
             settings={**BASE, **more},
             paper=PRINTED[method][1],
             quick=QUICK if method in ("FedAvg", "Fed-RAA") else None,
@@ -227,7 +227,7 @@ delay; *synchronous* is Gre-RAA in rounds, averaged over the devices that traine
 All have 1,200 movements.""",
     cells=tuple(
         PaperCell(
-            place=Place("", variant, "MNIST"),
+            place=CellPlace("", variant, "MNIST"),
             settings={**BASE, **more},
             paper=ABLATION[variant][1],
         )
@@ -259,14 +259,14 @@ fragments (sizes of the paper's table 4), and s the staleness function: `hinge` 
     cells=(
         *(
             PaperCell(
-                place=Place("", f"β = {share / 10:g}", "MNIST"),
+                place=CellPlace("", f"β = {share / 10:g}", "MNIST"),
                 settings={**BASE, **RAA, "fleet.speeds": _slow_share(share)},
             )
             for share in (1, 5, 9)
         ),
         *(
             PaperCell(
-                place=Place("", f"M = {count}", "MNIST"),
+                place=CellPlace("", f"M = {count}", "MNIST"),
                 settings={**BASE, **RAA, "model.ratios": ratios},
             )
             for count, ratios in RATIOS.items()
@@ -274,7 +274,7 @@ fragments (sizes of the paper's table 4), and s the staleness function: `hinge` 
         ),
         *(
             PaperCell(
-                place=Place("", f"s {kind}", "MNIST"),
+                place=CellPlace("", f"s {kind}", "MNIST"),
                 settings={**BASE, **RAA, "rule.options.staleness": kind},
             )
             for kind in ("constant", "hinge")

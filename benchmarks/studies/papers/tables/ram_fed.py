@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.studies.papers.cell import Claim, PaperCell, PaperTable, Place
+from benchmarks.studies.papers.cell import CellPlace, PaperCell, PaperClaim, PaperTable
 from benchmarks.studies.papers.running import run_study_cell
 from benchmarks.studies.papers.tables.shared import settings
 
@@ -151,7 +151,7 @@ def _cells(
             first = alpha == next(iter(columns))
             cells.append(
                 PaperCell(
-                    place=Place(part, row, f"α = {alpha:g}"),
+                    place=CellPlace(part, row, f"α = {alpha:g}"),
                     settings={**base, "data.alpha": alpha, **_method(method, level)},
                     paper=None if known is None else known[number],
                     quick=QUICK if first and row in quick else None,
@@ -172,7 +172,7 @@ def _epochs() -> list[PaperCell]:
     ):
         cells.append(
             PaperCell(
-                place=Place(BY_EPOCHS, f"{_row(method, level)}, rate {rate:g}", "α = 0.1"),
+                place=CellPlace(BY_EPOCHS, f"{_row(method, level)}, rate {rate:g}", "α = 0.1"),
                 settings={
                     **base,
                     "data.alpha": 0.1,
@@ -185,19 +185,19 @@ def _epochs() -> list[PaperCell]:
     return cells
 
 
-def _over(part: str, column: str, first: str, second: str, level: str) -> Claim:
+def _over(part: str, column: str, first: str, second: str, level: str) -> PaperClaim:
     short = part.split(",")[-1].split("(")[0].strip().replace(" ", "-").lower()
     name = f"{short}.{column[4:]}.{first}-over-{second}-{level}".replace(".", "_").lower()
     second_level = "full" if second == "FedAvg" else level
-    return Claim(
+    return PaperClaim(
         name=name,
         words=f"{part}, {column}: {first} over {second} at {level}",
-        better=Place(part, _row(first, level), column),
-        worse=Place(part, _row(second, second_level), column),
+        better=CellPlace(part, _row(first, level), column),
+        worse=CellPlace(part, _row(second, second_level), column),
     )
 
 
-def _claims(part: str, columns: tuple[str, ...]) -> list[Claim]:
+def _claims(part: str, columns: tuple[str, ...]) -> list[PaperClaim]:
     return [
         claim
         for column in columns
@@ -242,11 +242,11 @@ FedRolex are our addition. IST gives a device one of four parts, not one of ten.
     claims=(
         *_claims(BY_TEXT, ("α = 0.1", "α = 0.15")),
         *_claims(BY_README, ("α = 0.1", "α = 0.15")),
-        Claim(
+        PaperClaim(
             name="epochs_ram-over-ra-l",
             words="5 epochs a round, the README's rates: RAM-Fed (0.5) over RA-Fed (0.1) at L",
-            better=Place(BY_EPOCHS, "RAM-Fed, L, rate 0.5", "α = 0.1"),
-            worse=Place(BY_EPOCHS, "RA-Fed, L, rate 0.1", "α = 0.1"),
+            better=CellPlace(BY_EPOCHS, "RAM-Fed, L, rate 0.5", "α = 0.1"),
+            worse=CellPlace(BY_EPOCHS, "RA-Fed, L, rate 0.1", "α = 0.1"),
         ),
     ),
     run=run_study_cell,

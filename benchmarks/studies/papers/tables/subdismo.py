@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.papers.cell import Claim, Outcomes, PaperCell, PaperTable, Place, Ran
+from benchmarks.studies.papers.cell import (
+    CellPlace,
+    Outcomes,
+    PaperCell,
+    PaperClaim,
+    PaperTable,
+    Ran,
+)
 from benchmarks.studies.papers.running import run_study_cell
 from benchmarks.studies.papers.tables.shared import settings
 
@@ -77,7 +84,7 @@ RADII = {0.01: (49.73, 5.84), 0.05: (50.66, 5.76), 0.1: (51.23, 4.77), 0.2: (50.
 def _table_1() -> tuple[PaperCell, ...]:
     return tuple(
         PaperCell(
-            place=Place("", method, split),
+            place=CellPlace("", method, split),
             settings={**BASE, **data, **more},
             paper=PRINTED[method][number][0],
             spread=PRINTED[method][number][1],
@@ -88,13 +95,13 @@ def _table_1() -> tuple[PaperCell, ...]:
     )
 
 
-def _claims() -> tuple[Claim, ...]:
+def _claims() -> tuple[PaperClaim, ...]:
     return tuple(
-        Claim(
+        PaperClaim(
             name=f"{short}.over-{other.replace('.', '-').lower()}",
             words=f"{split}: SubDisMO over {other}",
-            better=Place("", "SubDisMO", split),
-            worse=Place("", other, split),
+            better=CellPlace("", "SubDisMO", split),
+            worse=CellPlace("", other, split),
         )
         for short, split in (("mu-05", "μ = 0.5"), ("iid", "IID"))
         for other in METHODS
@@ -130,7 +137,7 @@ TABLE_2 = PaperTable(
     about="As table 1, at μ = 1, for four of the paper's seven radii and none at all.",
     cells=tuple(
         PaperCell(
-            place=Place("", f"δ = {radius:g}" if radius else "no SAM", "μ = 1"),
+            place=CellPlace("", f"δ = {radius:g}" if radius else "no SAM", "μ = 1"),
             settings={
                 **BASE,
                 "data.partition": "dirichlet",
@@ -145,23 +152,23 @@ TABLE_2 = PaperTable(
         for radius in (0.0, *RADII)
     ),
     claims=(
-        Claim(
+        PaperClaim(
             name="sam-over-none",
             words="δ = 0.1 over no SAM",
-            better=Place("", "δ = 0.1", "μ = 1"),
-            worse=Place("", "no SAM", "μ = 1"),
+            better=CellPlace("", "δ = 0.1", "μ = 1"),
+            worse=CellPlace("", "no SAM", "μ = 1"),
         ),
-        Claim(
+        PaperClaim(
             name="middle-over-small",
             words="δ = 0.1 over δ = 0.01",
-            better=Place("", "δ = 0.1", "μ = 1"),
-            worse=Place("", "δ = 0.01", "μ = 1"),
+            better=CellPlace("", "δ = 0.1", "μ = 1"),
+            worse=CellPlace("", "δ = 0.01", "μ = 1"),
         ),
-        Claim(
+        PaperClaim(
             name="middle-over-large",
             words="δ = 0.1 over δ = 0.2",
-            better=Place("", "δ = 0.1", "μ = 1"),
-            worse=Place("", "δ = 0.2", "μ = 1"),
+            better=CellPlace("", "δ = 0.1", "μ = 1"),
+            worse=CellPlace("", "δ = 0.2", "μ = 1"),
         ),
     ),
     run=run_study_cell,
@@ -218,7 +225,7 @@ Counts, not runs. Submodels are whole blocks; a *25 %* submodel has one of four,
 outside the blocks. Operations are multiply-accumulates of a forward pass.""",
     cells=tuple(
         PaperCell(
-            place=Place("", row, "counts"),
+            place=CellPlace("", row, "counts"),
             settings={"model": "vit-subdismo", "groups": 4, "level": level},
             quick={},
         )
