@@ -239,7 +239,7 @@ class StudyConfig:
                 found[key.dotted] = form.write(value)
             else:
                 found[key.dotted] = list(value) if isinstance(value, tuple) else value
-        return found
+        return {**found, "model.name": self.model_name}
 
     def _served(self) -> ServeConfig:
         """Return the settings of a run like this one."""

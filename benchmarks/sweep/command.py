@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="write every case's rounds for TensorBoard too, in folders of their ids",
+        help="write the rounds of every case for TensorBoard too, in a folder each",
     )
 
 

@@ -22,6 +22,7 @@ has.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -71,6 +72,11 @@ class SweepCase:
     def row(self) -> dict[str, Any]:
         """The part that every row of its results has: the case, and all its settings."""
         return {"id": self.id, "case": self.name, **self.config.plain()}
+
+    @property
+    def slug(self) -> str:
+        """Its name for people, as a part of a file's name."""
+        return re.sub(r"[^a-z0-9.]+", "-", str(self).lower()).strip("-")
 
     def __str__(self) -> str:
         """Name it for people."""

@@ -89,25 +89,42 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 def draw_curves(drawn: dict[XAxis, list[Curve]], y: YAxis, size: float = 1.0) -> Drawing:
     """Draw a panel for each axis; every line has a band from its lowest to its highest seed."""
+    from matplotlib.ticker import MaxNLocator
+
     from benchmarks.report.drawing import PALETTE, panels, share_legend
-    from benchmarks.sweep.curves import X_AXES
 
     figure, all_axes = panels(len(drawn), columns=2, wide=4.8 * size, high=3.2 * size)
     labels = list(dict.fromkeys(each.label for curves in drawn.values() for each in curves))
     for axes, (x, curves) in zip(all_axes, drawn.items(), strict=True):
+        unit, words = _unit(x, curves)
         for curve in curves:
             colour = PALETTE[labels.index(curve.label) % len(PALETTE)]
             style = ("-", "--", ":", "-.")[labels.index(curve.label) // len(PALETTE) % 4]
-            axes.plot(curve.x, curve.mean, style, color=colour, label=_legend(curve), linewidth=1.4)
+            at, label = curve.x / unit, _legend(curve)
+            axes.plot(at, curve.mean, style, color=colour, label=label, linewidth=1.4)
             if curve.seeds > 1:
-                axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, lw=0)
-        axes.set_xlabel(X_AXES[x][0])
+                axes.fill_between(at, curve.low, curve.high, color=colour, alpha=0.18, lw=0)
+        axes.set_xlabel(words)
+        if x == "rounds":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("accuracy" if y == "accuracy" else "training loss")
         axes.grid(alpha=0.3)
         if y == "accuracy":
             axes.set_ylim(0, 1)
     share_legend(figure, all_axes)
     return figure
+
+
+def _unit(x: XAxis, curves: Sequence[Curve]) -> tuple[float, str]:
+    """Return the unit in which an axis has handy numbers, and words for the axis."""
+    from benchmarks.sweep.curves import X_AXES
+
+    words, most = X_AXES[x][0], max((float(each.x[-1]) for each in curves), default=0.0)
+    if x in ("joules", "bytes"):
+        for unit, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if most >= 2 * unit:
+                return unit, prefix + words
+    return 1.0, words
 
 
 def _legend(curve: Curve) -> str:

@@ -40,7 +40,8 @@ class SweepPlaces:
 
     def order(self, case: SweepCase) -> str:
         """Return the line that a process gets for a case."""
-        board = None if self.tensorboard is None else str(self.tensorboard / case.id)
+        folder = f"{case.slug}-{case.id[:6]}"
+        board = None if self.tensorboard is None else str(self.tensorboard / folder)
         return json.dumps(
             {
                 "settings": case.settings,

@@ -71,10 +71,7 @@ def case_rows(
 
 
 def _row(study: Study, each: FleetRound) -> Row:
-    row = round_row(each)
-    if not study.config.simulation.train:
-        row["loss"] = None
-    return row
+    return {**study.settings(), **round_row(each)}
 
 
 def _work(order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], object]) -> None:
