@@ -33,7 +33,7 @@ from coordinator.operate.config import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig
 from coordinator.simulate.fleet.cohorts import COHORT
-from edge_sdk.decide.decision import Schedule
+from edge_sdk.decide.decision import Phase, Schedule
 from edge_sdk.program.settings import (
     NOT_A_KEY,
     Count,
@@ -123,6 +123,9 @@ class StudyFleetTable:
     """Shares of the rounds in which they train, in turn."""
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread, or drawn by lot (`ad-hoc`)."""
+    phase: Phase = "own"
+    """Evenly spread rounds: every device has its `own`, or those of one share have them in `common`.
+    """
     speeds: tuple[Annotated[float, Within(above=0)], ...] = (1.0,)
     """Their speeds, in turn, as multiples of `board`'s."""
     board: str = "raspberry_pi_5"
@@ -239,7 +242,7 @@ class StudyConfig:
                 found[key.dotted] = form.write(value)
             else:
                 found[key.dotted] = list(value) if isinstance(value, tuple) else value
-        return found
+        return {**found, "model.name": self.model_name}
 
     def _served(self) -> ServeConfig:
         """Return the settings of a run like this one."""

@@ -49,6 +49,7 @@ def ideal_fleet(fleet: StudyFleetTable) -> DevicePopulation:
             bytes_per_s=_bytes_per_s(paced),
             participation=fleet.participation[number % len(fleet.participation)],
             schedule=fleet.schedule,
+            phase=fleet.phase,
             limits=Limits(heat_margin_c=0.0),
         )
         return DeviceKind(

@@ -32,7 +32,7 @@ from benchmarks.fleet.ideal import find_population
 from benchmarks.models import FAMILIES
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.published import find_recipe
-from coordinator.masks import settle_masks
+from coordinator.masks import MASKS, settle_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.service.courses import Evaluator
@@ -118,6 +118,23 @@ class Study:
         """The training samples of every device, by their numbers in `data`; empty without data."""
         return [] if self.data is None else deal_rows(self.config, self.data, len(self.population))
 
+    def settings(self) -> dict[str, Any]:
+        """Return every setting as a plain value, those too that the settings leave to the run."""
+        local, masks = self.machine.local_rule, type(self.machine.masks)
+        found = {
+            **self.config.plain(),
+            "run.widths": local.widths,
+            "run.rescale": local.rescale,
+            "run.clip_norm": local.clip_norm or 0.0,
+            "mask.name": next((name for name, kind in MASKS.items() if kind is masks), None),
+        }
+        if isinstance(self.machine, RoundsConfig):
+            found |= {"run.rounds": self.machine.rounds, "run.grow": self.machine.grow}
+            found["run.robust"] = self.machine.robust.name
+        else:
+            found["run.updates"] = self.machine.updates
+        return found
+
     def run(self) -> Iterator[FleetRound]:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
@@ -185,7 +202,8 @@ def run_study(config: StudyConfig, data_dir: Path | None = None) -> Iterator[Fle
 def round_row(each: FleetRound) -> dict[str, Any]:
     """Return a round as plain values."""
     trained = [device for device in each.report.devices if device.level is not None]
-    losses = [device.loss for device in trained if device.loss is not None]
+    # Nothing was trained where all losses are 0 (`HollowTraining`).
+    losses = [device.loss for device in trained if device.loss]
     spent = {entry.name: getattr(each, entry.name) for entry in fields(each)[1:]}
     return {
         "round": each.report.round,
