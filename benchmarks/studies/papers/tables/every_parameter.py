@@ -18,10 +18,10 @@ LEVELS: Mapping[str, list[float]] = {
 }
 """Of ten devices, the share of the hidden neurons that each trains, by level of reduction."""
 WAYS: Mapping[str, Mapping[str, Any]] = {
-    "pruning, greedy": {"mask.name": "greedy"},
-    "pruning, optimised": {"mask.name": "coverage"},
-    "subnet, static": {"mask.name": "static"},
-    "subnet, optimised": {"mask.name": "rolling"},
+    "pruning, greedy": {"mask.options.masks": "greedy"},
+    "pruning, optimised": {"mask.options.masks": "coverage"},
+    "subnet, static": {"mask.options.masks": "static"},
+    "subnet, optimised": {"mask.options.masks": "disjoint"},
 }
 SPLITS: Mapping[str, Mapping[str, Any]] = {
     "IID": {"data.partition": "iid"},
@@ -64,7 +64,11 @@ def _cells() -> tuple[PaperCell, ...]:
     rows: dict[str, Mapping[str, Any]] = {FULL: {"rule.name": "fedavg"}}
     for level, shares in LEVELS.items():
         for way, masks in WAYS.items():
-            rows[f"{level}: {way}"] = {**masks, "fleet.levels": shares}
+            rows[f"{level}: {way}"] = {
+                **masks,
+                "mask.name": "places",
+                "mask.options.levels": shares,
+            }
     return tuple(
         PaperCell(
             place=CellPlace("", row, split),
@@ -114,9 +118,9 @@ text, of a 784-200-10 perceptron; the code masks single weights of the first lay
 belong to devices: on average a round has 6 whole models and 4 of three quarters (low), 4 and 6
 (medium), or 3, one of three quarters and 6 halves (high); in the code they belong to places in
 the round. *Greedy* keeps the neurons of largest norm (the code does not: it takes `argsort` for
-ranks), *static* the leading ones. *Optimised* is `coverage` for pruning, and a window of its
-own for every device, which moves (`rolling`), for subnets. A block that nobody covers keeps its
-value (in the code it becomes NaN). L = 5 and the homogeneous rows were left out.""",
+ranks), *static* the leading ones. *Optimised* is `coverage` for pruning and, for subnets,
+regions dealt out without overlap whatever their norm (`disjoint`). A block that nobody covers
+keeps its value (in the code it becomes NaN). L = 5 and the homogeneous rows were left out.""",
     cells=_cells(),
     claims=_claims(),
     run=run_study_cell,

@@ -54,7 +54,6 @@ RAA: Mapping[str, Any] = {
     "mask.name": "gre-raa",
     "mask.options.delay_limit_s": 0.1,
     "model.ratios": RATIOS[4],
-    "run.rounds": None,
     "run.updates": UPDATES,
     "simulation.evaluate_every": 2,
 }
@@ -62,11 +61,15 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"rule.name": "fedavg"},
     "FedSync (asynchronous, whole models)": {
         "rule.name": "fedasync",
-        "run.rounds": None,
         "run.updates": 600,
     },
     "FedProx": {"rule.name": "fedavg", "run.proximal": 0.01},
-    "FedPrun": {"rule.name": "ra-fed", "mask.name": "greedy", "fleet.levels": [0.25, 0.75]},
+    "FedPrun": {
+        "rule.name": "ra-fed",
+        "mask.name": "prunefl",
+        "mask.options.level": 1.0,
+        "fleet.levels": [0.25, 0.75],
+    },
     "RAM-Fed": {
         "rule.name": "ram-fed",
         "rule.options.damping": 1.0,
@@ -96,10 +99,17 @@ ABLATION: Mapping[str, tuple[float, float]] = {
 QUICK = {"run.steps": 120}
 
 
+def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a cell; an asynchronous one has updates instead of rounds."""
+    left_out = "run.rounds"
+    if "run.rounds" in more or "run.updates" not in more:
+        left_out = "run.updates"
+    return {name: value for name, value in {**BASE, **more}.items() if name != left_out}
+
+
 def run_timed(cell: PaperCell, seed: int, data: Path | None) -> Ran:
     """Run a cell, and note the simulated seconds until it first reaches the target."""
-    known = {name: value for name, value in cell.settings.items() if value is not None}
-    ran = run_study_cell(PaperCell(place=cell.place, settings=known), seed, data)
+    ran = run_study_cell(cell, seed, data)
     reached = next((point[1] for point in ran.curve if point[2] >= TARGET), None)
     more = {} if reached is None else {"time_s": reached}
     values = {name: value for name, value in ran.values.items() if name != "time_s"}
@@ -184,13 +194,13 @@ TABLE_2 = PaperTable(
     paper=PAPER,
     about=ABOUT
     + """\
-*FedPrun* is `greedy` submodels, a quarter of the neurons on slow devices and three quarters on
-fast ones, as for RAM-Fed; FedProx's strength is 0.01. SplitFed is another kind of system and
-left out.""",
+*FedPrun* is PruneFL with a quarter of the neurons on slow devices and three quarters on fast
+ones, as for RAM-Fed; FedProx's strength is 0.01. SplitFed is another kind of system and left
+out.""",
     cells=tuple(
         PaperCell(
             place=CellPlace("", method, "MNIST"),
-            settings={**BASE, **more},
+            settings=_settings(more),
             paper=PRINTED[method][1],
             quick=QUICK if method in ("FedAvg", "Fed-RAA") else None,
         )
@@ -213,7 +223,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         **RAA,
         "rule.name": "ra-fed",
         "run.rounds": UPDATES // 10,
-        "run.updates": None,
         "simulation.evaluate_every": 2,
     },
 }
@@ -228,7 +237,7 @@ All have 1,200 movements.""",
     cells=tuple(
         PaperCell(
             place=CellPlace("", variant, "MNIST"),
-            settings={**BASE, **more},
+            settings=_settings(more),
             paper=ABLATION[variant][1],
         )
         for variant, more in VARIANTS.items()
@@ -260,14 +269,14 @@ fragments (sizes of the paper's table 4), and s the staleness function: `hinge` 
         *(
             PaperCell(
                 place=CellPlace("", f"β = {share / 10:g}", "MNIST"),
-                settings={**BASE, **RAA, "fleet.speeds": _slow_share(share)},
+                settings=_settings({**RAA, "fleet.speeds": _slow_share(share)}),
             )
             for share in (1, 5, 9)
         ),
         *(
             PaperCell(
                 place=CellPlace("", f"M = {count}", "MNIST"),
-                settings={**BASE, **RAA, "model.ratios": ratios},
+                settings=_settings({**RAA, "model.ratios": ratios}),
             )
             for count, ratios in RATIOS.items()
             if count != 4
@@ -275,7 +284,7 @@ fragments (sizes of the paper's table 4), and s the staleness function: `hinge` 
         *(
             PaperCell(
                 place=CellPlace("", f"s {kind}", "MNIST"),
-                settings={**BASE, **RAA, "rule.options.staleness": kind},
+                settings=_settings({**RAA, "rule.options.staleness": kind}),
             )
             for kind in ("constant", "hinge")
         ),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.papers.cell import CellPlace, PaperCell, PaperClaim, PaperTable
+from benchmarks.studies.papers.cell import CellPlace, Outcomes, PaperCell, PaperClaim, PaperTable
 from benchmarks.studies.papers.running import run_study_cell
 from benchmarks.studies.papers.tables.shared import settings
 
 PAPER = "RAM-Fed"
 LEVELS: Mapping[str, list[float]] = {"L": [0.5], "S": [0.25], "MIX": [0.5, 0.25]}
 """Levels of the devices, in turn: `L` trains half of the regions, `S` a quarter."""
-NON_COVERAGE = 10
-"""Every so-manyth round all devices train the same regions, as in the authors' code."""
+FORCED = {"mask.name": "periodic", "mask.options.every": 10}
+"""Random regions, but every tenth round the same ones on all devices, as in the authors' code."""
 RAM_FED = {
     "rule.name": "ram-fed",
     "rule.options.damping": 1.0,
@@ -24,11 +25,11 @@ RAM_FED = {
 the first round."""
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"rule.name": "fedavg"},
-    "RA-Fed": {"rule.name": "ra-fed", "mask.name": "random"},
-    "RAM-Fed": {**RAM_FED, "mask.name": "random"},
-    "RAM-Fed, 1/N": {**RAM_FED, "rule.options.correction": "population", "mask.name": "random"},
-    "RAM-Fed, damped": {"rule.name": "ram-fed", "mask.name": "random"},
-    "PruneFL": {"rule.name": "ra-fed", "mask.name": "greedy"},
+    "RA-Fed": {"rule.name": "ra-fed", **FORCED},
+    "RAM-Fed": {**RAM_FED, **FORCED},
+    "RAM-Fed, 1/N": {**RAM_FED, **FORCED, "rule.options.correction": "population"},
+    "RAM-Fed, damped": {"rule.name": "ram-fed", **FORCED},
+    "PruneFL": {"rule.name": "ra-fed", "mask.name": "prunefl", "mask.options.level": 1.0},
     "IST": {"rule.name": "ra-fed", "mask.name": "disjoint", "mask.options.tied": True},
     "OAP": {"rule.name": "ra-fed", "mask.name": "coverage"},
     "HeteroFL": {
@@ -290,4 +291,97 @@ training rows, with a vocabulary of 5,000 words and vectors of 64 numbers, where
     folders=("ag_news",),
 )
 
-TABLES = (TABLE_2, TABLE_2_CIFAR, TABLE_3)
+
+def _figure(
+    base: Mapping[str, Any], rule: Mapping[str, Any], combinations: Mapping[str, Mapping[str, Any]]
+) -> tuple[PaperCell, ...]:
+    """Make a cell for each combination of Γ*, S* and τ, at `S` and α = 0.15."""
+    return tuple(
+        PaperCell(
+            place=CellPlace("", row, "α = 0.15"),
+            settings={
+                **base,
+                **rule,
+                "data.alpha": 0.15,
+                "fleet.levels": LEVELS["S"],
+                "mask.name": "scheduled",
+                **{f"mask.options.{name}": value for name, value in options.items()},
+            },
+            quick=QUICK,
+        )
+        for row, options in combinations.items()
+    )
+
+
+def _draw(table: PaperTable, done: Outcomes, path: Path) -> None:
+    from benchmarks.studies.papers.plots import save_curves
+
+    save_curves(table, done, path)
+
+
+def _better(name: str, first: str, second: str) -> PaperClaim:
+    return PaperClaim(
+        name=name,
+        words=f"{first} over {second}",
+        better=CellPlace("", first, "α = 0.15"),
+        worse=CellPlace("", second, "α = 0.15"),
+    )
+
+
+FIGURE_3 = PaperTable(
+    name="ram-fig3",
+    title="Figure 3: Γ* and S* of RA-Fed",
+    paper=PAPER,
+    about="""\
+MLP-MNIST at `S` and α = 0.15, rate 0.1, otherwise as table 2, with regions dealt out as the
+figure says (`scheduled` masks). Regions move on by one every round. The figure has no numbers.""",
+    cells=_figure(
+        {**MLP, "run.learning_rate": 0.1},
+        {"rule.name": "ra-fed"},
+        {
+            "Γ* = 1, S* = 4": {"coverage": 1, "regions": 4},
+            "Γ* = 2, S* = 4": {"coverage": 2, "regions": 4},
+            "Γ* = 10, S* = 1": {"coverage": 10, "regions": 1},
+        },
+    ),
+    claims=(
+        _better("gamma-2-over-1", "Γ* = 2, S* = 4", "Γ* = 1, S* = 4"),
+        _better("s-4-over-1", "Γ* = 1, S* = 4", "Γ* = 10, S* = 1"),
+    ),
+    run=run_study_cell,
+    draw=_draw,
+    expected_s=10.0,
+    folders=("mnist",),
+)
+FIGURE_4 = PaperTable(
+    name="ram-fig4",
+    title="Figure 4: Γ* and τ of RAM-Fed",
+    paper=PAPER,
+    about="""\
+As figure 3, with the printed RAM-Fed. With τ = 4 a device has trained every region after four
+rounds; with τ = 200 it keeps its region all run long, after a first round of everything.""",
+    cells=_figure(
+        {**MLP, "run.learning_rate": 0.1},
+        RAM_FED,
+        {
+            f"Γ* = {coverage}, τ = {told}": {"coverage": coverage, "staleness": staleness}
+            for told, staleness in ((200, "none"), (4, 4))
+            for coverage in (1, 2)
+        },
+    ),
+    claims=(
+        *(
+            _better(f"tau-4-over-200-gamma-{each}", f"Γ* = {each}, τ = 4", f"Γ* = {each}, τ = 200")
+            for each in (1, 2)
+        ),
+        *(
+            _better(f"gamma-2-over-1-tau-{each}", f"Γ* = 2, τ = {each}", f"Γ* = 1, τ = {each}")
+            for each in (4, 200)
+        ),
+    ),
+    run=run_study_cell,
+    draw=_draw,
+    expected_s=10.0,
+    folders=("mnist",),
+)
+TABLES = (TABLE_2, TABLE_2_CIFAR, TABLE_3, FIGURE_3, FIGURE_4)

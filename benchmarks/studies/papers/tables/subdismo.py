@@ -49,7 +49,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "OAP.O": {**SUBMODELS, "mask.name": "coverage"},
     "OAP.P": {**SUBMODELS, "mask.name": "coverage", "run.proximal": 0.01},
     "OAP.A": {**SUBMODELS, "mask.name": "coverage", "server_optimizer.name": "adam"},
-    "PruneFL.O": {**SUBMODELS, "mask.name": "greedy"},
+    "PruneFL.O": {**SUBMODELS, "mask.name": "prunefl", "mask.options.level": 1.0},
     "FedRolex.O": {**SUBMODELS, "mask.name": "rolling", "mask.options.shared": True},
     "RAM-Fed": {"fleet.levels": MIXED, **RAM_FED},
     "SubDisMO": {
