@@ -17,9 +17,12 @@ from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.greedy import GreedyMasks
 from coordinator.masks.policies.nested import CoreMasks, NestedMasks
+from coordinator.masks.policies.periodic import PeriodicMasks
+from coordinator.masks.policies.places import PlacesMasks
 from coordinator.masks.policies.prunefl import PruneFlMasks
 from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
+from coordinator.masks.policies.scheduled import ScheduledMasks
 from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
 from edge_sdk.program.settings.choices import make_named
@@ -50,6 +53,9 @@ MASKS: dict[str, type[MaskPolicy]] = {
     "prunefl": PruneFlMasks,
     "disjoint": DisjointMasks,
     "gre-raa": GreRaaMasks,
+    "periodic": PeriodicMasks,
+    "places": PlacesMasks,
+    "scheduled": ScheduledMasks,
 }
 """Policies by name. The first line of each docstring describes the policy."""
 

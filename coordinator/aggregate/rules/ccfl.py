@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -15,22 +14,10 @@ from coordinator.aggregate.robust import Weighed
 from coordinator.aggregate.robust.sums import Float64, Term, block_sums, divide, sum_terms
 from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.errors import ConfigError
-from edge_sdk.program.settings import Spelling
+from edge_sdk.program.settings.choices import RoundLimit, check_round_limit
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
 
 Absent = Literal["left-out", "zero"]
-
-
-WORDS = 'a whole number of rounds, or "none" for no limit'
-
-
-def _read_horizon(value: Any, _: Path) -> Any:
-    if value != "none" and (isinstance(value, bool) or not isinstance(value, int)):
-        raise TypeError
-    return value
-
-
-Horizon = Annotated[int | Literal["none"], Spelling(_read_horizon, WORDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +34,12 @@ class Ccfl(Rule):
     - "zero", the paper's: it counts as a movement of 0, so `c_i = |S_t|`, all selected devices.
     """
 
-    horizon: Horizon = 8
+    horizon: RoundLimit = 8
     absent: Absent = "left-out"
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        if not (self.horizon == "none" or isinstance(self.horizon, int)):
-            raise ConfigError(f"horizon = {self.horizon!r}: must be {WORDS}")
-        if self.horizon != "none" and self.horizon < 1:
-            raise ConfigError(f"horizon must be at least 1 round, not {self.horizon}")
+        check_round_limit("horizon", self.horizon)
         if self.absent not in get_args(Absent):
             raise ConfigError(f"absent is one of {get_args(Absent)}, not {self.absent!r}")
 

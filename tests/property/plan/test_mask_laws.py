@@ -36,6 +36,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("core", {"order": "random", "core": 0.5}),
     ("prunefl", {"period": 3, "overhead": 0.0}),
     ("prunefl", {"level": 0.6}),
+    ("periodic", {"every": 2}),
+    ("scheduled", {"staleness": "none"}),
+    ("scheduled", {"staleness": 130}),
+    ("places", {"masks": "static"}),
 ]
 ORDERED: list[tuple[str, dict[str, Any]]] = [
     (name, {"order": order, "tied": tied})
@@ -118,8 +122,9 @@ def test_masks_stay_within_what_was_offered(
         assert plan.submodel_parameters(groups) <= cost.parameters <= plan.parameters
         assert plan.submodel_macs(groups) <= cost.macs
         if options.get("tied") or name == "gre-raa":
-            widest = max((len(axis.groups) for axis in plan.axes), default=0)
-            same = [groups[axis.name] for axis in plan.axes if len(axis.groups) == widest]
+            widths = [axis for axis in plan.axes if not axis.depth]
+            widest = max((len(axis.groups) for axis in widths), default=0)
+            same = [groups[axis.name] for axis in widths if len(axis.groups) == widest]
             assert len(set(same)) <= 1
 
 
@@ -258,7 +263,9 @@ def test_masks_never_leave_a_block_uncovered_longer_than_the_longest_gap(
     variant=st.sampled_from(
         [("rolling", {}), ("rolling", {"overlap": 0.5}), ("rolling", {"shared": True}),
          ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {}),
-         ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4})]
+         ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4}),
+         ("scheduled", {}), ("scheduled", {"coverage": 1}), ("scheduled", {"regions": 2}),
+         ("scheduled", {"staleness": 9, "tied": True}), ("places", {"levels": (0.5, 0.25)})]
     ),
     axes=st.lists(
         st.sampled_from([(1,) * 4, (2,) * 4, (2, 2, 2), (1, 2, 3), (1, 2, 4, 6, 7), (1, 1)]),
