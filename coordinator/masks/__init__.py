@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.masks.contract import MaskPolicy, Masks, OrderedMasks
+from coordinator.masks.contract import MaskPolicy, Masks, MeasuringMasks, OrderedMasks
 from coordinator.masks.groups.fragments import fragments_of
 from coordinator.masks.levels import Narrower, level_choices, level_groups, settle_masks
 from coordinator.masks.policies.coverage import CoverageMasks
@@ -17,8 +17,12 @@ from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.greedy import GreedyMasks
 from coordinator.masks.policies.nested import CoreMasks, NestedMasks
+from coordinator.masks.policies.periodic import PeriodicMasks
+from coordinator.masks.policies.places import PlacesMasks
+from coordinator.masks.policies.prunefl import PruneFlMasks
 from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
+from coordinator.masks.policies.scheduled import ScheduledMasks
 from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
 from edge_sdk.program.settings.choices import make_named
@@ -27,6 +31,7 @@ __all__ = [
     "MASKS",
     "MaskPolicy",
     "Masks",
+    "MeasuringMasks",
     "Narrower",
     "OrderedMasks",
     "Situation",
@@ -45,8 +50,12 @@ MASKS: dict[str, type[MaskPolicy]] = {
     "core": CoreMasks,
     "greedy": GreedyMasks,
     "coverage": CoverageMasks,
+    "prunefl": PruneFlMasks,
     "disjoint": DisjointMasks,
     "gre-raa": GreRaaMasks,
+    "periodic": PeriodicMasks,
+    "places": PlacesMasks,
+    "scheduled": ScheduledMasks,
 }
 """Policies by name. The first line of each docstring describes the policy."""
 

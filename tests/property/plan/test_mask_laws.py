@@ -34,6 +34,12 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gre-raa", {"delay_limit_s": 1.0}),
     ("nested", {"order": "random", "seed": 3}),
     ("core", {"order": "random", "core": 0.5}),
+    ("prunefl", {"period": 3, "overhead": 0.0}),
+    ("prunefl", {"level": 0.6}),
+    ("periodic", {"every": 2}),
+    ("scheduled", {"staleness": "none"}),
+    ("scheduled", {"staleness": 130}),
+    ("places", {"masks": "static"}),
 ]
 ORDERED: list[tuple[str, dict[str, Any]]] = [
     (name, {"order": order, "tied": tied})
@@ -71,6 +77,7 @@ def situation_of(plan: ModelPlan, offered: Sequence[float], seed: int, round: in
         times_covered=rng.integers(0, 5, plan.block_count),
         norms=rng.random(plan.block_count),
         stream=stream(seed, "masks", round),
+        importance=rng.random(plan.block_count),
     )
 
 
@@ -106,7 +113,7 @@ def test_masks_stay_within_what_was_offered(
             if max(axis.groups) - min(axis.groups) <= 1:
                 wanted = max(1, int(level * len(axis.groups) + 1e-9))
                 mixed = options.get("tied") and any(not other.equal for other in plan.axes)
-                exact = name != "gre-raa" and not mixed
+                exact = name not in ("gre-raa", "prunefl") and not mixed
                 assert len(ids) == wanted if exact else len(ids) <= wanted
             else:
                 atoms = sum(axis.groups[g] for g in ids)
@@ -115,8 +122,9 @@ def test_masks_stay_within_what_was_offered(
         assert plan.submodel_parameters(groups) <= cost.parameters <= plan.parameters
         assert plan.submodel_macs(groups) <= cost.macs
         if options.get("tied") or name == "gre-raa":
-            widest = max((len(axis.groups) for axis in plan.axes), default=0)
-            same = [groups[axis.name] for axis in plan.axes if len(axis.groups) == widest]
+            widths = [axis for axis in plan.axes if not axis.depth]
+            widest = max((len(axis.groups) for axis in widths), default=0)
+            same = [groups[axis.name] for axis in widths if len(axis.groups) == widest]
             assert len(set(same)) <= 1
 
 
@@ -179,6 +187,7 @@ def longest_streak(
                 times_covered=times.copy(),
                 norms=norms,
                 stream=stream(seed, "masks", round),
+                importance=norms[::-1].copy() if round > 1 else None,
             )
         )
         coverage = plan.coverage(masks.values())
@@ -254,7 +263,9 @@ def test_masks_never_leave_a_block_uncovered_longer_than_the_longest_gap(
     variant=st.sampled_from(
         [("rolling", {}), ("rolling", {"overlap": 0.5}), ("rolling", {"shared": True}),
          ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {}),
-         ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4})]
+         ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4}),
+         ("scheduled", {}), ("scheduled", {"coverage": 1}), ("scheduled", {"regions": 2}),
+         ("scheduled", {"staleness": 9, "tied": True}), ("places", {"levels": (0.5, 0.25)})]
     ),
     axes=st.lists(
         st.sampled_from([(1,) * 4, (2,) * 4, (2, 2, 2), (1, 2, 3), (1, 2, 4, 6, 7), (1, 1)]),

@@ -71,6 +71,7 @@ def move(
         replayed=replayed,
         silent=silent,
         registered=registered,
+        asked=len(fresh) + len(replayed) + len(silent),
         memory=memory,
         trusts=[] if trusts is None else trusts,
     )
