@@ -175,7 +175,9 @@ def _config(
 ) -> tuple[RoundsConfig, GlobalModel]:
     base, defence = setting.base, DEFENCES[case.defence]
     model = GlobalModel(task.plan, task.weights, task.buffers, seed=case.seed)
-    rule = make_rule(case.rule, weighting=case.weighting)
+    # The damping of the recorded runs; ram-fed's default is another one since.
+    options = {"damping": 0.8} if case.rule == "ram-fed" else {}
+    rule = make_rule(case.rule, weighting=case.weighting, **options)
     if not isinstance(rule, Rule):
         raise ValueError(f"{case.rule} has no rounds")
     config = RoundsConfig(

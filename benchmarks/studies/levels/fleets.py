@@ -94,13 +94,16 @@ class TrainingWay:
 _PLAIN = {"rescale": 0.0}
 """A model of one size needs no rescaling."""
 
+_DAMPED = {"damping": 0.8}
+"""The memory of the recorded runs of ram-fed, whose default is another one since."""
+
 WAYS: dict[str, TrainingWay] = {
     "all-full": TrainingWay(who="full", local=_PLAIN),
     "all-smallest": TrainingWay(who="smallest", local=_PLAIN),
     "all-median": TrainingWay(who="median", local=_PLAIN),
     "only-strong": TrainingWay(who="strong", local=_PLAIN),
     "coverage": TrainingWay(masks="coverage"),
-    "coverage-ram": TrainingWay(rule="ram-fed", masks="coverage"),
+    "coverage-ram": TrainingWay(rule="ram-fed", rule_options=_DAMPED, masks="coverage"),
     "nested": TrainingWay(local={"rescale": 0.0}),
     "nested-rescaled": TrainingWay(local={"rescale": 0.5}),
     "dropout": TrainingWay(local={"rescale": 0.0, "widths": "ordered-dropout"}),
@@ -111,7 +114,7 @@ WAYS: dict[str, TrainingWay] = {
 _VARIED: dict[str, dict[str, Any]] = {
     "sandwich-distilled": {"local": {**WAYS["sandwich"].local, "distillation": 0.5}},
     "sandwich-rescaled": {"local": {**WAYS["sandwich"].local, "rescale": 0.5}},
-    "sandwich-ram": {"rule": "ram-fed"},
+    "sandwich-ram": {"rule": "ram-fed", "rule_options": _DAMPED},
     "sandwich-ram-undamped": {"rule": "ram-fed", "rule_options": {"damping": 1.0}},
     "sandwich-by-level": {"rule_options": {"weighting": "level"}},
     "sandwich-by-samples": {"rule_options": {"weighting": "samples"}},
@@ -135,7 +138,9 @@ WAYS |= {
     "growing-saves": replace(WAYS["dropout-momentum"], grow=0.9, saves=True),
     "growing-half-saves": replace(WAYS["dropout-momentum"], grow=0.5, saves=True),
     "growing-plain": replace(WAYS["dropout"], grow=0.9),
-    "growing-ram": replace(WAYS["dropout-momentum"], grow=0.9, rule="ram-fed"),
+    "growing-ram": replace(
+        WAYS["dropout-momentum"], grow=0.9, rule="ram-fed", rule_options=_DAMPED
+    ),
     "growing-sandwich": replace(WAYS["sandwich-momentum"], grow=0.9),
 }
 WAYS |= {

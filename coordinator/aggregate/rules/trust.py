@@ -58,7 +58,7 @@ def measure_trust(
         placed = PlacedBlocks(part.blocks, memory.plan)
         for piece in memory.recall(part.device, part.blocks.ids):
             rate = learning_rate / piece.made.learning_rate
-            shared, own = _products(memory, placed, piece.blocks)
+            shared, own = _products(memory, placed, piece.blocks, threads)
             along += weight * rate * shared
             length += weight * rate**2 * own
     shared, old, new = _mean_products(memory, mean, remembered, threads)
@@ -73,16 +73,27 @@ def _share(along: float, length: float) -> float:
     return min(1.0, max(0.0, along / length)) if length > 0 else 0.0
 
 
-def _products(memory: Memory, placed: PlacedBlocks, old: Blocks) -> tuple[float, float]:
+def _products(
+    memory: Memory, placed: PlacedBlocks, old: Blocks, threads: int
+) -> tuple[float, float]:
     """Return the products of old values with a fresh movement, and with themselves."""
-    shared = own = 0.0
-    for whole, within in block_runs(old.ids, memory.plan.block_offsets):
-        shift = within.start - whole.start
-        for low in range(whole.start, whole.stop, PIECE):
-            for start, end, values in placed.between(low, min(low + PIECE, whole.stop)):
+    pieces = [
+        (low, min(low + PIECE, whole.stop), within.start - whole.start)
+        for whole, within in block_runs(old.ids, memory.plan.block_offsets)
+        for low in range(whole.start, whole.stop, PIECE)
+    ]
+    sums = np.zeros((len(pieces), 2))
+
+    def work(first: int, last: int) -> None:
+        for number in range(first, last):
+            low, high, shift = pieces[number]
+            for start, end, values in placed.between(low, high):
                 one = old.values[start + shift : end + shift].astype(np.float64)
-                shared += float(np.einsum("i,i->", values.astype(np.float64), one))
-                own += float(np.einsum("i,i->", one, one))
+                sums[number, 0] += np.einsum("i,i->", values.astype(np.float64), one)
+                sums[number, 1] += np.einsum("i,i->", one, one)
+
+    over_shards(len(pieces), threads, work)
+    shared, own = sums.sum(axis=0).tolist()
     return shared, own
 
 

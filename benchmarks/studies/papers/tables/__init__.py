@@ -16,10 +16,18 @@ from benchmarks.studies.papers.cell import PaperTable
 @cache
 def all_tables() -> tuple[PaperTable, ...]:
     """Return all tables, in the order of the page."""
-    from benchmarks.studies.papers.tables import ccfl, every_parameter, fed_raa, ram_fed, subdismo
+    from benchmarks.studies.papers.tables import (
+        ccfl,
+        every_parameter,
+        fed_raa,
+        memory,
+        ram_fed,
+        subdismo,
+    )
 
     return (
         *ram_fed.TABLES,
+        *memory.TABLES,
         *ccfl.TABLES,
         *every_parameter.TABLES,
         *fed_raa.TABLES,
