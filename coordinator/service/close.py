@@ -117,7 +117,7 @@ def open_memory(
 
 
 @dataclass(frozen=True, slots=True)
-class ClosedRound:
+class RoundFindings:
     """Findings about a round's movements."""
 
     agreements: Mapping[str, float]
@@ -138,7 +138,7 @@ def close_round(
     threads: int = 1,
     scratch: Path | None = None,
     root: Blocks | None = None,
-) -> ClosedRound:
+) -> RoundFindings:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
@@ -185,7 +185,7 @@ def close_round(
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
-    return ClosedRound(compared, closing.trusts[0] if closing.trusts else None)
+    return RoundFindings(compared, closing.trusts[0] if closing.trusts else None)
 
 
 def _asked(rule: Rule, state: RoundsState, commit: Commit) -> float:

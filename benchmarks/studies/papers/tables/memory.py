@@ -116,11 +116,11 @@ def run_memory_cell(cell: PaperCell, seed: int, data: Path | None) -> Ran:
 
 # -- the numbers -------------------------------------------------------------------------------
 
-Runs = Mapping[str, Sequence[CellOutcome]]
-"""Runs of a rule in a setting, by rate."""
+RunsByRate = Mapping[str, Sequence[CellOutcome]]
+"""RunsByRate of a rule in a setting, by rate."""
 
 
-def best_rate(runs: Runs) -> str | None:
+def best_rate(runs: RunsByRate) -> str | None:
     """Return the rate with the best mean accuracy on validation data; None without runs."""
     means = {
         rate: fmean(each.values.get("validation", 0.0) for each in found)
