@@ -227,7 +227,9 @@ class RamFed(Rule):
         return select_blocks(whole.astype(np.float32), ids, plan.block_offsets).values
 
     def moved(self, closing: Closing) -> NDArray[np.bool_]:
-        """See `Rule`; memory has the fresh movements too by now."""
+        """See `Rule`; memory has the fresh movements too by now, and a say if it is trusted."""
+        if any(trust.alone == 0 for trust in closing.trusts):
+            return Rule.moved(self, closing)
         held: NDArray[np.bool_] = closing.needed_memory.entries > 0
         return held
 

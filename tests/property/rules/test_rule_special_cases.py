@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.robust import Robust, RobustName
 from coordinator.aggregate.rules import RULES, Rule, make_rule
 from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed
@@ -256,7 +257,8 @@ def test_adaptive_ram_fed_is_ra_fed_where_memory_is_contradicted(
     def opposed(plan: ModelPlan, turn: Turn, rate: float) -> Float32:
         return (word * (rate if turn.seed % 2 else -rate)).astype(np.float32)
 
-    told = {"say": opposed, "robust": Robust(name=name)}
+    momentum = ServerOptimizer(name="momentum", beta1=0.5)
+    told = {"say": opposed, "robust": Robust(name=name), "optimizer": momentum}
     left, right = (
         movements(history, rule, **told)
         for rule in (RamFed(weighting=weighting), RaFed(weighting=weighting))

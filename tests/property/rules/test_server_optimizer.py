@@ -57,6 +57,8 @@ def is_spoken_about(oracle: Oracle, heard: Heard, block: int) -> bool:
         return True
     match oracle.rule:
         case "ram-fed" | "fedvarp":
+            if oracle.trust[1] == 0:
+                return False
             devices, rounds = list(heard.samples), range(heard.round + 1)
         case "ccfl-2" | "ccfl-3":
             devices, rounds = list(heard.silent), recent
