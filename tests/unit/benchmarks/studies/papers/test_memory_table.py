@@ -47,15 +47,17 @@ def test_differences_are_of_the_same_seed() -> None:
     assert gains([outcome(ADAPTIVE, "rate 0.1", 7, 61.0)], base) == []
 
 
-def test_aims_count_what_is_below_and_what_is_kept_of_a_gain() -> None:
+def test_aims_say_what_is_below_and_what_keeps_too_little_of_a_gain() -> None:
     found = [
         *(runs(RA_FED, "rate 0.05", 50.0, 52.0), runs(UNDAMPED, "rate 0.05", 60.0, 62.0)),
         *(runs(ADAPTIVE, "rate 0.05", 59.0, 61.0), runs(RA_FED, "rate 0.1", 50.0, 52.0)),
         *(runs(UNDAMPED, "rate 0.1", 20.0, 22.0), runs(ADAPTIVE, "rate 0.1", 48.0, 50.0)),
+        *(runs(RA_FED, "rate 0.2", 30.0, 31.0), runs(UNDAMPED, "rate 0.2", 34.0, 35.0)),
+        runs(ADAPTIVE, "rate 0.2", 33.0, 34.0),
     ]
     text = aims({each[0].place: each for each in found})
-    assert f"in 1 of 2 settings and rates ({PART}, rate 0.1)" in text
-    assert "(1 of 2), it keeps at least 80 % of the better one's gain in 1; on average 90 %" in text
+    assert f"in 1 of 3 settings and rates ({PART}, rate 0.1). At 2 of them" in text
+    assert f"gain at 1 ({PART}, rate 0.2, where ra-fed has 30.5 ± 0.7 %)." in text
 
 
 def test_cell_runs_and_reports_trust_and_both_accuracies() -> None:
