@@ -96,7 +96,10 @@ ABLATION: Mapping[str, tuple[float, float]] = {
     "synchronous": (162.71, 93.94),
 }
 """Seconds and accuracy (table 3)."""
-QUICK = {"run.steps": 120}
+QUICK = {"run.steps": 100, "run.learning_rate": 0.05}
+"""A larger rate, so that few rounds reach the target."""
+
+SHORT = {"FedAvg": {"run.rounds": 12}, "Fed-RAA": {"run.updates": 300}}
 
 
 def _settings(more: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +205,7 @@ out.""",
             place=CellPlace("", method, "MNIST"),
             settings=_settings(more),
             paper=PRINTED[method][1],
-            quick=QUICK if method in ("FedAvg", "Fed-RAA") else None,
+            quick={**QUICK, **SHORT[method]} if method in SHORT else None,
         )
         for method, more in METHODS.items()
     ),

@@ -28,7 +28,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "RA-Fed": {"rule.name": "ra-fed", **FORCED},
     "RAM-Fed": {**RAM_FED, **FORCED},
     "RAM-Fed, 1/N": {**RAM_FED, **FORCED, "rule.options.correction": "population"},
-    "RAM-Fed, damped": {"rule.name": "ram-fed", **FORCED},
+    "RAM-Fed, damped": {"rule.name": "ram-fed", "rule.options.damping": 0.8, **FORCED},
+    "RAM-Fed, adaptive": {"rule.name": "ram-fed", "rule.options.damping": "adaptive", **FORCED},
     "PruneFL": {"rule.name": "ra-fed", "mask.name": "prunefl", "mask.options.level": 1.0},
     "IST": {"rule.name": "ra-fed", "mask.name": "disjoint", "mask.options.tied": True},
     "OAP": {"rule.name": "ra-fed", "mask.name": "coverage"},
@@ -53,6 +54,7 @@ ROWS = (
     *((method, level) for method in ("RA-Fed", "RAM-Fed") for level in LEVELS),
     ("RAM-Fed, 1/N", "L"),
     ("RAM-Fed, damped", "L"),
+    ("RAM-Fed, adaptive", "L"),
     *(("PruneFL", level) for level in LEVELS),
     ("IST", "S"),
     *(("OAP", level) for level in LEVELS),
@@ -226,7 +228,7 @@ the code. Regions are neurons with all their weights, as in the text; the code m
 weights of one layer, which saves a device nothing. Gradients are those of the submodel. Rounds
 are not stated; 200 is the README's. RAM-Fed is the printed rule, `ū + (1/Γ) Σ (D − u)`,
 undamped, with a first round in which everybody trains everything; `1/N` is what the code
-computes, and *damped* is the default here (`damping = 0.8`). The published logs give the best
+computes, *damped* has a fixed damping of 0.8, and *adaptive* is the default here. The published logs give the best
 accuracy of all rounds, on test images of which most are in the training sets; here no test
 image is in training, and the number is the mean of the last tenth of the rounds. HeteroFL and
 FedRolex are our addition. IST gives a device one of four parts, not one of ten.""",
