@@ -29,6 +29,8 @@ class Situation:
     norms: NDArray[np.float64] | None
     """For every block, the squared norm of its weights; None unless the policy `uses_norms`."""
     stream: np.random.Generator
+    under_way: Indices | None = None
+    """In an asynchronous run, for every block, the number of devices training it now."""
 
     @property
     def levels(self) -> dict[str, float]:

@@ -248,5 +248,5 @@ def make_model(
     """Make the model stored in a checkpoint."""
     weights, buffers = plan.unflatten(checkpoint.theta), checkpoint.buffers
     model = GlobalModel(plan, weights, buffers, encoding=encoding, seed=seed)
-    model.version = checkpoint.version
+    model.version, model.pending = checkpoint.version, checkpoint.pending
     return model

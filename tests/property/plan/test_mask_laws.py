@@ -32,6 +32,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("rolling", {"shared": True}),
     ("rolling", {"shared": True, "tied": True}),
     ("gre-raa", {"delay_limit_s": 1.0}),
+    ("gre-raa", {"fragments": "tied"}),
+    ("gre-raa", {"fragments": "rotating"}),
+    ("gre-raa", {"assign": "random"}),
+    ("gre-raa", {"assign": "least-trained", "count": "completed"}),
     ("nested", {"order": "random", "seed": 3}),
     ("core", {"order": "random", "core": 0.5}),
 ]
@@ -87,10 +91,11 @@ def test_masks_stay_within_what_was_offered(
 ) -> None:
     name, options = variant
     policy = make_masks(name, **options)
+    tied = options.get("tied") or options.get("fragments") == "tied"
     try:
         chosen = policy(situation_of(plan, offered, seed))
     except ConfigError:
-        assert options.get("tied") or name == "gre-raa"
+        assert tied
         assert len({len(axis.groups) for axis in plan.axes}) > 1 or len(plan.axes) > 1
         with pytest.raises(ConfigError):
             policy.longest_gap(plan, offered)
@@ -114,7 +119,7 @@ def test_masks_stay_within_what_was_offered(
         cost = plan.cost_at(level)
         assert plan.submodel_parameters(groups) <= cost.parameters <= plan.parameters
         assert plan.submodel_macs(groups) <= cost.macs
-        if options.get("tied") or name == "gre-raa":
+        if tied:
             widest = max((len(axis.groups) for axis in plan.axes), default=0)
             same = [groups[axis.name] for axis in plan.axes if len(axis.groups) == widest]
             assert len(set(same)) <= 1
@@ -254,6 +259,7 @@ def test_masks_never_leave_a_block_uncovered_longer_than_the_longest_gap(
     variant=st.sampled_from(
         [("rolling", {}), ("rolling", {"overlap": 0.5}), ("rolling", {"shared": True}),
          ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {}),
+         ("gre-raa", {"fragments": "tied"}), ("gre-raa", {"assign": "least-trained"}),
          ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4})]
     ),
     axes=st.lists(
