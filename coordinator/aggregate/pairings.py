@@ -202,7 +202,7 @@ def fragment_advice(masks: MaskPolicy, plan: ModelPlan) -> str | None:
     if not isinstance(masks, GreRaaMasks) or not (share := masks.untrained_share(plan)):
         return None
     return (
-        f"warning: {share:.1%} of the parameters lie between {masks.fragments} fragments, and no "
+        f"{share:.1%} of the parameters lie between {masks.fragments} fragments, and no "
         'device will ever train them; fragments = "alternate" leaves out none'
     )
 

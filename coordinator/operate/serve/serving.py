@@ -367,7 +367,7 @@ def start_report(
     ):
         yield f"{'' if number else 'levels':10} {sentence}"
     if advice := fragment_advice(machine.masks, plan):
-        yield f"fragments  {advice}"
+        yield f"fragments  warning: {advice}"
     yield f"screening  {screening(machine)}"
     if isinstance(machine, RoundsConfig) and config.run.robust is None and not config.run.recipe:
         yield (

@@ -256,6 +256,8 @@ class ProcessDemo:
                         "min_participants": 0,  # a round in which all skip counts
                         "bid_s": BID_S,
                         "train_deadline_s": self.fleet.deadline_s,
+                        "target_accuracy": config.target_accuracy,
+                        "patience": config.patience,
                     },
                 ),
             ]

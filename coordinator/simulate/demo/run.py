@@ -252,6 +252,8 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
         "seed": config.seed,
         "up": config.up,
         "train_deadline_s": fleet.deadline_s,
+        "target_accuracy": config.target_accuracy,
+        "patience": config.patience,
     }
     run: RoundsConfig | FragmentsConfig
     if isinstance(rule, AsyncRule):
