@@ -35,6 +35,8 @@ class DeviceRound:
     """`δ²_n = ‖θ − θ⊙m_n‖² / ‖θ‖²`: the share of the model that the submodel left out."""
     replayed: bool = False
     """True if the device skipped and sent its last movement again."""
+    staleness: int | None = None
+    """Changes of the model since the version it trained from; None in a synchronous run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,10 @@ class RoundReport:
     rule's `horizon`."""
     quarantined: tuple[str, ...] = ()
     """Devices whose bids are declined from now on."""
+    staleness_mean: float | None = None
+    """Mean `staleness` of the movements; None in a synchronous run, or if there are none."""
+    staleness_max: int | None = None
+    """Largest `staleness` of them, the bound of Fed-RAA's theorem; None likewise."""
 
     @property
     def accuracy(self) -> float | None:
