@@ -29,6 +29,8 @@ EVERY = "simulation.evaluate_every"
 NEVER = 1_000_000_000
 LAST = 0.1
 """Share of the rounds, at the end, over which accuracy is averaged."""
+POINTS = 40
+"""Most points of a curve that are kept."""
 PIECE = 500
 """Images to predict at a time."""
 
@@ -40,8 +42,13 @@ def study_of(cell: PaperCell, seed: int) -> StudyConfig:
     )
 
 
-def run_study_cell(cell: PaperCell, seed: int, data: Path | None) -> Ran:
-    """Run a cell to its end; `data` holds a folder for each data set. Raises `DatasetError`."""
+def run_study_cell(
+    cell: PaperCell, seed: int, data: Path | None, *, target: float | None = None
+) -> Ran:
+    """Run a cell to its end; `data` holds a folder for each data set. Raises `DatasetError`.
+
+    With a `target`, in percent, `time_s` is when accuracy first reaches it; absent: never.
+    """
     study = Study(study_of(cell, seed), data)
     watch = RoundWatch(study, int(cell.settings.get(EVERY, 1)))
     failed = ""
@@ -50,7 +57,7 @@ def run_study_cell(cell: PaperCell, seed: int, data: Path | None) -> Ran:
             watch.see(each)
     except CoordinatorError as error:  # nobody's training succeeds any more
         failed = str(error)[:200]
-    return watch.ran({"failed": failed} if failed else {})
+    return watch.ran(target, {"failed": failed} if failed else {})
 
 
 class RoundWatch:
@@ -87,8 +94,8 @@ class RoundWatch:
         if self._seen % self._every == 0 and self._data is not None:
             self._measure(each, self._data)
 
-    def ran(self, more: Mapping[str, Any]) -> Ran:
-        """Return the numbers of the run so far."""
+    def ran(self, target: float | None, more: Mapping[str, Any]) -> Ran:
+        """Return the numbers of the run so far; see `run_study_cell`."""
         values = {name: fmean(found) for name, found in self._terms.items()}
         if "memory_age" in self._terms:
             values["memory_age"] = max(self._terms["memory_age"])
@@ -96,14 +103,17 @@ class RoundWatch:
         if self._last is not None:
             values |= {"rounds": self._seen, "time_s": self._last.time_s}
             values |= {"joules": self._last.joules, "bytes_up": self._last.bytes_up}
+        if target is not None:
+            reached = [point[1] for point in self._curve if point[2] >= target]
+            values.pop("time_s", None)
+            values |= {"time_s": reached[0]} if reached else {}
         if self._curve:
             first = self._curve[-1][0] - LAST * self._curve[-1][0]
             tail = [number for number, point in enumerate(self._curve) if point[0] > first]
             values["last"] = fmean(self._curve[number][2] for number in tail)
             values["best"] = max(point[2] for point in self._curve)
             values["deviation"] = fmean(self._deviations[number] for number in tail)
-        curve = [(at, round(time_s, 3), round(share, 3)) for at, time_s, share in self._curve]
-        return Ran(values=rounded(values), curve=curve, more=more)
+        return Ran(values=rounded(values), curve=thinned(self._curve), more=more)
 
     def _measure(self, each: FleetRound, data: Dataset) -> None:
         right = self._right(data.test)
@@ -141,6 +151,13 @@ def own_tests(
         for device, piece in zip(pieces, np.split(rows, cuts), strict=True):
             device.append(piece)
     return [np.concatenate(each) if each else np.zeros(0, np.int64) for each in pieces]
+
+
+def thinned(curve: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    """Return at most `POINTS` points of a curve, evenly spread, the last among them."""
+    step = max(1, -(-len(curve) // POINTS))
+    kept = curve[::-1][::step][::-1]
+    return [(at, round(time_s, 3), round(share, 3)) for at, time_s, share in kept]
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
