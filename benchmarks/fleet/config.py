@@ -124,7 +124,7 @@ class StudyFleetTable:
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread, or drawn by lot (`ad-hoc`)."""
     phase: Phase = "own"
-    """Evenly spread rounds: every device has its `own`, or all of one share have them in `common`."""
+    """Evenly spread rounds: every device has its `own`, or all of one share have `common` ones."""
     speeds: tuple[Annotated[float, Within(above=0)], ...] = (1.0,)
     """Their speeds, in turn, as multiples of `board`'s."""
     board: str = "raspberry_pi_5"

@@ -21,11 +21,14 @@ from benchmarks.fleet.config import StudyConfig, make_study
 from benchmarks.fleet.study import Study
 from benchmarks.studies.papers.cell import PaperCell, Ran
 from coordinator.errors import CoordinatorError
+from coordinator.masks import level_groups
 from coordinator.simulate.fleet.simulation import FleetRound
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
 EVERY = "simulation.evaluate_every"
+LEVEL = "measure.level"
+"""Setting of a cell: the level whose accuracy is measured; without it, the whole model's."""
 NEVER = 1_000_000_000
 LAST = 0.1
 """Share of the rounds, at the end, over which accuracy is averaged."""
@@ -37,9 +40,8 @@ PIECE = 500
 
 def study_of(cell: PaperCell, seed: int) -> StudyConfig:
     """Return the study that a cell's settings describe. Raises `ConfigError`."""
-    return make_study(
-        {**cell.settings, "run.seed": seed, EVERY: NEVER}, label=f"{'; '.join(cell.place)}: "
-    )
+    known = {key: value for key, value in cell.settings.items() if key != LEVEL}
+    return make_study({**known, "run.seed": seed, EVERY: NEVER}, label=f"{'; '.join(cell.place)}: ")
 
 
 def run_study_cell(
@@ -50,7 +52,8 @@ def run_study_cell(
     With a `target`, in percent, `time_s` is when accuracy first reaches it; absent: never.
     """
     study = Study(study_of(cell, seed), data)
-    watch = RoundWatch(study, int(cell.settings.get(EVERY, 1)))
+    every, level = cell.settings.get(EVERY, 1), cell.settings.get(LEVEL, 1.0)
+    watch = RoundWatch(study, every, level)
     failed = ""
     try:
         for each in study.run():
@@ -63,8 +66,10 @@ def run_study_cell(
 class RoundWatch:
     """Measures a study's model on the test set, and gathers what rounds report."""
 
-    def __init__(self, study: Study, every: int) -> None:
+    def __init__(self, study: Study, every: int, level: float = 1.0) -> None:
+        """`every` so many rounds, the accuracy of this `level` is measured."""
         self._study, self._every = study, every
+        self._groups = level_groups(study.machine.masks, study.task.plan, level)
         self._data = study.data
         self._last: FleetRound | None = None
         self._seen = 0
@@ -126,13 +131,15 @@ class RoundWatch:
         self._deviations.append(pstdev(shares))
 
     def _right(self, test: ArrayData) -> NDArray[np.bool_]:
-        """Mark the test images that the whole model is right about."""
-        model, runtime = self._study.model, self._study.runtime
-        weights, buffers = model.weights, model.buffers
+        """Mark the test images that the model is right about."""
+        study, groups = self._study, self._groups
+        weights = study.task.plan.cut(study.model.weights, groups)
+        buffers = study.task.plan.cut_buffers(study.model.buffers, groups)
+        rescale = study.machine.local_rule.rescale
         marks = []
         for at in range(0, len(test), PIECE):
             inputs = [array[at : at + PIECE] for array in test.inputs]
-            scores = runtime.predict(weights, buffers, inputs)
+            scores = study.runtime.predict(weights, buffers, inputs, groups=groups, rescale=rescale)
             marks.append(scores.argmax(axis=1) == test.targets[at : at + PIECE])
         return np.concatenate(marks)
 
