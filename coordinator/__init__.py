@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from coordinator.aggregate.robust import Robust
     from coordinator.aggregate.rules import make_rule
     from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
+    from coordinator.aggregate.rules.fed_buff import FedBuff
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
     from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
     from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
@@ -50,6 +51,7 @@ __all__ = [
     "Evaluator",
     "FedAsync",
     "FedAvg",
+    "FedBuff",
     "FedRaa",
     "FedVarp",
     "Federation",
@@ -94,6 +96,7 @@ _HOMES = {
     "Evaluator": "coordinator.service.courses",
     "FedAsync": "coordinator.aggregate.rules.fed_raa",
     "FedAvg": "coordinator.aggregate.rules.ra_fed",
+    "FedBuff": "coordinator.aggregate.rules.fed_buff",
     "FedRaa": "coordinator.aggregate.rules.fed_raa",
     "FedVarp": "coordinator.aggregate.rules.ram_fed",
     "Federation": "coordinator.simulate.federation",

@@ -16,7 +16,7 @@ from benchmarks.data.dealing import DataPartition
 from benchmarks.models import FAMILIES
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.published import recipe_preset
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.rules import AsyncRule
 from coordinator.errors import ConfigError
 from coordinator.operate.config import (
     ROUNDS,
@@ -124,8 +124,7 @@ class StudyFleetTable:
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread, or drawn by lot (`ad-hoc`)."""
     phase: Phase = "own"
-    """Evenly spread rounds: every device has its `own`, or those of one share have them in `common`.
-    """
+    """Evenly spread rounds: every device has its `own`, or all of one share have `common` ones."""
     speeds: tuple[Annotated[float, Within(above=0)], ...] = (1.0,)
     """Their speeds, in turn, as multiples of `board`'s."""
     board: str = "raspberry_pi_5"
@@ -214,7 +213,7 @@ class StudyConfig:
     @property
     def asynchronous(self) -> bool:
         """True if every arrival moves the model, and there are no rounds."""
-        return isinstance(self._served().make_rule(), FedRaa)
+        return isinstance(self._served().make_rule(), AsyncRule)
 
     @property
     def reports(self) -> int:

@@ -9,7 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.rules import AsyncRule
+from coordinator.aggregate.rules.fed_buff import FedBuff
+from coordinator.aggregate.rules.fed_raa import FedRaa
+from coordinator.aggregate.rules.pending import Pending
 from coordinator.aggregate.screening import block_squares
 from edge_sdk.protocol.encoding.codec import decode_blocks
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel, compression_noise, encode_model
@@ -26,7 +29,7 @@ PLAIN = Encoding()
 class GlobalModel:
     """θ and the buffers of one task, and `C(θ)`, the model that devices get.
 
-    θ changes only in `commit` and `mix`, and there all at once.
+    θ changes only in `commit`, `mix` and `settle`, and there all at once.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class GlobalModel:
         self.buffers = {name: array.copy() for name, array in buffers.items()}
         self.version = 0
         """Number of times θ has changed."""
+        self.pending: Pending | None = None
+        """Movements that were accepted and have not moved θ yet; None: there are none."""
         self._encoding = encoding
         self._seed = seed
         self._served: EncodedModel | None = None
@@ -125,15 +130,29 @@ class GlobalModel:
             raise StateError("the rule moved the model to numbers that are not finite")
         self._become(theta, mean_statistics(self.plan, self.buffers, arrivals, median=median))
 
-    def mix(self, rule: FedRaa, arrival: Arrival, age: int) -> None:
-        """Mix one arrival and its statistics into the model; release its fragment."""
+    def mix(self, rule: AsyncRule, arrival: Arrival, age: int) -> None:
+        """Let one arrival count as the rule says, and release its fragment.
+
+        Its movement and statistics are mixed into the model, or collected (`pending`) until there
+        are enough of them. Raises `StateError`, and nothing has changed.
+        """
         part = arrival.contribution
         reserved = self._reserved.get((part.device, part.made))
         if reserved is None:
             raise StateError(f"nothing is reserved for {part.device!r} in round {part.made}")
-        _, start = decode_blocks(self.plan, reserved[0])
+        if isinstance(rule, FedBuff):
+            self._collect(rule, arrival, age)
+        elif isinstance(rule, FedRaa):
+            _, start = decode_blocks(self.plan, reserved[0])
+            self._mix_in(rule, arrival, start.values, age)
+        else:
+            raise StateError(f"{type(rule).__name__} says nothing about arrivals")
+        self.release(part.device, part.made)
+
+    def _mix_in(self, rule: FedRaa, arrival: Arrival, start: Float32, age: int) -> None:
+        part = arrival.contribution
         now = select_blocks(self.theta, part.blocks.ids, self.plan.block_offsets)
-        mixed = rule.mix(now.values, start.values, part.blocks.values, age)
+        mixed = rule.mix(now.values, start, part.blocks.values, age)
         theta = self.theta.copy()
         for whole, within in block_runs(part.blocks.ids, self.plan.block_offsets):
             theta[whole] = mixed[within]
@@ -145,7 +164,26 @@ class GlobalModel:
                 old, new = self.buffers[buffer.name], heard[buffer.name]
                 buffers[buffer.name] = np.asarray(old + alpha * (new - old), dtype=old.dtype)
         self._become(theta, buffers)
-        self.release(part.device, part.made)
+
+    def _collect(self, rule: FedBuff, arrival: Arrival, age: int) -> None:
+        before = Pending.first(self.plan) if self.pending is None else self.pending
+        pending = before.adding(self.plan, arrival, rule.trust(age))
+        if pending.number < rule.size:
+            self.pending = pending
+        else:
+            self._move_by(rule, pending)
+
+    def settle(self, rule: AsyncRule) -> None:
+        """Let the collected movements move the model, however few they are; nothing without any."""
+        if self.pending is not None and isinstance(rule, FedBuff):
+            self._move_by(rule, self.pending)
+
+    def _move_by(self, rule: FedBuff, pending: Pending) -> None:
+        theta = self.theta + pending.movement(self.plan, rule.server_rate)
+        if not np.isfinite(theta).all():
+            raise StateError("the rule moved the model to numbers that are not finite")
+        self.pending = None
+        self._become(theta, pending.mixed(self.plan, self.buffers))
 
     def _become(self, theta: Float32, buffers: dict[str, Array]) -> None:
         self.theta, self.buffers = theta, buffers

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from coordinator.aggregate.rules import ASYNC_RULES, RULES, FedRaa, Rule
+from coordinator.aggregate.rules import ASYNC_RULES, RULES, AsyncRule, Rule
+from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, MaskPolicy, OrderedMasks
+from coordinator.masks.groups.fragments import fragments_within
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.random import RandomMasks
 from edge_sdk.decide.budget import OFTEN, outlived_share
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.graphs import Manifest
 
 GROWTH = 0.5
@@ -21,7 +25,7 @@ GROWTH = 0.5
 
 
 def check_pairing(
-    rule: Rule | FedRaa,
+    rule: Rule | AsyncRule,
     masks: MaskPolicy,
     encoding: Encoding,
     widths: Widths = "own",
@@ -32,10 +36,10 @@ def check_pairing(
     `plan` None leaves out what depends on the groups of the model.
     """
     problem = None if widths == "own" else _several(rule, masks, widths, plan)
-    if problem is None and isinstance(rule, FedRaa):
+    if problem is None and isinstance(rule, AsyncRule):
         problem = _asynchronous(rule, masks, plan)
     elif problem is None and isinstance(rule, Rule):
-        problem = _synchronous(rule, masks, widths)
+        problem = _synchronous(rule, masks, widths, plan)
     if problem is None and encoding.kind == "top-k":
         problem = _sparse(rule)
     if problem is not None:
@@ -76,6 +80,31 @@ def check_local_rule(local_rule: LocalRule, manifest: Manifest) -> None:
         _check_scores("classes", '"all"', manifest, made=made)
 
 
+def check_fragments(
+    masks: MaskPolicy, manifest: Manifest, plan: ModelPlan, levels: Sequence[float], batch: int
+) -> None:
+    """Raise `ConfigError` for a fragment that devices are to train and that has no graph.
+
+    Graphs are made for every size where operators allow it, and else for levels alone.
+    """
+    if not isinstance(masks, GreRaaMasks):
+        return
+    found = (
+        groups
+        for level in levels
+        for groups in fragments_within(plan, masks.fragments, level, stream(0, "graphs")).values()
+    )
+    try:
+        for groups in found:
+            manifest.pick("gradient", plan.kept_atoms(plan.choose(groups)), batch)
+    except GraphError as error:
+        raise ConfigError(
+            f"this run has no graph for {masks.fragments} fragments, because an operator of its "
+            'model allows some sizes alone: set fragments = "tied" among the options of gre-raa, '
+            f"or use another rule ({error})"
+        ) from error
+
+
 def _check_scores(setting: str, plain: str, manifest: Manifest, *, made: bool) -> None:
     if manifest.loss != "cross-entropy":
         raise ConfigError(
@@ -89,12 +118,14 @@ def _check_scores(setting: str, plain: str, manifest: Manifest, *, made: bool) -
         )
 
 
-def fitting_widths(rule: Rule | FedRaa, masks: str | None, *, alternatives: bool = False) -> Widths:
+def fitting_widths(
+    rule: Rule | AsyncRule, masks: str | None, *, alternatives: bool = False
+) -> Widths:
     """Return the submodels that a step had best train (docs/levels.md).
 
     `masks` None: they are still to be chosen. `alternatives`: levels have norms of their own.
     """
-    if isinstance(rule, FedRaa) or rule.whole_models or alternatives:
+    if isinstance(rule, AsyncRule) or rule.whole_models or alternatives:
         return "own"
     return "ordered-dropout" if masks in (None, "nested", "core") else "own"
 
@@ -104,17 +135,17 @@ def fitting_rescale(widths: Widths) -> float:
     return LocalRule(learning_rate=1).rescale if widths == "own" else 0.0
 
 
-def fitting_masks(rule: Rule | FedRaa, widths: Widths = "own") -> str:
+def fitting_masks(rule: Rule | AsyncRule, widths: Widths = "own") -> str:
     """Return the name of the mask policy that serves a rule best."""
-    if isinstance(rule, FedRaa):
-        return "gre-raa" if rule.fragments else "random"
+    if isinstance(rule, AsyncRule):
+        return "random" if rule.whole_models else "gre-raa"
     if widths != "own":
         return "nested"
     return "random" if rule.whole_models else "coverage"
 
 
 def level_advice(
-    rule: Rule | FedRaa,
+    rule: Rule | AsyncRule,
     masks: MaskPolicy,
     widths: Widths,
     plan: ModelPlan,
@@ -135,13 +166,13 @@ def level_advice(
     )
     if survey_every is not None:
         often = f"every {survey_every} rounds and " if survey_every else ""
-        often = "" if isinstance(rule, FedRaa) else often
+        often = "" if isinstance(rule, AsyncRule) else often
         none = (
             "devices compute the BatchNorm statistics of every level, from data of their own, "
             f"{often}at the end: there is no data for it here (task.evaluation)"
         )
-    if isinstance(rule, FedRaa) or rule.whole_models:
-        silent = has_data or (_whole(rule) and survey_every is None)
+    if isinstance(rule, AsyncRule) or rule.whole_models:
+        silent = has_data or (rule.whole_models and survey_every is None)
         return [none] if norm and not silent else []
     said = []
     if widths != "own":
@@ -168,14 +199,14 @@ def level_advice(
 
 
 def horizon_advice(
-    rule: Rule | FedRaa, shares: Iterable[tuple[float, bool]], asked: float = 1.0
+    rule: Rule | AsyncRule, shares: Iterable[tuple[float, bool]], asked: float = 1.0
 ) -> str | None:
     """Warn if skipping devices often have no movement that is young enough; None: they have.
 
     `shares`: for each device, its share `p` of rounds, and True if they are evenly spread. `asked`:
     share of the devices that take part in a round.
     """
-    if isinstance(rule, FedRaa) or rule.counts_within is None:
+    if isinstance(rule, AsyncRule) or rule.counts_within is None:
         return None
     within = rule.counts_within
     lost = [
@@ -193,21 +224,26 @@ def horizon_advice(
     )
 
 
-def _whole(rule: Rule | FedRaa) -> bool:
-    """True if every device trains the whole model."""
-    return not rule.fragments if isinstance(rule, FedRaa) else rule.whole_models
+def fragment_advice(masks: MaskPolicy, plan: ModelPlan) -> str | None:
+    """Say in a sentence if fragments leave out a part of the model for ever; None: they do not."""
+    if not isinstance(masks, GreRaaMasks) or not (share := masks.untrained_share(plan)):
+        return None
+    return (
+        f"{share:.1%} of the parameters lie between {masks.fragments} fragments, and no "
+        'device will ever train them; fragments = "alternate" leaves out none'
+    )
 
 
-def rule_name(rule: Rule | FedRaa) -> str:
+def rule_name(rule: Rule | AsyncRule) -> str:
     """Return the name a rule is registered under."""
     kinds: dict[str, type] = {**RULES, **ASYNC_RULES}
     return next(name for name, kind in kinds.items() if type(rule) is kind)
 
 
 def _several(
-    rule: Rule | FedRaa, masks: MaskPolicy, widths: Widths, plan: ModelPlan | None
+    rule: Rule | AsyncRule, masks: MaskPolicy, widths: Widths, plan: ModelPlan | None
 ) -> str | None:
-    if isinstance(rule, FedRaa):
+    if isinstance(rule, AsyncRule):
         return (
             f"{widths} trains narrower submodels within the assigned one, and {rule_name(rule)} "
             "deals out fragments that have none: leave widths at own, or use a synchronous rule"
@@ -231,13 +267,10 @@ def _several(
     return None
 
 
-def _synchronous(rule: Rule, masks: MaskPolicy, widths: Widths) -> str | None:
+def _synchronous(
+    rule: Rule, masks: MaskPolicy, widths: Widths, plan: ModelPlan | None
+) -> str | None:
     name = rule_name(rule)
-    if isinstance(masks, GreRaaMasks):
-        return (
-            f"gre-raa deals out fragments one arrival at a time; {name} closes rounds: "
-            "use it with fed-raa, or another mask policy"
-        )
     if rule.whole_models and widths == "own" and not isinstance(masks, RandomMasks):
         return (
             f"{name} takes whole models only, so there is nothing for a mask policy to choose: "
@@ -248,26 +281,40 @@ def _synchronous(rule: Rule, masks: MaskPolicy, widths: Widths) -> str | None:
             f"{name} warms up with everybody training everything; disjoint never gives two devices "
             "the same groups: set warmup_rounds = 0, or use another mask policy"
         )
-    return None
-
-
-def _asynchronous(rule: FedRaa, masks: MaskPolicy, plan: ModelPlan | None) -> str | None:
-    name = rule_name(rule)
-    if rule.fragments and plan is not None and plan.has_alternatives:
+    if rule.warmup_rounds and isinstance(masks, GreRaaMasks):
         return (
-            f"{name} deals out fragments, which have no level, and every level of this model has "
-            "norms of its own (decouple_norms): do not decouple them, or use a synchronous rule"
+            f"{name} warms up with everybody training everything; gre-raa gives every device one "
+            "fragment: set warmup_rounds = 0, or use another mask policy"
         )
-    if rule.fragments and not isinstance(masks, GreRaaMasks):
+    return _unfit_fragments(plan) if isinstance(masks, GreRaaMasks) else None
+
+
+def _asynchronous(rule: AsyncRule, masks: MaskPolicy, plan: ModelPlan | None) -> str | None:
+    name = rule_name(rule)
+    if not rule.whole_models and not isinstance(masks, GreRaaMasks):
         return f"{name} trains one fragment at a time, which only gre-raa deals out"
-    if not rule.fragments and not isinstance(masks, RandomMasks):
+    if isinstance(rule, FedBuff) and rule.whole_models and isinstance(masks, GreRaaMasks):
+        return (
+            f"{name} trains the whole model unless it is told otherwise, and gre-raa deals out "
+            "fragments: set fragments = true among the rule's options, or leave masks at random"
+        )
+    if rule.whole_models and not isinstance(masks, RandomMasks):
         return (
             f"{name} trains the whole model, so there is nothing to choose: leave masks at random"
         )
+    return None if rule.whole_models else _unfit_fragments(plan)
+
+
+def _unfit_fragments(plan: ModelPlan | None) -> str | None:
+    if plan is not None and plan.has_alternatives:
+        return (
+            "fragments have no level, and every level of this model has norms of its own "
+            "(decouple_norms): do not decouple them, or use another mask policy"
+        )
     return None
 
 
-def _sparse(rule: Rule | FedRaa) -> str | None:
+def _sparse(rule: Rule | AsyncRule) -> str | None:
     if isinstance(rule, Rule) and (rule.remembers != "nothing" or rule.replay_within):
         return (
             f"top-k is refused with {rule_name(rule)}: what memory would hold of it is not the "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.aggregate.rules import AsyncRule, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
 from edge_sdk.program.settings import Given, nearest
@@ -58,7 +58,7 @@ class Recipe:
                 "make the task from decouple_norms(model, copies), copies being its groups"
             )
 
-    def make(self, **local: Any) -> tuple[Rule | FedRaa, MaskPolicy, LocalRule]:
+    def make(self, **local: Any) -> tuple[Rule | AsyncRule, MaskPolicy, LocalRule]:
         """Make the rule, the mask policy and the local rule; `local` gives its other fields."""
         return (
             make_rule(self.rule, **self.rule_options),

@@ -32,6 +32,8 @@ class Situation:
     importance: NDArray[np.float64] | None = None
     """For every block, the mean over devices of its squared movement in the last round that
     measured it; None: none did, or the policy does not measure."""
+    under_way: Indices | None = None
+    """In an asynchronous run, for every block, the number of devices training it now."""
 
     @property
     def levels(self) -> dict[str, float]:

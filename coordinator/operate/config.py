@@ -22,7 +22,7 @@ from coordinator.aggregate.pairings import (
 )
 from coordinator.aggregate.published import find_recipe, recipe_preset
 from coordinator.aggregate.robust import RECOMMENDED, SERVED, Robust, RobustName
-from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.aggregate.rules import AsyncRule, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
@@ -278,10 +278,8 @@ class RoundTable:
     over_selection: Annotated[float, Within(least=1)] = same_as(RoundsConfig, "over_selection")
     quorum: Annotated[Share | None, Example(0.9)] = same_as(RoundsConfig, "quorum")
     min_participants: Natural = same_as(RoundsConfig, "min_participants")
-    target_accuracy: Annotated[Share | None, Example(0.95)] = same_as(
-        RoundsConfig, "target_accuracy"
-    )
-    patience: Annotated[Count | None, Example(10)] = same_as(RoundsConfig, "patience")
+    target_accuracy: Annotated[Share | None, Example(0.95)] = same_as(RunConfig, "target_accuracy")
+    patience: Annotated[Count | None, Example(10)] = same_as(RunConfig, "patience")
     survey_every: Natural = same_as(RunConfig, "survey_every")
     survey_devices: Annotated[int, Within(least=1, most=MAX_SURVEYED)] = same_as(
         RunConfig, "survey_devices"
@@ -370,7 +368,7 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         run, round = self.run, self.round
-        asynchronous = isinstance(self.make_rule(), FedRaa)
+        asynchronous = isinstance(self.make_rule(), AsyncRule)
         for name, wrong in (("rounds", asynchronous), ("updates", not asynchronous)):
             if wrong and getattr(run, name) is not None:
                 right = "updates" if name == "rounds" else "rounds"
@@ -380,10 +378,6 @@ class ServeConfig:
             raise ConfigError(
                 "round.target_accuracy and round.patience need the accuracy: give test data in "
                 "task.evaluation"
-            )
-        if watches and asynchronous:
-            raise ConfigError(
-                "round.target_accuracy and round.patience are for synchronous rules: remove them"
             )
         if asynchronous and run.grow:
             raise ConfigError("run.grow is for rounds, and this rule has none: remove it")
@@ -410,7 +404,7 @@ class ServeConfig:
 
         Without run.robust there is none in an asynchronous run, and with a recipe.
         """
-        bare = self.run.recipe is not None or isinstance(self.make_rule(), FedRaa)
+        bare = self.run.recipe is not None or isinstance(self.make_rule(), AsyncRule)
         name = self.run.robust or ("none" if bare else SERVED)
         return _pick(Robust, self.robust, name=name)
 
@@ -462,7 +456,7 @@ class ServeConfig:
         except GraphError as error:
             raise ConfigError(f"[inputs] and task.classes do not fit the model: {error}") from error
 
-    def make_rule(self) -> Rule | FedRaa:
+    def make_rule(self) -> Rule | AsyncRule:
         """Make the server's rule. Raises `ConfigError`."""
         return make_rule(self.rule.name, **self.rule.options)
 
@@ -479,7 +473,7 @@ class ServeConfig:
             "masks": make_masks(masks, **self.mask.options),
             "local_rule": local_rule,
         }
-        if isinstance(rule, FedRaa):
+        if isinstance(rule, AsyncRule):
             updates = self.run.updates or UPDATES
             return _pick(FragmentsConfig, self.run, self.round, **common, updates=updates)
         common["rounds"] = self.run.rounds or ROUNDS
@@ -490,7 +484,7 @@ class ServeConfig:
             common["grow"] = fitting_growth(rule, common["masks"], local_rule.widths, plan)
         return _pick(RoundsConfig, self.run, self.round, **common)
 
-    def _local_rule(self, rule: Rule | FedRaa, plan: ModelPlan) -> LocalRule:
+    def _local_rule(self, rule: Rule | AsyncRule, plan: ModelPlan) -> LocalRule:
         run = self.run
         fitting = fitting_widths(rule, self.mask.name, alternatives=plan.has_alternatives)
         widths = run.widths or ("sandwich" if run.distillation else fitting)

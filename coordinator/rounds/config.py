@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
-from coordinator.aggregate.rules import FedRaa, Rule
+from coordinator.aggregate.rules import AsyncRule, Rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
-from edge_sdk.program.settings import Count, Natural, Seconds, Share, Within, check_fields
+from edge_sdk.program.settings import (
+    Count,
+    Example,
+    Natural,
+    Seconds,
+    Share,
+    Within,
+    check_fields,
+)
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import MAX_LEVELS, Bid, RoundOpen
@@ -24,13 +32,22 @@ from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import ModelPlan
 
+Best = tuple[float, int]
+"""Best accuracy so far, and how many rounds, or updates, there were when it was measured."""
+UNMEASURED: Best = (-math.inf, 0)
+
+
+def best_of(best: Best, accuracy: float | None, committed: int) -> Best:
+    """Return the best so far, given the newest accuracy; None if it was not measured."""
+    return best if accuracy is None or accuracy <= best[0] else (accuracy, committed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Settings of a run. Raises `ConfigError` for invalid values or combinations."""
 
     plan: ModelPlan
-    rule: Rule | FedRaa
+    rule: Rule | AsyncRule
     masks: MaskPolicy
     local_rule: LocalRule
     steps: Count
@@ -56,6 +73,12 @@ class RunConfig:
     """Seconds to wait for bids."""
     train_deadline_s: Seconds = 600.0
     """Seconds to wait for movements."""
+    target_accuracy: Annotated[Share | None, Example(0.95)] = None
+    """Accuracy at which the run stops early; without it, accuracy never stops the run."""
+    patience: Annotated[Count | None, Example(10)] = None
+    """Rounds without a better model after which the run stops early, not counting void rounds and
+    those in which the model grows; in an asynchronous run, reports. Without it, the run does not
+    stop for this reason."""
     survey_every: Natural = 10
     """Rounds between surveys, in which devices run every level forward to compute its BatchNorm
     statistics and accuracy, where the coordinator has no data for that; 0 means after the last
@@ -71,6 +94,16 @@ class RunConfig:
         check_fields(self)
         check_levels(self.levels)
         check_pairing(self.rule, self.masks, self.up, self.local_rule.widths, self.plan)
+
+    def stops_early(self, best: Best, done: int, each: int = 1) -> bool:
+        """True if the accuracy says that the run is over after this many rounds or updates.
+
+        `each` is the number of them that `patience` counts as one.
+        """
+        accuracy, since = best
+        reached = self.target_accuracy is not None and accuracy >= self.target_accuracy
+        waited = self.patience is not None and done - since >= self.patience * each
+        return reached or (waited and math.isfinite(accuracy))
 
     def unscored(self) -> LevelScores:
         """Return the run's levels and the groups they mean, before anything is known of them."""

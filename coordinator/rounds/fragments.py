@@ -17,6 +17,7 @@ Each device works at its own pace. For one device, while the run lasts:
                                            –         after the last update: Apply, Send(Receipt:
                                                      counted), then Release and
                                                      Send(RoundClosed) for each device
+    any        Evaluated that ends the run  –         Release and Send(RoundClosed) for each device
     ASKED      its deadline                ASKED     Send(RoundOpen)
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
@@ -25,9 +26,10 @@ Each device works at its own pace. For one device, while the run lasts:
                                                      known before the bytes arrive
 
 Rules:
-- `version` counts updates of the global model. `round` numbers the openings of all devices
-  together, so each device sees increasing numbers. A movement's age is the number of versions since
-  the one its fragment came from; the performer of `Reserve` knows that version.
+- `version` counts updates: movements that the rule took, whether or not it collects several before
+  it moves the model. `round` numbers the openings of all devices together, so each device sees
+  increasing numbers. A movement's age is the number of changes of the model since the version its
+  fragment came from; the performer of `Reserve` knows that version.
 - If the rule's only fragment is the whole model, devices are told so when asked, and a lower offer
   counts as a skip.
 - `Reserve` keeps the fragment in its current state: the device fetches it, and the rule uses it
@@ -46,9 +48,9 @@ from enum import Enum
 from types import MappingProxyType
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.rules import AsyncRule
 from coordinator.masks import Situation
-from coordinator.rounds.config import RunConfig
+from coordinator.rounds.config import UNMEASURED, Best, RunConfig, best_of
 from coordinator.rounds.events import (
     Accept,
     Joined,
@@ -93,12 +95,16 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentsConfig(RunConfig):
-    """Settings of an asynchronous run, which ends after `updates` movements."""
+    """Settings of an asynchronous run, which ends after `updates` movements at the latest."""
 
-    rule: FedRaa
+    rule: AsyncRule
     updates: Count
     rest_s: Seconds = 30.0
     """Seconds after a skip before a device is asked again."""
+
+    def is_over(self, version: int, best: Best, every: int) -> bool:
+        """True if there is nothing left to do after this many updates; `every`: of a report."""
+        return version >= self.updates or self.stops_early(best, version, every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +132,20 @@ class Apply:
     round: int
 
 
-Event = Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Released | Tick
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The newest model was evaluated for a report; there is one after `every` updates.
+
+    `accuracy` is from 0 to 1; None if it is not known.
+    """
+
+    accuracy: float | None
+    every: int
+
+
+Event = (
+    Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Evaluated | Released | Tick
+)
 Effect = Send | Accept | Keep | Reserve | Release | Apply
 
 
@@ -152,6 +171,8 @@ class FragmentsState:
     openings: int = 0
     running: bool = False
     finished: bool = False
+    best: Best = UNMEASURED
+    """Best accuracy so far, and the number of updates it took."""
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
     work: PersistentMap[str, DeviceWork] = field(default_factory=PersistentMap)
     counted: PersistentMap[str, int] = field(default_factory=PersistentMap)
@@ -202,6 +223,10 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
             return state, [_no_replays(replay.movement.device, replay.round)]
         case Kept(device, round):
             return _on_kept(config, state, device, round, now)
+        case Evaluated(accuracy, every):
+            state = replace(state, best=best_of(state.best, accuracy, state.version))
+            over = not state.finished and config.is_over(state.version, state.best, every)
+            return _ended(state) if over else (state, [])
         case Released(device):
             standings = released(state.fleet.standings, device)
             return replace(state, fleet=replace(state.fleet, standings=standings)), []
@@ -271,7 +296,7 @@ def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float
     round = state.openings + 1
     work = DeviceWork(Stage.ASKED, round, now + config.bid_s)
     state = _with_work(replace(state, openings=round), device, work)
-    return state, [Send(device, config.opening(round, whole=not config.rule.fragments))]
+    return state, [Send(device, config.opening(round, whole=config.rule.whole_models))]
 
 
 def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> Step:
@@ -279,7 +304,7 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
     if work is None or bid.round != work.round:
         return state, []
     if work.stage is Stage.ASKED:
-        if not config.rule.fragments and bid.level is not None and bid.level < 1:
+        if config.rule.whole_models and bid.level is not None and bid.level < 1:
             reason = f"skip: offered {bid.level:.0%}, but the rule takes whole models only"
             bid = replace(bid, level=None, reason=reason)
         if bid.level is None:
@@ -307,9 +332,10 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
         round=work.round,
         offers=[bid],
         last_covered=fleet.last_covered,
-        times_covered=fleet.times_covered + _under_way(config, state),
+        times_covered=fleet.times_covered,
         norms=None,
         stream=stream(config.seed, "masks", work.round),
+        under_way=_under_way(config, state),
     )
     groups = config.masks(situation)[device]
     training = DeviceWork(
@@ -331,7 +357,7 @@ def _assignment(device: str, round: int, groups: GroupsByAxis) -> Assignment:
 
 
 def _under_way(config: FragmentsConfig, state: FragmentsState) -> Indices:
-    """Per block, the number of devices training it now; the policy treats it as updated."""
+    """Per block, the number of devices training it now."""
     return config.plan.coverage([]) if state.under_way is None else state.under_way
 
 
@@ -430,6 +456,13 @@ def _on_kept(
     if version < config.updates:
         state, asked = _ask(config, state, device, now)
         return state, [*effects, *asked]
+    state, ending = _ended(state)
+    return state, [*effects, *ending]
+
+
+def _ended(state: FragmentsState) -> Step:
+    """Return the state after the last update, and what tells the devices at work."""
+    effects: list[Effect] = []
     for name, other in sorted(state.work.items()):
         if other.stage in (Stage.TRAINING, Stage.KEEPING):
             effects.append(Release(name, other.round))

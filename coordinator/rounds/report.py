@@ -35,6 +35,8 @@ class DeviceRound:
     """`δ²_n = ‖θ − θ⊙m_n‖² / ‖θ‖²`: the share of the model that the submodel left out."""
     replayed: bool = False
     """True if the device skipped and sent its last movement again."""
+    staleness: int | None = None
+    """Changes of the model since the version it trained from; None in a synchronous run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,10 @@ class RoundReport:
     memory_ratio: float | None = None
     """`‖ū‖ / ‖D̄‖`: the remembered mean movement relative to the fresh one, over trained blocks that
     memory has; None if not measured, or if there is none."""
+    staleness_mean: float | None = None
+    """Mean `staleness` of the movements; None in a synchronous run, or if there are none."""
+    staleness_max: int | None = None
+    """Largest `staleness` of them, the bound of Fed-RAA's theorem; None likewise."""
 
     @property
     def accuracy(self) -> float | None:

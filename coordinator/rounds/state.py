@@ -19,7 +19,7 @@ from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Scale
 from coordinator.errors import ConfigError
 from coordinator.masks import MeasuringMasks
-from coordinator.rounds.config import RunConfig
+from coordinator.rounds.config import UNMEASURED, Best, RunConfig
 from coordinator.rounds.events import (
     Accept,
     Broadcast,
@@ -56,11 +56,6 @@ ROUNDING = 1e-9
 NEARLY = 0.95
 """Share of the movements of a round after which the rest no longer have all the time; below 20
 movements, all of them."""
-
-
-Best = tuple[float, int]
-"""Best accuracy so far, and how many rounds were committed when it was measured."""
-UNMEASURED: Best = (-math.inf, 0)
 
 
 class RoundPhase(Enum):
@@ -102,11 +97,6 @@ class RoundsConfig(RunConfig):
     what is too large, 100 refuses nobody honest (docs/attacks.md)."""
     min_participants: Natural = 1
     """Offers below which a round is void: nothing is trained, and it does not count."""
-    target_accuracy: Annotated[Share | None, Example(0.95)] = None
-    """Accuracy at which the run stops early; without it, accuracy never stops the run."""
-    patience: Annotated[Count | None, Example(10)] = None
-    """Rounds without a better model after which the run stops early, not counting void rounds and
-    those in which the model grows; without it, the run does not stop for this reason."""
     away_s: Seconds = 10.0
     """Seconds to wait for devices that left, once all others have answered."""
     server_optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
@@ -188,11 +178,8 @@ class RoundsConfig(RunConfig):
     def is_over(self, committed: int, best: Best) -> bool:
         """True if there is nothing left to do after this many committed rounds."""
         accuracy, since = best
-        reached = self.target_accuracy is not None and accuracy >= self.target_accuracy
-        measured = math.isfinite(accuracy)
         since = max(since, math.ceil(self.grow * self.rounds))  # a wider model may still be better
-        stuck = self.patience is not None and measured and committed - since >= self.patience
-        return committed >= self.rounds or reached or stuck
+        return committed >= self.rounds or self.stops_early((accuracy, since), committed)
 
 
 def stages(levels: Sequence[float], grow: float) -> list[tuple[float, float]]:
@@ -204,11 +191,6 @@ def stages(levels: Sequence[float], grow: float) -> list[tuple[float, float]]:
     below = [level for level in sorted(levels) if level < 1]
     total = sum(level**-2 for level in below)
     return [*((level, grow * level**-2 / total) for level in below), (1.0, 1 - grow)]
-
-
-def best_of(best: Best, accuracy: float | None, committed: int) -> Best:
-    """Return the best so far, given the newest accuracy; None if it was not measured."""
-    return best if accuracy is None or accuracy <= best[0] else (accuracy, committed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -102,6 +102,7 @@ from coordinator.rounds.arrivals import (
     replay_within,
     withdraw,
 )
+from coordinator.rounds.config import best_of
 from coordinator.rounds.events import (
     Broadcast,
     Disowned,
@@ -136,7 +137,6 @@ from coordinator.rounds.state import (
     RoundsConfig,
     RoundsState,
     Step,
-    best_of,
     expected_of_all,
     receipt_of,
 )

@@ -51,6 +51,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected
+from coordinator.aggregate.rules.pending import Pending, pack_pending, unpack_pending
 from coordinator.aggregate.screening import block_squares, pack_usual, unpack_usual
 from coordinator.checksums import (
     PIECE,
@@ -65,10 +66,10 @@ from coordinator.checksums import (
     seal_json,
 )
 from coordinator.errors import ConfigError
+from coordinator.rounds.config import UNMEASURED, Best
 from coordinator.rounds.fleet import FleetRecord, Teachers, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.reputation import Agreed, DeviceStanding, quarantined
-from coordinator.rounds.state import UNMEASURED, Best
 from coordinator.rounds.synchronous import PastRound
 from coordinator.run.errors import RunError as RunError  # its name for everybody else
 from coordinator.run.errors import repair_advice
@@ -173,6 +174,8 @@ class Checkpoint:
     """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
     memory: bool = False
     """True if the rule's memory was written with it, and must be there to go on from it."""
+    pending: Pending | None = None
+    """Asynchronous: movements that are accepted and have not moved the model yet."""
     line: Mapping[str, Any] | None = None
     """The round's line of history; None: it has none."""
     journals: Journals | None = None
@@ -675,8 +678,10 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
     fleet = checkpoint.fleet
     levels, statistics = pack_levels(checkpoint.levels)
+    sums, collected = pack_pending(checkpoint.pending)
     arrays = {
         **statistics,
+        **sums,
         "theta": checkpoint.theta,
         "last_covered": fleet.last_covered,
         "times_covered": fleet.times_covered,
@@ -715,7 +720,7 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
         state["optimizer"] = checkpoint.optimizer
     if checkpoint.journals is not None:
         state["journals"] = asdict(checkpoint.journals)
-    state |= {"memory": checkpoint.memory, "line": checkpoint.line}
+    state |= {"memory": checkpoint.memory, "line": checkpoint.line, **collected}
     # An array, not the file's metadata, which is limited to 100 MB. Its own checksum lets it be
     # read alone.
     arrays[STATE] = np.frombuffer(seal_json(state), np.uint8)
@@ -736,7 +741,11 @@ def read_checkpoint(path: Path, plan: ModelPlan) -> Checkpoint:
         raise _damaged_checkpoint(path, error) from error
     plan.check_buffers(checkpoint.buffers)
     blocks = checkpoint.fleet.last_covered.shape
-    if checkpoint.theta.shape != (plan.parameters,) or blocks != (plan.block_count,):
+    vectors: list[Array] = [checkpoint.theta]
+    if checkpoint.pending is not None:
+        vectors.append(checkpoint.pending.total)
+    fits = all(each.shape == (plan.parameters,) for each in vectors)
+    if not fits or blocks != (plan.block_count,):
         raise RunError(f"checkpoint {path} belongs to another plan")
     return checkpoint
 
@@ -785,6 +794,7 @@ def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> C
         levels=unpack_levels(state["levels"], arrays) if "levels" in state else LevelScores(),
         optimizer=state.get("optimizer", "none"),
         memory=state["memory"],
+        pending=unpack_pending(state, arrays),
         line=state["line"],
         journals=Journals(**state["journals"]) if "journals" in state else None,
     )

@@ -4,6 +4,7 @@
     devices/trained         and devices/skipped, of the round's devices
     bytes/down              and bytes/up, of encoded blocks
     coverage/min            and the other terms of the papers' theorems (docs/algorithms.md)
+    staleness/mean          and staleness/max, of the movements of an asynchronous run
     train/loss              mean over the devices that trained
     spent/joules            and bytes, money, trainings, of a simulated fleet from the beginning
 
@@ -49,6 +50,8 @@ def scalars_of(report: RoundReport) -> dict[str, float]:
     terms = ("trust", "trust_alone", "ratio")
     measured = {f"memory/{each}": getattr(report, f"memory_{each}") for each in terms}
     found |= {tag: value for tag, value in measured.items() if value is not None}
+    if report.staleness_mean is not None and report.staleness_max is not None:
+        found |= {"staleness/mean": report.staleness_mean, "staleness/max": report.staleness_max}
     if report.time_s is not None:
         found["round/simulated_s"] = report.time_s
     return {tag: float(value) for tag, value in found.items()}

@@ -128,8 +128,8 @@ class Parts:
     are asked to."""
     threads: int = 1
     """Threads that a rule may use when a round closes."""
-    fragments: bool = False
-    """True in an asynchronous run."""
+    partial: bool = False
+    """True if fragments leave blocks out for ever."""
     root: RootTrainer | None = None
     """Makes the movement that those of devices are compared with (`robust = "root"`)."""
     tally: Tally = field(default_factory=Tally)
@@ -176,12 +176,12 @@ class Parts:
     def trained(self, scores: LevelScores, fleet: FleetRecord) -> LevelScores:
         """Return the levels of which every block was trained.
 
-        Fragments may leave blocks out for ever: then all levels, if none is complete.
+        If fragments leave blocks out for ever: all levels, if none is complete.
         """
         plan, known = self.model.plan, fleet.last_covered > 0
         held = {each.level: plan.covers(plan.choose(each.groups)) for each in scores.levels}
         whole = tuple(each for each in scores.levels if known[held[each.level]].all())
-        return scores if self.fragments and not whole else replace(scores, levels=whole)
+        return scores if self.partial and not whole else replace(scores, levels=whole)
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
         """Remember a device's evaluation of the model for the next report."""
@@ -248,5 +248,5 @@ def make_model(
     """Make the model stored in a checkpoint."""
     weights, buffers = plan.unflatten(checkpoint.theta), checkpoint.buffers
     model = GlobalModel(plan, weights, buffers, encoding=encoding, seed=seed)
-    model.version = checkpoint.version
+    model.version, model.pending = checkpoint.version, checkpoint.pending
     return model

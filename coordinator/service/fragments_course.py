@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival, GroupsByAxis
+from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.rounds import events, fragments
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState, Stage
 from coordinator.rounds.persistent import PersistentMap
@@ -42,15 +44,19 @@ from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
 
+log = logging.getLogger(__name__)
+
 
 class FragmentsCourse:
     """An asynchronous run. Each device gets the model version that its opening named.
 
-    - A checkpoint and a report follow every `report_every` updates.
+    - A checkpoint and a report follow every `report_every` updates; the accuracy of a report may
+      end the run early.
     - After the last update, devices survey the levels where the coordinator has no data to. The run
       ends with the result; after a crash they are asked again.
     - A movement that counts gets its receipt once a checkpoint contains it, at most `save_s` of the
-      store later: a crash loses everything after the last checkpoint.
+      store later: a crash loses everything after the last checkpoint. Movements that the rule has
+      taken and not used yet are part of the checkpoint.
     """
 
     def __init__(
@@ -70,10 +76,11 @@ class FragmentsCourse:
         self._state = replace(
             fragments.start(config),
             fleet=replace(checkpoint.fleet, norms=self._norms()),
-            version=checkpoint.version,
+            version=checkpoint.round,
+            best=checkpoint.best,
             openings=parts.store.opened,
             counted=PersistentMap(checkpoint.counted),
-            finished=checkpoint.version >= config.updates,
+            finished=config.is_over(checkpoint.round, checkpoint.best, self._report_every),
         )
         self._arrivals: dict[str, Arrival] = {}
         self._openings: dict[str, RoundOpen] = {}
@@ -84,9 +91,12 @@ class FragmentsCourse:
         """Skips of devices that rested since the last report."""
         self._resting: dict[str, Bid] = {}
         """Skips of devices that are resting now."""
-        self._saved = checkpoint.version
+        self._saved = checkpoint.round
+        self._measured: LevelScores | None = None
+        """The levels of the newest model, which a report is due about."""
         self._scores = checkpoint.levels if checkpoint.levels.levels else config.unscored()
         """The levels as they were last evaluated, perhaps some updates ago."""
+        self._check_pending()
         parts.store.clear_kept()
         parts.outlet.publish()
         parts.deliver_kept(checkpoint, current=self._state.finished)
@@ -108,6 +118,18 @@ class FragmentsCourse:
             self._present = set(checkpoint.devices)
             self._ending.append(events.Broadcast(self._end))
             self._begin_survey()
+
+    def _check_pending(self) -> None:
+        """Drop movements that an earlier process collected for a rule that is not this run's."""
+        model = self._parts.model
+        if model.pending is not None and not isinstance(self._config.rule, FedBuff):
+            number = model.pending.number
+            was = "movements that were" if number > 1 else "movement that was"
+            log.warning(
+                "%d %s collected for fedbuff %s left out",
+                *(number, was, "are" if number > 1 else "is"),
+            )
+            model.pending = None
 
     def _norms(self) -> NDArray[np.float64] | None:
         """Squared norm of each block, if movements are bounded by it."""
@@ -171,6 +193,8 @@ class FragmentsCourse:
                         pending += self._perform(effect, before, said)
                 if self._state.finished and not before.finished:
                     said.append(events.Broadcast(self._end))
+                if isinstance(happened, fragments.Evaluated):
+                    self._report_measured()
         finally:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
@@ -291,6 +315,8 @@ class FragmentsCourse:
                     self._apply(device, round, before)
                 except Exception as error:
                     raise RunError(f"a movement from {device!r} could not be applied") from error
+                if self._measured is not None:
+                    return [fragments.Evaluated(self._measured.best, self._report_every)]
         return []
 
     def _give(
@@ -318,14 +344,16 @@ class FragmentsCourse:
         parts, arrival = self._parts, self._arrivals.pop(device)
         groups, bid = arrival.groups, before.work[device].bid
         self._openings.pop(device, None)
+        fetched = parts.outlet.fetched_bytes(device, groups)
+        age = parts.outlet.applied(device, groups)
         if bid is not None:
             plan = self._config.plan
-            bid = replace(bid, level=max(plan.levels(groups).values(), default=1.0))
-            fetched = parts.outlet.fetched_bytes(device, groups)
+            bid = replace(bid, level=min(plan.levels(groups).values(), default=1.0))
             line = device_round(plan, bid, arrival, norms=None, bytes_down=fetched)
-            self._window.append((line, groups))
-        age = parts.outlet.applied(device, groups)
+            self._window.append((replace(line, staleness=age), groups))
         parts.model.mix(self._config.rule, arrival, age)
+        if self._state.finished:
+            parts.model.settle(self._config.rule)
         fleet = replace(self._state.fleet, norms=self._norms())
         self._state = replace(self._state, fleet=fleet)
         self._unsaved.add((device, round))
@@ -334,7 +362,17 @@ class FragmentsCourse:
             self._save()
             self._begin_survey()
         elif self._state.version % self._report_every == 0 or self._state.finished:
-            self._report(parts.score(self._config))
+            self._measured = parts.score(self._config)
+
+    def _report_measured(self) -> None:
+        """Report the newest model, now that the run knows if it is the last one."""
+        scores, self._measured = self._measured, None
+        if scores is None:
+            return
+        try:
+            self._report(scores)
+        except Exception as error:
+            raise RunError("a report could not be stored") from error
 
     def _paid(self) -> list[Said]:
         """Return the owed receipts for movements that a checkpoint now contains."""
@@ -400,8 +438,10 @@ class FragmentsCourse:
                 buffers=model.buffers,
                 fleet=state.fleet,
                 devices=state.devices,
+                best=state.best,
                 counted=state.counted,
                 levels=self._scores,
+                pending=model.pending,
                 line=line,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,6 +134,7 @@ def report_updates(
         if name not in trained
     ]
     longest = longest_skip(state.fleet, state.version, state.devices)
+    ages = [line.staleness for line in lines if line.staleness is not None]
     return RoundReport(
         round=-(-state.version // every),
         devices=tuple(sorted(lines, key=lambda line: line.device)),
@@ -151,4 +153,6 @@ def report_updates(
         levels=level_reports(plan, state.fleet, scores),
         deploy=scores.deploy,
         quarantined=tuple(quarantined(state.fleet.standings)),
+        staleness_mean=fmean(ages) if ages else None,
+        staleness_max=max(ages, default=None),
     )

@@ -13,11 +13,11 @@ from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
 from coordinator.rounds.arrivals import unkept
+from coordinator.rounds.config import best_of
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.reputation import declines, quarantined
-from coordinator.rounds.state import best_of
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.errors import RunError
 from coordinator.run.folder import Checkpoint

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.pairings import fragment_advice
 from coordinator.errors import ConfigError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
@@ -294,7 +295,7 @@ class Service:
             evaluate=evaluate,
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
-            fragments=isinstance(machine, FragmentsConfig),
+            partial=fragment_advice(machine.masks, machine.plan) is not None,
             watch=watch,
             root=root,
         )

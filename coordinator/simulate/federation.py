@@ -15,6 +15,7 @@ the result does not depend on the number of threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from typing import Any, Literal
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.pairings import fragment_advice
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds.config import RunConfig
@@ -63,6 +65,8 @@ from edge_sdk.train.backend import Backend, Job, Trained
 from edge_sdk.train.statistics import LevelRuntime, Moments
 
 __all__ = ["DeviceRound", "Federation", "Member", "MemberTimes", "RoundReport"]
+
+log = logging.getLogger(__name__)
 
 _Time = Literal["none", "profile"]
 
@@ -120,6 +124,8 @@ class Federation:
         self.model = model
         masks = settle_masks(config.masks, config.plan, lambda: model.norms)
         self._config = replace(config, masks=masks)
+        if advice := fragment_advice(masks, config.plan):
+            log.warning("%s", advice)
         self._members = members
         self._virtual = time == "profile"
         self._threads = threads

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa, make_rule
+from coordinator.aggregate.rules import AsyncRule, make_rule
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
@@ -42,7 +42,7 @@ def make_federation(
     common: dict[str, Any] = {"plan": task.plan, "masks": make_masks(mask), **config}
     machine = (
         FragmentsConfig(rule=made, updates=length, **common)
-        if isinstance(made, FedRaa)
+        if isinstance(made, AsyncRule)
         else RoundsConfig(min_participants=0, rule=made, rounds=length, **common)
     )
     model = GlobalModel(task.plan, task.weights, task.buffers, encoding=Encoding.parse(down))

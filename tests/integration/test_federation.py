@@ -222,6 +222,8 @@ POLICIES = [
         ("fedvarp", "random", "fp32"),
         ("fed-raa", "gre-raa", "fp32"),
         ("fedasync", "random", "fp32"),
+        ("fedbuff", "random", "int8"),
+        ("ra-fed", "gre-raa", "fp32"),
     ],
 )
 def test_every_rule_runs_and_gives_the_same_bits_with_any_number_of_threads(

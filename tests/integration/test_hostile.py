@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa, make_rule
+from coordinator.aggregate.rules import AsyncRule, make_rule
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.reputation import quarantined
@@ -128,7 +128,7 @@ def play(
         **config,
     }
     machine: RoundsConfig | FragmentsConfig
-    if isinstance(made, FedRaa):
+    if isinstance(made, AsyncRule):
         masks = make_masks("gre-raa")
         machine = FragmentsConfig(rule=made, masks=masks, updates=ROUNDS * HONEST, **common)
     else:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa, make_rule
+from coordinator.aggregate.rules import AsyncRule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
@@ -282,7 +282,7 @@ def half_groups(run: Federation) -> Any:
 
 def test_asynchronous_run_is_surveyed_at_its_end(task: Task, saved: SavedModel) -> None:
     rule = make_rule("fed-raa")
-    assert isinstance(rule, FedRaa)
+    assert isinstance(rule, AsyncRule)
     config = FragmentsConfig(
         plan=task.plan,
         rule=rule,

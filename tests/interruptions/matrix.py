@@ -40,15 +40,15 @@ Every case ends with these checks:
 ## Crashes at every step
 
 `bash scripts/crash` fails every file operation, and ends the coordinator at every message, of small
-runs of `ram-fed`, `ccfl-2` and `fed-raa` in memory, and then finishes them: 5,443 points. Each is
-tried as a kill (with and without the messages that were on their way), an input/output error, a
-torn and a short write, a full disk, and a power cut that loses what was not synced, in up to seven
-plausible ways. A point survives if the model's bits, the history and the receipts are those of the
-run that nobody disturbed; one that does not is printed with the way to repeat it alone. SQLite,
-which keeps the index of a memory, counts as one step for each commit: what happens within a commit
-is left to SQLite's own tests. `bash scripts/crash --processes` ends real coordinators with
-`kill -9` on a real Mosquitto, before operations on files and at random times. `tessera-bench
-durability` measures both the survivors and what durability costs.
+runs of `ram-fed`, `ccfl-2`, `fed-raa` and `fedbuff` in memory, and then finishes them: 9,260
+points. Each is tried as a kill (with and without the messages that were on their way), an
+input/output error, a torn and a short write, a full disk, and a power cut that loses what was not
+synced, in up to seven plausible ways. A point survives if the model's bits, the history and the
+receipts are those of the run that nobody disturbed; one that does not is printed with the way to
+repeat it alone. SQLite, which keeps the index of a memory, counts as one step for each commit: what
+happens within a commit is left to SQLite's own tests. `bash scripts/crash --processes` ends real
+coordinators with `kill -9` on a real Mosquitto, before operations on files and at random times.
+`tessera-bench durability` measures both the survivors and what durability costs.
 """
 
 

@@ -30,13 +30,13 @@ def add_parser(commands: Any) -> None:
         _measure,
         help="what survives crashes, the cost of fsync, and seconds to recover",
         description=(
-            "Fails every file operation and message of small runs of ram-fed, ccfl-2 and fed-raa "
-            "in every way (kill, error, torn write, full disk, power cut), restarts and compares "
-            "them with undisturbed ones: survived of tried. Then the time of a round with and "
-            "without fsync, as a ratio. Then the seconds from the start of a process until it "
-            "answers the first bid, with a model of 100 MB and 100 devices in memory. Takes some "
-            "minutes and 4 GB of free disk; --quick, with a sample of the points, a model of 4 MB "
-            "and 20 devices, under one minute: it says nothing of larger ones."
+            "Fails every file operation and message of small runs of ram-fed, ccfl-2, fed-raa and "
+            "fedbuff in every way (kill, error, torn write, full disk, power cut), restarts and "
+            "compares them with undisturbed ones: survived of tried. Then the time of a round "
+            "with and without fsync, as a ratio. Then the seconds from the start of a process "
+            "until it answers the first bid, with a model of 100 MB and 100 devices in memory. "
+            "Takes some minutes and 4 GB of free disk; --quick, with a sample of the points, a "
+            "model of 4 MB and 20 devices, under one minute: it says nothing of larger ones."
         ),
         example="durability --quick --json durability.json",
         quick="a sample of the points, a smaller model, fewer devices",

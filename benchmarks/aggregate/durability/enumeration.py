@@ -25,6 +25,7 @@ from typing import Any, cast, get_args
 
 from benchmarks.aggregate.durability.disk import CUTS, DiskStep, Fault, FaultKind
 from benchmarks.aggregate.durability.site import (
+    ASYNCHRONOUS,
     CASES,
     ROUNDS,
     UPDATES,
@@ -138,7 +139,7 @@ def act_out(point: Point) -> tuple[PointOutcome, list[str]]:
 
 
 def _differences(site: CrashSite, result: RunResult) -> str:
-    if site.case == "fed-raa":
+    if site.case in ASYNCHRONOUS:
         return "; ".join(_lost_updates(site, result))
     newest = max(result.rounds, default=0)
     void = frozenset(range(1, newest)) - frozenset(result.rounds)

@@ -27,6 +27,8 @@ from benchmarks.aggregate.durability.wire import (
     outcomes,
 )
 from coordinator.aggregate.rules import ASYNC_RULES, RULES
+from coordinator.aggregate.rules.fed_buff import FedBuff
+from coordinator.checksums import checksum
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.synchronous import RoundsConfig
@@ -43,7 +45,8 @@ from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 
-CASES = ("ram-fed", "ccfl-2", "fed-raa")
+ASYNCHRONOUS = ("fed-raa", "fedbuff")
+CASES = ("ram-fed", "ccfl-2", *ASYNCHRONOUS)
 ROUNDS = 3
 UPDATES = 6
 MOST_TURNS = 400
@@ -102,10 +105,12 @@ def machine_of(case: str, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         "bid_s": 10.0,
         "train_deadline_s": 100.0,
     }
-    if case == "fed-raa":
+    if case in ASYNCHRONOUS:
+        # Of six updates, the first two wait in one checkpoint and the last two move the model.
+        rule = FedBuff(size=4, fragments=True) if case == "fedbuff" else ASYNC_RULES[case]()
         return FragmentsConfig(
             **common,
-            rule=ASYNC_RULES[case](),
+            rule=rule,
             masks=make_masks("gre-raa"),
             min_devices=2,
             updates=UPDATES,
@@ -140,7 +145,7 @@ def make_devices(
         options |= {"void": void, "chunk_bytes": chunk_bytes}
         return ScriptedDevice(wire, plan, name, value, level, **options)
 
-    if case == "fed-raa":
+    if case in ASYNCHRONOUS:
         return [device("a", 0.02), device("b", -0.03, level=lambda _: 0.5), device("c", 0.05)]
     return [
         device("a", 0.02),
@@ -192,7 +197,7 @@ class CrashSite:
     deaths: list[str] = field(default_factory=list)
     """Ends of the processes that did not finish."""
     versions: dict[int, str] = field(default_factory=dict)
-    """Digest of every version of the model that a process had."""
+    """Digest of every version of the model that a process had, and of what waits to move it."""
     doubts: list[str] = field(default_factory=list)
     """Checkpoints with other bits than the same version had before, and receipts for nothing."""
     disks: list[FaultyDisk] = field(default_factory=list)
@@ -284,7 +289,7 @@ class CrashSite:
 
     def _check_start(self, service: Service) -> None:
         """Compare an asynchronous run with what earlier processes made and said."""
-        version, digest = service.model.version, service.model.digest
+        version, digest = _bits(service)
         if self.versions.setdefault(version, digest) != digest:
             self.doubts.append(f"version {version} has other bits in process {self.starts + 1}")
         state = service.course.state
@@ -313,7 +318,7 @@ class CrashSite:
             busy = service.pump() > 0 or busy or bool(self.wire.waiting)
             if disk.dead:
                 raise Killed
-            self.versions.setdefault(service.model.version, service.model.digest)
+            self.versions.setdefault(*_bits(service))
             if busy:
                 continue
             disk.make_room()
@@ -342,6 +347,14 @@ class CrashSite:
             history=tuple(_steady(line) for line in history),
             receipts=outcomes(self.devices),
         )
+
+
+def _bits(service: Service) -> tuple[int, str]:
+    """Return the number of updates or changes of the model, and a digest of all that they made."""
+    model, state = service.model, service.course.state
+    version = state.version if isinstance(state, FragmentsState) else model.version
+    waiting = b"" if model.pending is None else checksum(model.pending.total.data)
+    return version, model.digest + waiting.hex()
 
 
 def _steady(line: dict[str, Any]) -> dict[str, Any]:

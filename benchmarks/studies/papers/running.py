@@ -21,43 +21,55 @@ from benchmarks.fleet.config import StudyConfig, make_study
 from benchmarks.fleet.study import Study
 from benchmarks.studies.papers.cell import PaperCell, Ran
 from coordinator.errors import CoordinatorError
+from coordinator.masks import level_groups
 from coordinator.simulate.fleet.simulation import FleetRound
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
 
 EVERY = "simulation.evaluate_every"
+LEVEL = "measure.level"
+"""Setting of a cell: the level whose accuracy is measured; without it, the whole model's."""
 NEVER = 1_000_000_000
 LAST = 0.1
 """Share of the rounds, at the end, over which accuracy is averaged."""
+POINTS = 40
+"""Most points of a curve that are kept."""
 PIECE = 500
 """Images to predict at a time."""
 
 
 def study_of(cell: PaperCell, seed: int) -> StudyConfig:
     """Return the study that a cell's settings describe. Raises `ConfigError`."""
-    return make_study(
-        {**cell.settings, "run.seed": seed, EVERY: NEVER}, label=f"{'; '.join(cell.place)}: "
-    )
+    known = {key: value for key, value in cell.settings.items() if key != LEVEL}
+    return make_study({**known, "run.seed": seed, EVERY: NEVER}, label=f"{'; '.join(cell.place)}: ")
 
 
-def run_study_cell(cell: PaperCell, seed: int, data: Path | None) -> Ran:
-    """Run a cell to its end; `data` holds a folder for each data set. Raises `DatasetError`."""
+def run_study_cell(
+    cell: PaperCell, seed: int, data: Path | None, *, target: float | None = None
+) -> Ran:
+    """Run a cell to its end; `data` holds a folder for each data set. Raises `DatasetError`.
+
+    With a `target`, in percent, `time_s` is when accuracy first reaches it; absent: never.
+    """
     study = Study(study_of(cell, seed), data)
-    watch = RoundWatch(study, int(cell.settings.get(EVERY, 1)))
+    every, level = cell.settings.get(EVERY, 1), cell.settings.get(LEVEL, 1.0)
+    watch = RoundWatch(study, every, level)
     failed = ""
     try:
         for each in study.run():
             watch.see(each)
     except CoordinatorError as error:  # nobody's training succeeds any more
         failed = str(error)[:200]
-    return watch.ran({"failed": failed} if failed else {})
+    return watch.ran(target, {"failed": failed} if failed else {})
 
 
 class RoundWatch:
     """Measures a study's model on the test set, and gathers what rounds report."""
 
-    def __init__(self, study: Study, every: int) -> None:
+    def __init__(self, study: Study, every: int, level: float = 1.0) -> None:
+        """`every` so many rounds, the accuracy of this `level` is measured."""
         self._study, self._every = study, every
+        self._groups = level_groups(study.machine.masks, study.task.plan, level)
         self._data = study.data
         self._last: FleetRound | None = None
         self._seen = 0
@@ -87,8 +99,8 @@ class RoundWatch:
         if self._seen % self._every == 0 and self._data is not None:
             self._measure(each, self._data)
 
-    def ran(self, more: Mapping[str, Any]) -> Ran:
-        """Return the numbers of the run so far."""
+    def ran(self, target: float | None, more: Mapping[str, Any]) -> Ran:
+        """Return the numbers of the run so far; see `run_study_cell`."""
         values = {name: fmean(found) for name, found in self._terms.items()}
         if "memory_age" in self._terms:
             values["memory_age"] = max(self._terms["memory_age"])
@@ -96,14 +108,17 @@ class RoundWatch:
         if self._last is not None:
             values |= {"rounds": self._seen, "time_s": self._last.time_s}
             values |= {"joules": self._last.joules, "bytes_up": self._last.bytes_up}
+        if target is not None:
+            reached = [point[1] for point in self._curve if point[2] >= target]
+            values.pop("time_s", None)
+            values |= {"time_s": reached[0]} if reached else {}
         if self._curve:
             first = self._curve[-1][0] - LAST * self._curve[-1][0]
             tail = [number for number, point in enumerate(self._curve) if point[0] > first]
             values["last"] = fmean(self._curve[number][2] for number in tail)
             values["best"] = max(point[2] for point in self._curve)
             values["deviation"] = fmean(self._deviations[number] for number in tail)
-        curve = [(at, round(time_s, 3), round(share, 3)) for at, time_s, share in self._curve]
-        return Ran(values=rounded(values), curve=curve, more=more)
+        return Ran(values=rounded(values), curve=thinned(self._curve), more=more)
 
     def _measure(self, each: FleetRound, data: Dataset) -> None:
         right = self._right(data.test)
@@ -116,13 +131,15 @@ class RoundWatch:
         self._deviations.append(pstdev(shares))
 
     def _right(self, test: ArrayData) -> NDArray[np.bool_]:
-        """Mark the test images that the whole model is right about."""
-        model, runtime = self._study.model, self._study.runtime
-        weights, buffers = model.weights, model.buffers
+        """Mark the test images that the model is right about."""
+        study, groups = self._study, self._groups
+        weights = study.task.plan.cut(study.model.weights, groups)
+        buffers = study.task.plan.cut_buffers(study.model.buffers, groups)
+        rescale = study.machine.local_rule.rescale
         marks = []
         for at in range(0, len(test), PIECE):
             inputs = [array[at : at + PIECE] for array in test.inputs]
-            scores = runtime.predict(weights, buffers, inputs)
+            scores = study.runtime.predict(weights, buffers, inputs, groups=groups, rescale=rescale)
             marks.append(scores.argmax(axis=1) == test.targets[at : at + PIECE])
         return np.concatenate(marks)
 
@@ -141,6 +158,13 @@ def own_tests(
         for device, piece in zip(pieces, np.split(rows, cuts), strict=True):
             device.append(piece)
     return [np.concatenate(each) if each else np.zeros(0, np.int64) for each in pieces]
+
+
+def thinned(curve: Sequence[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    """Return at most `POINTS` points of a curve, evenly spread, the last among them."""
+    step = max(1, -(-len(curve) // POINTS))
+    kept = curve[::-1][::step][::-1]
+    return [(at, round(time_s, 3), round(share, 3)) for at, time_s, share in kept]
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Server rules: how movements become a movement of the global model (docs/algorithms.md).
 
 A rule is a frozen value with its options. Synchronous ones (`Rule`) run once a round over all
-movements, asynchronous ones (`FedRaa` and its kind) at every arrival. A new rule is one short file
+movements, asynchronous ones (`AsyncRule`) at every arrival. A new rule is one short file
 and one line in `RULES` or `ASYNC_RULES`.
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.aggregate.rules.asynchronous import AsyncRule
 from coordinator.aggregate.rules.ccfl import Ccfl1, Ccfl2, Ccfl3, Strategy2
+from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
 from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
 from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
 from coordinator.aggregate.rules.rule import Closing, Rule
 from edge_sdk.program.settings.choices import make_named
 
-__all__ = ["ASYNC_RULES", "RULES", "Closing", "FedRaa", "Rule", "make_rule"]
+__all__ = ["ASYNC_RULES", "RULES", "AsyncRule", "Closing", "Rule", "make_rule"]
 
 RULES: dict[str, type[Rule]] = {
     "fedavg": FedAvg,
@@ -32,11 +34,15 @@ RULES: dict[str, type[Rule]] = {
 }
 """Synchronous rules by name."""
 
-ASYNC_RULES: dict[str, type[FedRaa]] = {"fed-raa": FedRaa, "fedasync": FedAsync}
+ASYNC_RULES: dict[str, type[AsyncRule]] = {
+    "fed-raa": FedRaa,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
+}
 """Asynchronous rules by name."""
 
 
-def make_rule(name: str, **options: Any) -> Rule | FedRaa:
+def make_rule(name: str, **options: Any) -> Rule | AsyncRule:
     """Make the rule called `name`. Raises `ConfigError` for an unknown name or option."""
-    known: dict[str, type[Rule] | type[FedRaa]] = {**RULES, **ASYNC_RULES}
+    known: dict[str, type[Rule] | type[AsyncRule]] = {**RULES, **ASYNC_RULES}
     return make_named("rule", known, name, options)

@@ -17,9 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from coordinator.aggregate.bound import reach_of
-from coordinator.aggregate.pairings import check_local_rule, level_advice, rule_name
+from coordinator.aggregate.pairings import (
+    check_fragments,
+    check_local_rule,
+    fragment_advice,
+    level_advice,
+    rule_name,
+)
 from coordinator.aggregate.published import find_recipe
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.rules import AsyncRule
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS
 from coordinator.operate.config import ServeConfig
@@ -130,7 +136,8 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
 def _fragment_levels(config: ServeConfig) -> list[float]:
     """Return a level that stands for one group of every axis, which is what fragments are."""
     rule = config.make_rule()
-    return [1 / MAX_GROUPS] if isinstance(rule, FedRaa) and rule.fragments else []
+    asynchronous = isinstance(rule, AsyncRule) and not rule.whole_models
+    return [1 / MAX_GROUPS] if asynchronous or config.mask.name == "gre-raa" else []
 
 
 @contextmanager
@@ -231,6 +238,8 @@ def serve(
         machine = config.machine(run.plan)
         check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
+        levels, batch = machine.levels, machine.batch_size
+        check_fragments(machine.masks, run.task.manifest, run.plan, levels, batch)
         service_config = ServiceConfig(
             machine=machine,
             down=config.run.down,
@@ -357,6 +366,8 @@ def start_report(
         )
     ):
         yield f"{'' if number else 'levels':10} {sentence}"
+    if advice := fragment_advice(machine.masks, plan):
+        yield f"fragments  warning: {advice}"
     yield f"screening  {screening(machine)}"
     if isinstance(machine, RoundsConfig) and config.run.robust is None and not config.run.recipe:
         yield (

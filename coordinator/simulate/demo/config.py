@@ -63,7 +63,11 @@ class DemoConfig:
     threads: Annotated[int, Within(least=1, most=64)] = 1
     """Devices that train at the same time, with --in-process; does not change the result."""
     rounds: Count = 45
-    """Rounds to train."""
+    """Rounds to train; with an asynchronous rule, one is as many updates as there are devices."""
+    target_accuracy: Annotated[float | None, Within(above=0, most=1)] = None
+    """Accuracy at which the run stops early; without it, accuracy never stops the run."""
+    patience: Count | None = None
+    """Rounds without a better model after which the run stops early; without it, never."""
     fleet: Path = field(default_factory=lambda: shipped_fleet("mixed"))
     """File of the fleet to emulate, see docs/devices.md; by default devices/fleets/mixed.toml."""
     devices: Annotated[int, Within(least=1, most=200)] = 8

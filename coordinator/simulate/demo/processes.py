@@ -18,6 +18,7 @@ on Linux the programs end even if this one is killed.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -32,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from coordinator.aggregate.model import PLAIN, GlobalModel
-from coordinator.aggregate.pairings import check_pairing
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.pairings import check_pairing, fragment_advice
+from coordinator.aggregate.rules import AsyncRule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.operate.broker.embedded import available, embedded_broker
@@ -50,6 +51,7 @@ from coordinator.simulate.demo.run import (
     DemoRound,
     Ledger,
     choose_masks,
+    demo_task,
     local_rule,
 )
 from coordinator.task.levels import LevelScores
@@ -61,6 +63,8 @@ from edge_sdk.program.processes import Children
 from edge_sdk.program.settings import PREFIX
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.transport.settings import BrokerSettings
+
+log = logging.getLogger(__name__)
 
 TASK = "digits"
 RUN, COORDINATOR = "run", "coordinator"
@@ -107,8 +111,10 @@ class ProcessDemo:
                 "no broker is installed: install mosquitto (apt install mosquitto, brew "
                 "install mosquitto) or pip install 'tessera-fl[broker]', or add --in-process"
             )
+        if config.mask_options.get("fragments") == "tied":  # else they leave out nothing
+            log.warning("%s", fragment_advice(masks, demo_task(config.seed, None).plan))
         self.rounds: list[DemoRound] = []
-        self._asynchronous = isinstance(rule, FedRaa)
+        self._asynchronous = isinstance(rule, AsyncRule)
         digits = load_digits(config.seed)
         self.fleet = load_fleet(config.fleet)
         self._members = choose_members(self.fleet, config.devices)
@@ -250,6 +256,8 @@ class ProcessDemo:
                         "min_participants": 0,  # a round in which all skip counts
                         "bid_s": BID_S,
                         "train_deadline_s": self.fleet.deadline_s,
+                        "target_accuracy": config.target_accuracy,
+                        "patience": config.patience,
                     },
                 ),
             ]

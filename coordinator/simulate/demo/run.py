@@ -12,7 +12,7 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fitting_masks, fitting_rescale, fitting_widths
 from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.robust import Robust
-from coordinator.aggregate.rules import FedRaa, Rule, make_rule
+from coordinator.aggregate.rules import AsyncRule, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
@@ -176,7 +176,7 @@ class Ledger:
         )
 
 
-def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
+def choose_masks(config: DemoConfig) -> tuple[Rule | AsyncRule, DemoConfig]:
     """Return the rule, and the settings with suitable masks and widths. Raises `ConfigError`."""
     if config.recipe is not None and find_recipe(config.recipe).decoupled:
         raise ConfigError(
@@ -184,7 +184,7 @@ def choose_masks(config: DemoConfig) -> tuple[Rule | FedRaa, DemoConfig]:
             "it in a run with a model of your own"
         )
     rule = make_rule(config.rule, **config.rule_options)
-    if isinstance(rule, FedRaa) and choose_robust(config).active:
+    if isinstance(rule, AsyncRule) and choose_robust(config).active:
         raise ConfigError(
             f"robust = {config.robust!r} compares the movements of a round, and {config.rule} has "
             "none: use a synchronous rule"
@@ -252,9 +252,11 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
         "seed": config.seed,
         "up": config.up,
         "train_deadline_s": fleet.deadline_s,
+        "target_accuracy": config.target_accuracy,
+        "patience": config.patience,
     }
     run: RoundsConfig | FragmentsConfig
-    if isinstance(rule, FedRaa):
+    if isinstance(rule, AsyncRule):
         run = FragmentsConfig(rule=rule, updates=config.rounds * config.devices, **common)
     else:
         run = RoundsConfig(
@@ -304,9 +306,11 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     None for asynchronous rules: they end after a number of movements, whoever made them, and a
     device that offers everything still gets one fragment.
     """
-    if isinstance(make_rule(config.rule, **config.rule_options), FedRaa):
+    if isinstance(make_rule(config.rule, **config.rule_options), AsyncRule):
         return None
     alone = replace(config, weigh=False, memory=None, widths="own", grow=0.0, local={})
+    if config.mask == "gre-raa":  # which gives nobody the whole model
+        alone = replace(alone, mask="random", mask_options={})
     demo = make_demo(alone, initial)
     for _ in demo.run():
         pass

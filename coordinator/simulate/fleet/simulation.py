@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
+from coordinator.aggregate.pairings import fragment_advice
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
@@ -24,6 +26,8 @@ from coordinator.simulate.fleet.population import DevicePopulation
 from coordinator.simulate.fleet.training import FleetTraining, HollowTraining
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from edge_sdk.protocol.task.graphs import Manifest
+
+log = logging.getLogger(__name__)
 
 GB = 1e9
 SAMPLES = 100
@@ -94,6 +98,8 @@ class FleetSimulation:
         self.model = model
         masks = settle_masks(config.masks, config.plan, lambda: model.norms)
         self._config = replace(config, masks=masks)
+        if advice := fragment_advice(masks, config.plan):
+            log.warning("%s", advice)
         self._population = population
         self._evaluate = evaluate
         self._threads = threads

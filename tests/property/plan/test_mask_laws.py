@@ -32,6 +32,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("rolling", {"shared": True}),
     ("rolling", {"shared": True, "tied": True}),
     ("gre-raa", {"delay_limit_s": 1.0}),
+    ("gre-raa", {"fragments": "tied"}),
+    ("gre-raa", {"fragments": "rotating"}),
+    ("gre-raa", {"assign": "random"}),
+    ("gre-raa", {"assign": "least-trained", "count": "completed"}),
     ("nested", {"order": "random", "seed": 3}),
     ("core", {"order": "random", "core": 0.5}),
     ("prunefl", {"period": 3, "overhead": 0.0}),
@@ -94,10 +98,11 @@ def test_masks_stay_within_what_was_offered(
 ) -> None:
     name, options = variant
     policy = make_masks(name, **options)
+    tied = options.get("tied") or options.get("fragments") == "tied"
     try:
         chosen = policy(situation_of(plan, offered, seed))
     except ConfigError:
-        assert options.get("tied") or name == "gre-raa"
+        assert tied
         assert len({len(axis.groups) for axis in plan.axes}) > 1 or len(plan.axes) > 1
         with pytest.raises(ConfigError):
             policy.longest_gap(plan, offered)
@@ -121,7 +126,7 @@ def test_masks_stay_within_what_was_offered(
         cost = plan.cost_at(level)
         assert plan.submodel_parameters(groups) <= cost.parameters <= plan.parameters
         assert plan.submodel_macs(groups) <= cost.macs
-        if options.get("tied") or name == "gre-raa":
+        if tied:
             widths = [axis for axis in plan.axes if not axis.depth]
             widest = max((len(axis.groups) for axis in widths), default=0)
             same = [groups[axis.name] for axis in widths if len(axis.groups) == widest]
@@ -263,6 +268,7 @@ def test_masks_never_leave_a_block_uncovered_longer_than_the_longest_gap(
     variant=st.sampled_from(
         [("rolling", {}), ("rolling", {"overlap": 0.5}), ("rolling", {"shared": True}),
          ("rolling", {"tied": True}), ("static", {}), ("disjoint", {}), ("gre-raa", {}),
+         ("gre-raa", {"fragments": "tied"}), ("gre-raa", {"assign": "least-trained"}),
          ("core", {}), ("core", {"tied": True}), ("core", {"order": "random", "core": 0.4}),
          ("scheduled", {}), ("scheduled", {"coverage": 1}), ("scheduled", {"regions": 2}),
          ("scheduled", {"staleness": 9, "tied": True}), ("places", {"levels": (0.5, 0.25)})]

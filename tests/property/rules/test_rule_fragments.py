@@ -1,7 +1,8 @@
-"""fed-raa and fedasync against their definition, over random arrivals in any order."""
+"""fed-raa, fedasync and fedbuff against their definitions, over random arrivals in any order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import make_rule
+from coordinator.aggregate.rules import AsyncRule, make_rule
+from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
+from coordinator.masks import fragments_of
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.plan.plan import ModelPlan
-from edge_sdk.protocol.plan.specs import Tensor, split_atoms
+from edge_sdk.protocol.plan.specs import Axis, Buffer, Dim, Tensor, split_atoms
 from tests.property.rules.histories import Turn, arrive, by_block, normal
 from tests.property.rules.oracle import Values, mixed, staleness
 from tests.property.strategies import Choice, elements_by_block, holds, law, plans, seeds
@@ -67,46 +70,47 @@ def errands(draw: st.DrawFn, fragments: int) -> list[Errand]:
     ]
 
 
-def groups_of(plan: ModelPlan, fragment: int) -> Choice:
-    return {axis.name: (fragment,) for axis in plan.axes}
+def tied_fragments(plan: ModelPlan, count: int) -> list[Choice]:
+    return [{axis.name: (number,) for axis in plan.axes} for number in range(count)]
 
 
 def run(
-    plan: ModelPlan, rule: FedRaa, run_errands: list[Errand], seed: int, *, whole: bool = False
+    plan: ModelPlan, rule: AsyncRule, run_errands: list[Errand], seed: int, parts: Sequence[Choice]
 ) -> list[GlobalModel]:
-    """The model after every update, as the coordinator makes it: reserve, then mix."""
+    """The model after every update, as the coordinator makes it: reserve, then mix.
+
+    Ages count changes of the model.
+    """
     model = GlobalModel(plan, plan.unflatten(normal(seed, plan.parameters)), {})
-    after = []
+    after, versions = [], []
     for now in range(len(run_errands)):
+        versions.append(model.version)
         for number, errand in enumerate(run_errands):
             if errand.taken == now:
-                groups = plan.all_groups() if whole else groups_of(plan, errand.fragment)
-                model.reserve(f"device{number}", number + 1, groups)
+                model.reserve(f"device{number}", number + 1, parts[errand.fragment])
         errand = run_errands[now]
-        turn = Turn(plan.all_groups() if whole else groups_of(plan, errand.fragment), errand.seed)
         words = normal(errand.seed, plan.parameters)
+        turn = Turn(parts[errand.fragment], errand.seed)
         arrival = arrive(plan, f"device{now}", now + 1, 0.1, turn, words)
-        model.mix(rule, arrival, now - errand.taken)
+        model.mix(rule, arrival, model.version - versions[errand.taken])
+        if now == len(run_errands) - 1:
+            model.settle(rule)
         after.append(GlobalModel(plan, model.weights, {}))
-    assert model.version == len(run_errands)
     return after
 
 
 def assert_follows(
-    plan: ModelPlan, rule: FedRaa, run_errands: list[Errand], seed: int, *, whole: bool = False
+    plan: ModelPlan, rule: FedRaa, run_errands: list[Errand], seed: int, parts: Sequence[Choice]
 ) -> None:
     """Each update moves what its fragment owns and nothing else, from the version it started at."""
     start = by_block(plan, normal(seed, plan.parameters))
     versions: list[list[Values]] = [start]
-    for errand, model in zip(
-        run_errands, run(plan, rule, run_errands, seed, whole=whole), strict=True
-    ):
+    for errand, model in zip(run_errands, run(plan, rule, run_errands, seed, parts), strict=True):
         alpha = rule.alpha * staleness(rule.staleness, errand.back - errand.taken, rule.a, rule.b)
         words = by_block(plan, normal(errand.seed, plan.parameters))
         now = list(versions[-1])
         for block in range(plan.block_count):
-            owned = all(group == errand.fragment for _, group in plan.signature(block))
-            if whole or owned:
+            if holds(parts[errand.fragment], plan.signature(block)):
                 base = versions[errand.taken][block]
                 now[block] = mixed(now[block], base, words[block], alpha)
         versions.append(now)
@@ -119,7 +123,18 @@ def assert_follows(
 def test_fed_raa_mixes_each_arrival_into_its_fragment(
     data: st.DataObject, plan: tuple[ModelPlan, int], options: dict[str, Any], seed: int
 ) -> None:
-    assert_follows(plan[0], FedRaa(**options), data.draw(errands(plan[1])), seed)
+    parts = tied_fragments(*plan)
+    assert_follows(plan[0], FedRaa(**options), data.draw(errands(plan[1])), seed, parts)
+
+
+@settings(law, max_examples=40)
+@given(data=st.data(), plan=plans(min_axes=1), options=options, seed=seeds)
+def test_fed_raa_mixes_parameters_of_all_fragments_at_every_arrival(
+    data: st.DataObject, plan: ModelPlan, options: dict[str, Any], seed: int
+) -> None:
+    """Fragments that alternate: what is not split is in all of them."""
+    plan, parts = replace(plan, buffers=()), fragments_of(plan)
+    assert_follows(plan, FedRaa(**options), data.draw(errands(len(parts))), seed, parts)
 
 
 @often
@@ -129,7 +144,7 @@ def test_fedasync_mixes_each_arrival_into_the_whole_model(
 ) -> None:
     rule = make_rule("fedasync", **options)
     assert isinstance(rule, FedAsync)
-    assert_follows(replace(plan, buffers=()), rule, run_errands, seed, whole=True)
+    assert_follows(replace(plan, buffers=()), rule, run_errands, seed, [plan.all_groups()])
 
 
 @often
@@ -139,9 +154,88 @@ def test_fed_raa_with_one_fragment_is_fedasync(
 ) -> None:
     axes = tuple(replace(axis, groups=(axis.atoms,)) for axis in plan.axes)
     plan = replace(plan, axes=axes, buffers=())
-    one = run(plan, FedRaa(**options), run_errands, seed)
-    whole = run(plan, FedAsync(**options), run_errands, seed, whole=True)
+    one = run(plan, FedRaa(**options), run_errands, seed, tied_fragments(plan, 1))
+    whole = run(plan, FedAsync(**options), run_errands, seed, [plan.all_groups()])
     assert [model.digest for model in one] == [model.digest for model in whole]
+
+
+@settings(law, max_examples=60)
+@given(
+    data=st.data(),
+    plan=plans(),
+    fragments=st.booleans(),
+    options=options,
+    size=st.sampled_from([3, 1, 2, 5, 20]),
+    rate=st.sampled_from([1.0, 0.3, 1.7]),
+    seed=seeds,
+)
+def test_fedbuff_moves_the_model_by_the_mean_of_what_it_collected(
+    data: st.DataObject,
+    plan: ModelPlan,
+    fragments: bool,
+    options: dict[str, Any],
+    size: int,
+    rate: float,
+    seed: int,
+) -> None:
+    """One number at a time; ages count changes of the model, and the last ones count too."""
+    plan = replace(plan, buffers=())
+    parts = fragments_of(plan) if fragments else (plan.all_groups(),)
+    rest = {name: options[name] for name in ("staleness", "a", "b")}
+    rule = FedBuff(size=size, server_rate=rate, fragments=fragments, **rest)
+    sent = data.draw(errands(len(parts)))
+    theta = by_block(plan, normal(seed, plan.parameters))
+    changes, told = 0, []
+    held = [[holds(part, plan.signature(n)) for n in range(plan.block_count)] for part in parts]
+    waiting: list[tuple[Errand, float, list[Values]]] = []
+    for errand, model in zip(sent, run(plan, rule, sent, seed, parts), strict=True):
+        told.append(changes)
+        age = changes - told[errand.taken]
+        trust = staleness(rule.staleness, age, rule.a, rule.b)
+        waiting.append((errand, trust, by_block(plan, normal(errand.seed, plan.parameters))))
+        if len(waiting) == size or errand is sent[-1]:
+            for block in range(plan.block_count):
+                terms = [
+                    trust * words[block]
+                    for each, trust, words in waiting
+                    if held[each.fragment][block]
+                ]
+                if terms:
+                    theta[block] = theta[block] + rate * sum(terms) / len(terms)
+            waiting, changes = [], changes + 1
+        expected = np.concatenate(theta)
+        assert np.abs(model.theta - expected).max() <= 1e-5 * (1 + np.abs(expected).max())
+
+
+def test_fedbuff_by_default_weighs_by_the_root_of_the_age() -> None:
+    rule = FedBuff()
+    assert [rule.trust(age) for age in (0, 3, 8)] == [1.0, 0.5, pytest.approx(1 / 3)]
+
+
+def test_fedbuff_mixes_the_statistics_it_collected() -> None:
+    """The mean over whole models of `v + s · (heard − v)`; a variance never falls below 0."""
+    plan = ModelPlan(
+        (Axis("a", (1, 1)),),
+        (Tensor("w", "float32", (Dim(2, 0),)),),
+        (Buffer("running_var", "float32", (Dim(2, 0),), statistic=True),),
+    )
+    before = {"running_var": np.array([4.0, 8.0], dtype=np.float32)}
+    model = GlobalModel(plan, {"w": np.zeros(2, dtype=np.float32)}, before)
+    rule = FedBuff(size=3, fragments=True)
+    both: Choice = {"a": (0, 1)}
+    one: Choice = {"a": (0,)}
+    heard = [(both, [1.0, 2.0], 0), (one, [9.0], 0), (both, [0.0, 0.0], 3)]
+    for number, (groups, values, age) in enumerate(heard, start=1):
+        name, statistics = f"device{number}", {"running_var": np.array(values, dtype=np.float32)}
+        model.reserve(name, number, groups)
+        words = np.ones(2, dtype=np.float32)
+        model.mix(rule, arrive(plan, name, number, 0.1, Turn(groups), words, statistics), age)
+    expected = [
+        sum(v + s * (new - v) for s, new in ((1.0, fresh), (0.5, stale))) / 2
+        for v, fresh, stale in ((4.0, 1.0, 0.0), (8.0, 2.0, 0.0))
+    ]
+    assert model.buffers["running_var"].tolist() == pytest.approx(expected)
+    assert model.version == 1
 
 
 @often
@@ -164,8 +258,9 @@ def test_fragment_owns_its_group_on_every_axis_and_what_has_no_width(
     before = made.unflatten(normal(seed, made.parameters))
     words = made.unflatten(normal(seed + 1, made.parameters))
     for fragment in range(count):
-        (model,) = run(made, rule, [Errand(0, 0, fragment, seed + 1)], seed)
-        after, groups = model.weights, groups_of(made, fragment)
+        parts = tied_fragments(made, count)
+        (model,) = run(made, rule, [Errand(0, 0, fragment, seed + 1)], seed, parts)
+        after, groups = model.weights, parts[fragment]
         for tensor in made.tensors:
             expected = before[tensor.name].copy()
             for signature, owned in elements_by_block(made, tensor):

@@ -236,10 +236,10 @@ def aims(done: Outcomes) -> str:
     if not cells:
         return ""
     return (
-        f"The adaptive rule is below ra-fed by more than one standard deviation of ra-fed over seeds "
-        f"in {len(below)} of {cells} settings and rates{_listed(below)}. At {gaining} of them a fixed "
-        f"damping gains more than {GAIN:g} point over ra-fed; the adaptive rule keeps less than "
-        f"{100 * KEPT:.0f} % of the better one's gain at {len(short)}{_listed(short)}."
+        f"The adaptive rule is below ra-fed by more than one standard deviation of ra-fed over "
+        f"seeds in {len(below)} of {cells} settings and rates{_listed(below)}. At {gaining} of "
+        f"them a fixed damping gains more than {GAIN:g} point over ra-fed; the adaptive rule keeps "
+        f"less than {100 * KEPT:.0f} % of the better one's gain at {len(short)}{_listed(short)}."
     )
 
 
@@ -254,8 +254,8 @@ MEMORY = PaperTable(
     about="""\
 Our own question, with no value in the paper: ten devices with clothes by Dir(0.1), 784-200-10,
 batches of 32, momentum 0.5, five steps, 100 rounds; two or five devices a round, drawn anew; `L`
-trains two of four regions, `S` one, random ones, with `rescale = 0.5`. Accuracy is the mean of the
-last tenth of the rounds. Half of the held-out images are for validation, by which each rule's rate
+trains two of four regions, `S` one, with `coverage` masks and `rescale = 0.5`, so that regions stay
+untrained in a round only with two devices at `S`. Accuracy is the mean of the last tenth of the rounds. Half of the held-out images are for validation, by which each rule's rate
 is chosen; the numbers are of the other half. The first table has the best rate in brackets.
 Differences are to ra-fed, seed by seed. λ and μ are the adaptive rule's trust in memory, as means
 over the run, and the last column is the length of the remembered step relative to the fresh one

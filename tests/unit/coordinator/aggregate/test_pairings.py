@@ -8,9 +8,11 @@ from itertools import product
 import pytest
 
 from coordinator.aggregate.pairings import (
+    check_fragments,
     check_local_rule,
     check_pairing,
     fitting_masks,
+    fragment_advice,
     level_advice,
     rule_name,
 )
@@ -29,9 +31,9 @@ REMEMBERING = {"ram-fed", "fedvarp", "ccfl-1", "ccfl-2", "ccfl-3", "strategy-2"}
 
 
 def sound(rule: str, mask: str) -> bool:
-    if rule == "fed-raa" or mask == "gre-raa":
-        return (rule, mask) == ("fed-raa", "gre-raa")
-    return mask == "random" or rule not in {*WHOLE, "fedasync"}
+    if rule == "fed-raa":
+        return mask == "gre-raa"
+    return mask == "random" or rule not in {*WHOLE, "fedasync", "fedbuff"}
 
 
 @pytest.mark.parametrize(("rule", "mask"), list(product([*RULES, *ASYNC_RULES], MASKS)))
@@ -127,9 +129,59 @@ def test_top_k_is_refused_with_rules_that_remember(rule: str) -> None:
         check_pairing(make_rule(rule), masks, Encoding.parse("top-k"))
 
 
-def test_disjoint_masks_are_refused_with_a_warm_up() -> None:
+@pytest.mark.parametrize("masks", ["disjoint", "gre-raa"])
+def test_masks_that_never_give_everything_are_refused_with_a_warm_up(masks: str) -> None:
     with pytest.raises(ConfigError, match="warmup_rounds"):
-        check_pairing(make_rule("ram-fed", warmup_rounds=1), make_masks("disjoint"), Encoding())
+        check_pairing(make_rule("ram-fed", warmup_rounds=1), make_masks(masks), Encoding())
+
+
+def test_fedbuff_takes_fragments_if_it_is_told_to() -> None:
+    check_pairing(make_rule("fedbuff", fragments=True), make_masks("gre-raa"), Encoding())
+    with pytest.raises(ConfigError, match="set fragments = true"):
+        check_pairing(make_rule("fedbuff"), make_masks("gre-raa"), Encoding())
+    with pytest.raises(ConfigError, match="which only gre-raa deals out"):
+        check_pairing(make_rule("fedbuff", fragments=True), make_masks("random"), Encoding())
+    assert fitting_masks(make_rule("fedbuff")) == "random"
+    assert fitting_masks(make_rule("fedbuff", fragments=True)) == "gre-raa"
+
+
+@pytest.mark.parametrize("rule", ["fed-raa", "ra-fed"])
+def test_fragments_are_refused_where_every_level_has_norms_of_its_own(rule: str) -> None:
+    with pytest.raises(ConfigError, match="decouple_norms"):
+        check_pairing(make_rule(rule), make_masks("gre-raa"), Encoding(), plan=COPIES)
+
+
+def test_start_says_how_much_of_the_model_nobody_trains() -> None:
+    pair = ModelPlan(
+        (Axis("a", (1, 1)), Axis("b", (2, 2))), (Tensor("w", "float32", (Dim(2, 0), Dim(4, 1))),)
+    )
+    said = fragment_advice(make_masks("gre-raa", fragments="tied"), pair)
+    assert said is not None
+    assert "50.0% of the parameters lie between tied fragments" in said
+    for masks in (make_masks("gre-raa"), make_masks("gre-raa", fragments="rotating")):
+        assert fragment_advice(masks, pair) is None
+    assert fragment_advice(make_masks("random"), pair) is None
+
+
+def test_fragments_without_a_graph_are_refused() -> None:
+    pair = ModelPlan(
+        (Axis("a", (1, 1)), Axis("b", (2, 2))), (Tensor("w", "float32", (Dim(2, 0), Dim(4, 1))),)
+    )
+    graph = GraphEntry(
+        kind="gradient",
+        sha256="1" * 64,
+        size_bytes=1,
+        kept=(1, 2),
+        batch=None,
+        inputs=(),
+        outputs=(Port("loss", "float32"),),
+    )
+    level = replace(MANIFEST, graphs=(graph,))
+    check_fragments(make_masks("gre-raa", fragments="tied"), level, pair, [1.0, 0.5], 4)
+    check_fragments(make_masks("random"), MANIFEST, pair, [1.0, 0.5], 4)
+    check_fragments(make_masks("gre-raa"), level, pair, [0.5], 4)
+    with pytest.raises(ConfigError, match='set fragments = "tied"'):
+        check_fragments(make_masks("gre-raa"), level, pair, [1.0, 0.5], 4)
 
 
 @pytest.mark.parametrize("name", [*RULES, *ASYNC_RULES])
@@ -157,6 +209,9 @@ def test_rule_knows_its_name_and_says_what_it_does(name: str) -> None:
         ("fed-raa", {"alpha": 0}, "alpha"),
         ("fed-raa", {"staleness": "linear"}, "staleness"),
         ("fed-raa", {"a": -1}, "a must"),
+        ("fedbuff", {"size": 0}, "size is a number of movements, at least 1"),
+        ("fedbuff", {"server_rate": 0}, "server_rate"),
+        ("fedbuff", {"alpha": 0.5}, "alpha is not a known key"),
         ("ra-fed", {"horizon": 3}, "horizon is not a known key"),
         ("ram-fed", {"damping": "abc"}, "damping = 'abc': must be adaptive, or a"),
         ("ram-fed", {"warmup_rounds": 1.5}, "warmup_rounds = 1.5: must be a whole number"),

@@ -12,8 +12,10 @@ import pytest
 
 from coordinator.aggregate.robust import SERVED, Robust
 from coordinator.aggregate.rules import make_rule
+from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.masks import make_masks
+from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.nested import NestedMasks
 from coordinator.operate.config import (
     ROUNDS,
@@ -172,6 +174,29 @@ def test_asynchronous_rule_counts_updates(tmp_path: Path) -> None:
     assert machine.up == Encoding(kind="int8")
 
 
+def test_asynchronous_run_may_stop_early_and_cut_its_model_in_other_ways(tmp_path: Path) -> None:
+    text = (
+        f"{TASK}evaluation = 't.npz'\n{RUN}[rule]\nname = 'fedbuff'\n"
+        "[rule.options]\nsize = 5\nfragments = true\nstaleness = 'hinge'\nserver_rate = 0.5\n"
+        "[mask.options]\nfragments = 'rotating'\nassign = 'least-trained'\ncount = 'completed'\n"
+        "[round]\ntarget_accuracy = 0.9\npatience = 4\n"
+    )
+    machine = read_config(write(tmp_path, text)).machine(PLAN)
+    assert isinstance(machine, FragmentsConfig)
+    assert (machine.target_accuracy, machine.patience) == (0.9, 4)
+    assert machine.rule == FedBuff(size=5, fragments=True, staleness="hinge", server_rate=0.5)
+    assert machine.masks == GreRaaMasks(
+        fragments="rotating", assign="least-trained", count="completed"
+    )
+
+
+def test_fragments_are_dealt_out_in_rounds_too(tmp_path: Path) -> None:
+    text = f"{TASK}{RUN}[rule]\nname = 'ra-fed'\n[mask]\nname = 'gre-raa'\n"
+    machine = read_config(write(tmp_path, text)).machine(PLAN)
+    assert isinstance(machine, RoundsConfig)
+    assert (machine.masks, machine.local_rule.widths) == (GreRaaMasks(), "own")
+
+
 def test_options_reach_rule_and_masks(tmp_path: Path) -> None:
     text = f'{TASK}{RUN}[rule]\nname = "ram-fed"\n[rule.options]\ndamping = 0.5\n'
     machine = read_config(write(tmp_path, text)).machine(PLAN)
@@ -266,7 +291,8 @@ def test_what_is_wrong_is_one_clear_line(tmp_path: Path, text: str, said: str) -
     ("text", "said"),
     [
         ("[round]\nover_selection = 2\n", "over_selection needs participants"),
-        ("[mask]\nname = 'gre-raa'\n", "gre-raa"),
+        ("[rule]\nname = 'fedavg'\n[mask]\nname = 'gre-raa'\n", "takes whole models only"),
+        ("[rule]\nname = 'fedbuff'\n[mask]\nname = 'gre-raa'\n", "set fragments = true"),
         (
             "widths = 'sandwich'\n[mask]\nname = 'rolling'\n",
             "sandwich needs levels that lie",

@@ -14,6 +14,7 @@ from coordinator.rounds.events import Accept, Joined, Keep, Kept, Send, Tick
 from coordinator.rounds.fragments import (
     Apply,
     Effect,
+    Evaluated,
     Event,
     FragmentsConfig,
     FragmentsState,
@@ -237,7 +238,44 @@ def test_run_ends_after_its_updates() -> None:
     assert coordinator.tell(Joined("c")) == []
 
 
-@pytest.mark.parametrize(("rule", "whole"), [("fedasync", True), ("fed-raa", False)])
+def updates(coordinator: Coordinator, number: int) -> None:
+    for _ in range(number):
+        coordinator.bid("a")
+        coordinator.update("a")
+
+
+def test_accuracy_ends_the_run_for_every_device() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, target_accuracy=0.9))
+    coordinator.bid("b")
+    updates(coordinator, 2)
+    assert coordinator.tell(Evaluated(0.89, 2)) == []
+    assert coordinator.tell(Evaluated(None, 2)) == []
+    updates(coordinator, 2)
+    effects = coordinator.tell(Evaluated(0.9, 2))
+    assert effects == [
+        Send("a", RoundClosed(round=coordinator.state.openings)),
+        Release("b", 2),
+        Send("b", RoundClosed(round=2)),
+    ]
+    assert coordinator.state.finished
+    assert (coordinator.state.best, coordinator.state.deadline) == ((0.9, 4), None)
+    assert coordinator.tell(Evaluated(0.95, 2)) == []
+    assert coordinator.tell(Joined("c")) == []
+
+
+def test_patience_counts_reports_without_a_better_model() -> None:
+    coordinator = Coordinator("a", "b", config=replace(CONFIG, patience=2))
+    ended = []
+    for accuracy in (None, 0.5, 0.6, 0.6, 0.55):
+        updates(coordinator, 3)
+        ended.append(bool(coordinator.tell(Evaluated(accuracy, 3))))
+    assert ended == [False, False, False, False, True]
+    assert coordinator.state.best == (0.6, 9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "whole"), [("fedasync", True), ("fed-raa", False), ("fedbuff", True)]
+)
 def test_devices_are_told_whether_only_the_whole_model_is_of_use(rule: str, whole: bool) -> None:
     masks = make_masks("random") if whole else CONFIG.masks
     config = replace(CONFIG, rule=ASYNC_RULES[rule](), masks=masks)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from coordinator.aggregate.rules.fed_raa import FedAsync
 from coordinator.cli import main
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
@@ -116,6 +119,25 @@ def test_broker_that_lost_everything_gets_the_notices_again(worlds: Worlds) -> N
     weights_of(world, before[1])
 
 
+WHOLE: dict[str, Any] = {"rule": FedAsync(), "masks": make_masks("random")}
+"""Every update trains all blocks, so that there is a model to deliver from the first one on."""
+
+
+def test_model_is_delivered_once_fragments_have_trained_all_of_it(worlds: Worlds) -> None:
+    groups = len(PLAN.axes[0].groups)
+    config = fragments_config(updates=50, min_devices=1, train_deadline_s=1e6)
+    world = worlds.make(config, evaluate=lambda _, levels: scored(levels, 0.5))
+    device = world.add("one", sends=False)
+    world.settle()
+    delivered = []
+    for _ in range(groups):
+        assert world.service.course.state.fleet.times_covered.min() == 0
+        device.send(max(device.opened))
+        world.settle()
+        delivered.append(announced(world, "latest") is not None)
+    assert delivered == [False] * (groups - 1) + [True]
+
+
 @pytest.mark.parametrize("updates", [6])
 def test_asynchronous_run_announces_its_last_model(worlds: Worlds, updates: int) -> None:
     counted: list[int] = []
@@ -143,7 +165,7 @@ def test_asynchronous_run_announces_its_last_model(worlds: Worlds, updates: int)
 
 def test_best_model_that_was_not_published_is_announced_at_the_end(worlds: Worlds) -> None:
     said = iter([0.9, 0.4, 0.3])
-    config = fragments_config(updates=6, train_deadline_s=1e6)
+    config = fragments_config(updates=6, train_deadline_s=1e6, **WHOLE)
     world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     world.crash()
     world.clock.slow_s = 1.0
@@ -163,7 +185,7 @@ def test_restart_of_an_asynchronous_run_announces_no_older_model_as_the_latest(
     worlds: Worlds,
 ) -> None:
     said = iter([0.9, 0.3])
-    config = fragments_config(updates=100, train_deadline_s=1e6)
+    config = fragments_config(updates=100, train_deadline_s=1e6, **WHOLE)
     world = worlds.make(config, evaluate=lambda _, levels: scored(levels, next(said)))
     devices = [world.add(name, sends=False) for name in ("one", "two")]
     world.settle()

@@ -18,7 +18,7 @@ from benchmarks.aggregate.durability.enumeration import (
     try_point,
     undisturbed,
 )
-from benchmarks.aggregate.durability.site import CASES, CrashSite, quiet
+from benchmarks.aggregate.durability.site import ASYNCHRONOUS, CASES, CrashSite, quiet
 
 PER_KIND = {"kill": 3, "unsent": 2, "torn": 1, "short": 1, "error": 2, "full": 2, "lost": 5}
 """Points of every kind of fault in every case."""
@@ -38,7 +38,7 @@ def test_every_operation_and_message_is_a_step(case: str) -> None:
     _, steps = undisturbed(case)
     operations = {step.operation for step in steps}
     assert operations >= {"open", "write", "pwrite", "fsync", "rename", "remove", "send", "reserve"}
-    assert ("commit" in operations) is (case != "fed-raa")
+    assert ("commit" in operations) is (case not in ASYNCHRONOUS)
     with quiet(), scratch() as folder:
         site = CrashSite(case, folder)
         site.run()

@@ -71,4 +71,6 @@ def test_rules_ask_of_rounds_what_they_need() -> None:
     assert {name for name in RULES if RULES[name].sums} == {"ram-fed", "fedvarp"}
     assert RULES["strategy-2"].remembers == "models"
     assert make_rule("ram-fed", warmup_rounds=2).warmup_rounds == 2  # type: ignore[union-attr]
-    assert not ASYNC_RULES["fedasync"].fragments
+    whole = {name for name in ASYNC_RULES if ASYNC_RULES[name]().whole_models}
+    assert whole == {"fedasync", "fedbuff"}
+    assert not make_rule("fedbuff", fragments=True).whole_models

@@ -30,9 +30,9 @@ def test_tied_masks_refuse_axes_of_different_group_counts(name: str) -> None:
         policy.longest_gap(plan, [0.5])
 
 
-def test_gre_raa_refuses_axes_of_different_group_counts() -> None:
+def test_tied_fragments_refuse_axes_of_different_group_counts() -> None:
     with pytest.raises(ConfigError, match="the same number of groups on every axis"):
-        make_masks("gre-raa")(situation_of(chain((2,) * 4, (3,) * 3), [0.5]))
+        make_masks("gre-raa", fragments="tied")(situation_of(chain((2,) * 4, (3,) * 3), [0.5]))
 
 
 @pytest.mark.parametrize("name", TIED)
@@ -58,9 +58,9 @@ def test_tied_masks_of_equal_and_unequal_axes_stay_within_both() -> None:
         assert groups["h0"] in {(0,), (0, 1), (1,)}  # group 2 alone is 70 % of h1
 
 
-def test_fragments_share_the_groups_of_an_axis_short_of_atoms() -> None:
+def test_tied_fragments_share_the_groups_of_an_axis_short_of_atoms() -> None:
     plan = chain((2,) * 4, (1, 1))
-    assert fragments_of(plan) == (
+    assert fragments_of(plan, "tied") == (
         {"h0": (0,), "h1": (0,)},
         {"h0": (1,), "h1": (0,)},
         {"h0": (2,), "h1": (1,)},
@@ -207,8 +207,18 @@ def test_blocks_are_all_covered_in_turn(name: str) -> None:
     assert 0 < longest <= gap
 
 
-def test_fragments_of_chains_are_single_blocks() -> None:
+def test_tied_fragments_of_chains_are_single_blocks() -> None:
     plan = with_blocks((2,) * 2, 4)
-    assert fragments_of(plan) == tuple(
+    assert fragments_of(plan, "tied") == tuple(
         {"h0": (number // 2,), "chain0": (number,)} for number in range(4)
     )
+
+
+def test_alternate_fragments_keep_chains_whole_beside_widths_and_split_them_alone() -> None:
+    plan = with_blocks((2,) * 2, 4)
+    assert fragments_of(plan) == tuple({"h0": (j,), "chain0": (0, 1, 2, 3)} for j in range(2))
+    alone = ModelPlan(
+        (Axis("blocks", (1,) * 3, depth=True),),
+        (Tensor("w", "float32", (Dim(3, 0), Dim(2)), members=("w.0", "w.1", "w.2")),),
+    )
+    assert fragments_of(alone) == tuple({"blocks": (j,)} for j in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
@@ -303,6 +304,7 @@ def test_disjoint_masks_of_unequal_groups_do_not_overlap_while_they_fit() -> Non
 # -- gre-raa -------------------------------------------------------------------------------------
 
 UNEQUAL = chain((1, 2, 4, 6, 7), (2, 4, 8, 12, 14))
+PLAIN = ModelPlan((Axis("a", (1,) * 4),), (Tensor("w", "float32", (Dim(4, 0),)),))
 
 
 def offer(level: float, **speeds: float) -> Bid:
@@ -312,9 +314,9 @@ def offer(level: float, **speeds: float) -> Bid:
     )  # fmt: skip
 
 
-def fragment(bid: Bid, times: list[int] | None = None, seed: int = 0, **options: float) -> int:
+def fragment(bid: Bid, times: list[int] | None = None, seed: int = 0, **options: Any) -> int:
     situation = situation_of(UNEQUAL, [bid], times_covered=times, seed=seed)
-    (groups,) = make_masks("gre-raa", **options)(situation).values()
+    (groups,) = make_masks("gre-raa", fragments="tied", **options)(situation).values()
     assert groups["h0"] == groups["h1"]
     (number,) = groups["h0"]
     return number
@@ -361,7 +363,76 @@ def test_gre_raa_gives_the_smallest_if_none_fits() -> None:
 
 def test_gre_raa_spreads_devices_that_are_assigned_together() -> None:
     masks = make_masks("gre-raa")(situation_of(UNEQUAL, [1.0] * 10))
-    assert Counter(groups["h0"] for groups in masks.values()) == {(j,): 2 for j in range(5)}
+    assert Counter(groups["h1"] for groups in masks.values()) == {(j,): 2 for j in range(5)}
+
+
+def test_gre_raa_without_delays_ignores_them() -> None:
+    times, slow = updated(9, 8, 7, 6, 5), offer(1.0, compute=1e-3)
+    assert fragment(slow, times, assign="least-trained") == 4
+    assert {fragment(slow, times, seed, assign="random") for seed in range(60)} == set(range(5))
+    assert {fragment(offer(0.25), times, seed, assign="random") for seed in range(60)} == {0, 1, 2}
+
+
+def test_gre_raa_that_counts_completed_updates_gives_devices_the_same_fragment() -> None:
+    policy = make_masks("gre-raa", fragments="tied", count="completed")
+    times = updated(3, 3, 2, 3, 3)
+    masks = policy(situation_of(UNEQUAL, [1.0] * 6, times_covered=times))
+    assert {groups["h0"] for groups in masks.values()} == {(2,)}
+
+
+def test_gre_raa_counts_devices_at_work_only_where_assignments_count() -> None:
+    waiting = replace(
+        situation_of(PLAIN, [1.0], times_covered=[1, 1, 0, 1]), under_way=np.array([0, 1, 2, 1])
+    )
+    (assigned,) = make_masks("gre-raa")(waiting).values()
+    assert assigned == {"a": (0,)}
+    (completed,) = make_masks("gre-raa", count="completed")(waiting).values()
+    assert completed == {"a": (2,)}
+
+
+def test_gre_raa_narrows_what_fragments_share_to_the_level() -> None:
+    seen = set()
+    for seed in range(80):
+        masks = make_masks("gre-raa")(situation_of(TWO, [0.5, 1.0], seed=seed))
+        (narrow, wide) = masks.values()
+        assert [len(narrow[axis]) for axis in ("h0", "h1")] == [1, 2]
+        assert [len(wide[axis]) for axis in ("h0", "h1")] == [1, 4]
+        seen.add(narrow["h1"])
+    assert len(seen) == 6
+
+
+def test_gre_raa_counts_a_narrowed_fragment_once() -> None:
+    """Of its blocks, those of the axis that stays whole were trained in parts."""
+    policy, times = make_masks("gre-raa"), np.zeros(TWO.block_count, dtype=np.int64)
+    given = Counter[tuple[int, ...]]()
+    for round in range(1, 41):
+        situation = situation_of(TWO, [0.25], times_covered=times.tolist(), round=round)
+        (groups,) = policy(situation).values()
+        times += TWO.coverage([groups])
+        given[groups["h0"]] += 1
+    assert set(given.values()) == {10}
+
+
+def test_gre_raa_orders_alternate_fragments_by_size() -> None:
+    plan = chain((1, 2, 7), (5, 5), (6, 3, 1))
+    masks = make_masks("gre-raa")
+    for seed in range(20):
+        (groups,) = masks(situation_of(plan, [0.1], seed=seed)).values()
+        assert (groups["h0"], groups["h2"]) == ((0,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fragments": "whole"}, "fragments = 'whole': must be one of alternate, rotating, tied"),
+        ({"assign": "mp"}, "assign = 'mp': must be one of gre, random, least-trained"),
+        ({"count": "all"}, "count = 'all': must be one of assigned, completed"),
+        ({"assign": "random", "delay_limit_s": 5.0}, "does not look at delays"),
+    ],
+)
+def test_gre_raa_refuses_options_that_make_no_sense(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_masks("gre-raa", **options)
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
@@ -371,8 +442,6 @@ def test_gre_raa_refuses_a_limit_that_is_no_time(limit: float) -> None:
 
 
 # -- gaps ----------------------------------------------------------------------------------------
-
-PLAIN = ModelPlan((Axis("a", (1,) * 4),), (Tensor("w", "float32", (Dim(4, 0),)),))
 
 
 @pytest.mark.parametrize(
@@ -392,7 +461,9 @@ PLAIN = ModelPlan((Axis("a", (1,) * 4),), (Tensor("w", "float32", (Dim(4, 0),)),
         ("disjoint", ONE, [0.5, 0.5], 0),
         ("disjoint", ONE, [0.5, 0.25], None),
         ("gre-raa", PLAIN, [0.5, 0.25, 1.0], 2),
-        ("gre-raa", TWO, [1.0], None),  # nothing between different groups
+        ("gre-raa", TWO, [1.0], 6),
+        ("gre-raa", TWO, [1.0, 1.0, 1.0], 2),
+        ("gre-raa", TWO, [0.25], None),  # the axis that stays whole is narrowed at random
         ("gre-raa", chain((8,)), [0.5], 0),
     ],
 )  # fmt: skip

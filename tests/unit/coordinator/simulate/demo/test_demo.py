@@ -146,6 +146,42 @@ def test_full_training_is_what_it_was_said_to_be(demo: Demo, full: Demo) -> None
         assert every.bytes_moved == pytest.approx(done.full_bytes, rel=1e-3)  # headers
 
 
+@pytest.mark.parametrize("kind", ["tied", "alternate", "rotating"])
+def test_demo_says_how_much_of_the_model_fragments_leave_out(
+    demo: Demo, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    make_demo(DemoConfig(rule="fed-raa", mask_options={"fragments": kind}), demo.initial)
+    said, plan = [record.getMessage() for record in caplog.records], demo.plan
+    if kind != "tied":
+        assert said == []
+        return
+    between = sum(
+        int(plan.block_sizes[block])
+        for block in range(plan.block_count)
+        if len({group for _, group in plan.signature(block)}) > 1
+    )
+    (told,) = said
+    assert f"{between / plan.parameters:.1%} of the parameters lie between tied" in told
+
+
+@pytest.mark.parametrize("rule", ["ra-fed", "fedbuff"])
+def test_demo_stops_when_its_accuracy_is_reached(demo: Demo, rule: str) -> None:
+    ran = make_demo(DemoConfig(rounds=4, rule=rule, target_accuracy=0.01), demo.initial)
+    assert len(list(ran.run())) == 1
+
+
+def test_fragments_in_rounds_are_compared_with_whole_models(demo: Demo) -> None:
+    config = DemoConfig(rounds=1, rule="ra-fed", mask="gre-raa")
+    ran = make_demo(config, demo.initial)
+    (done,) = ran.run()
+    whole = run_full(config, demo.initial)
+    assert whole is not None
+    most = max(device.parameters for device in done.report.devices)
+    trained = {device.parameters for device in whole.rounds[0].report.devices}
+    assert trained == {demo.plan.parameters}
+    assert 0 < most < demo.plan.parameters
+
+
 def test_asynchronous_rule_has_no_full_training_to_compare_with() -> None:
     assert run_full(DemoConfig(rule="fed-raa")) is None
 

@@ -20,7 +20,7 @@ GROUPED = {"depthwise-cnn", "channel-shuffle"}
 """The number of a convolution's groups is fixed in ONNX; here it follows a width."""
 
 NAMES = [
-    *(n for n in FAMILIES if n not in ("mlp-2048", "resnet18-gn", "vit-subdismo")),  # nothing new
+    *(n for n in FAMILIES if n not in ("mlp-200", "mlp-2048", "resnet18-gn", "vit-subdismo")),
     *("lenet-dropout", "multihead", "squeeze-excite", "channel-shuffle", "shuffled-units"),
     *("bilinear", "glu-chunk", "embedding-mean", "positions", "tied-weights", "prelu"),
     *("called-twice", "shared-norm", "partly-frozen", "concatenated", "lstm", "dense-blocks"),

@@ -29,6 +29,7 @@ ENCODER = {
 
 AXES: dict[str, dict[str, int]] = {
     "mlp": {"1": 200, "3": 200},
+    "mlp-200": {"1": 200},
     "mlp-2048": {"1": 2048, "3": 2048},
     "lenet-28": LENET,
     "lenet-32": LENET,
