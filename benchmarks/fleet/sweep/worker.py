@@ -28,6 +28,7 @@ from benchmarks.fleet.study import Study, round_row
 from benchmarks.fleet.sweep.rows import FAILED, FINISHED, GOING, SweepRow
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.simulate.fleet.simulation import FleetRound
+from edge_sdk.program.files import remove_folder
 from edge_sdk.protocol.errors import TesseraError
 
 
@@ -79,7 +80,10 @@ def _row(study: Study, each: FleetRound) -> SweepRow:
 def _work(order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], object]) -> None:
     data, board = order["data"], order["tensorboard"]
     with ExitStack() as stack:
-        sink = None if board is None else stack.enter_context(TensorBoardSink(Path(board)))
+        sink = None
+        if board is not None:
+            remove_folder(Path(board))  # of an attempt that was stopped
+            sink = stack.enter_context(TensorBoardSink(Path(board)))
 
         def tick(each: FleetRound) -> None:
             if sink is not None:
