@@ -139,7 +139,13 @@ class Study:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
             more = {} if self.data is None else self._training(self.data, stack)
-            self.simulation = FleetSimulation(self.machine, self.model, self.population, **more)
+            self.simulation = FleetSimulation(
+                self.machine,
+                self.model,
+                self.population,
+                threads=self.config.run.threads,
+                **more,
+            )
             for each in self.simulation.run():
                 self._last = each
                 yield each
