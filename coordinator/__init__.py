@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
     from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
     from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
-    from coordinator.masks import make_masks
+    from coordinator.masks import MaskPolicy, Situation, make_masks
     from coordinator.operate.broker.embedded import embedded_broker
     from coordinator.rounds.fragments import FragmentsConfig
     from coordinator.rounds.synchronous import RoundsConfig
@@ -56,6 +56,7 @@ __all__ = [
     "GlobalModel",
     "GraphCompileError",
     "InputDescription",
+    "MaskPolicy",
     "Member",
     "RaFed",
     "RamFed",
@@ -63,6 +64,7 @@ __all__ = [
     "RoundsConfig",
     "SavedModel",
     "ServerOptimizer",
+    "Situation",
     "Strategy1",
     "Strategy2",
     "SubDisMo",
@@ -99,6 +101,7 @@ _HOMES = {
     "GlobalModel": "coordinator.aggregate.model",
     "GraphCompileError": "coordinator.task.graphs.errors",
     "InputDescription": "edge_sdk.protocol.task.description",
+    "MaskPolicy": "coordinator.masks",
     "Member": "coordinator.simulate.federation",
     "RaFed": "coordinator.aggregate.rules.ra_fed",
     "RamFed": "coordinator.aggregate.rules.ram_fed",
@@ -106,6 +109,7 @@ _HOMES = {
     "RoundsConfig": "coordinator.rounds.synchronous",
     "SavedModel": "coordinator.task.saved_model",
     "ServerOptimizer": "coordinator.aggregate.optimizer",
+    "Situation": "coordinator.masks",
     "Strategy1": "coordinator.aggregate.rules.ra_fed",
     "Strategy2": "coordinator.aggregate.rules.ccfl",
     "SubDisMo": "coordinator.aggregate.rules.ra_fed",

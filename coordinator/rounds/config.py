@@ -14,7 +14,7 @@ from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import FedRaa, Rule
 from coordinator.errors import ConfigError
-from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
+from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, check_masks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.program.settings import Count, Natural, Seconds, Share, Within, check_fields
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -71,6 +71,7 @@ class RunConfig:
         check_fields(self)
         check_levels(self.levels)
         check_pairing(self.rule, self.masks, self.up, self.local_rule.widths, self.plan)
+        check_masks(self.masks, self.plan)
 
     def unscored(self) -> LevelScores:
         """Return the run's levels and the groups they mean, before anything is known of them."""

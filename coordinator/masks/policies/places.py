@@ -18,7 +18,7 @@ from coordinator.masks.situation import Situation
 from edge_sdk.program.settings import Share
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-Within = Literal["coverage", "disjoint", "greedy", "random", "static"]
+InnerMasks = Literal["coverage", "disjoint", "greedy", "random", "static"]
 
 _WITHIN: Mapping[str, Callable[..., MaskPolicy]] = {
     "coverage": CoverageMasks,
@@ -41,7 +41,7 @@ class PlacesMasks:
     uses_norms: ClassVar[bool] = True
 
     levels: tuple[Share, ...] = (1.0,)
-    masks: Within = "coverage"
+    masks: InnerMasks = "coverage"
     tied: bool = False
 
     def __post_init__(self) -> None:

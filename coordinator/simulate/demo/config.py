@@ -22,8 +22,8 @@ class DemoConfig:
     """Rule that combines movements; `list` lists all."""
     rule_options: Mapping[str, Any] = field(default_factory=dict)
     mask: str | None = None
-    """Policy that picks each device's groups; `list` lists all; without it, the best for the
-    rule."""
+    """Policy that picks each device's groups; `list` lists all, `file.py:Class` is one of your own;
+    without it, the best for the rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
     widths: Widths | None = None
     """Submodels that a step trains: the assigned one, one drawn from it and the narrower ones

@@ -52,6 +52,7 @@ from coordinator.simulate.demo.run import (
     choose_masks,
     local_rule,
 )
+from coordinator.task.graphs.child import locate
 from coordinator.task.levels import LevelScores
 from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.data.arrays import ArrayData
@@ -241,7 +242,7 @@ class ProcessDemo:
                 _table("rule", {"name": config.rule}),
                 _table("rule.options", config.rule_options),
                 _table("robust", config.robust_options),
-                _table("mask", {"name": config.mask}),
+                _table("mask", {"name": locate(str(config.mask), Path.cwd())}),
                 _table("mask.options", config.mask_options),
                 _table(
                     "round",
