@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         iid_parts,
         key_parts,
         label_parts,
+        own_test_parts,
         shard_parts,
     )
     from coordinator.task.graphs.cache import compiled_graphs
@@ -81,6 +82,7 @@ __all__ = [
     "make_masks",
     "make_rule",
     "make_task",
+    "own_test_parts",
     "read_model",
     "read_result",
     "shard_parts",
@@ -126,6 +128,7 @@ _HOMES = {
     "make_masks": "coordinator.masks",
     "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
+    "own_test_parts": "coordinator.simulate.partitions",
     "read_model": "coordinator.task.saved_model",
     "read_result": "coordinator.run.folder",
     "shard_parts": "coordinator.simulate.partitions",

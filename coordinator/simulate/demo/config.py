@@ -39,6 +39,11 @@ class DemoConfig:
     all."""
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule that the recipe sets."""
+    preset: str | None = None
+    """Levels of the devices by a paper's name, such as MIX; `list` lists all; without it, each
+    chooses what it can afford."""
+    max_staleness: Count = 50
+    """Rounds after which a late movement, a replay or an entry of memory is too old."""
     robust: Literal[
         "none",
         "clip",
@@ -79,9 +84,13 @@ class DemoConfig:
         check_fields(self)
 
 
+OWN = ("widths", "classes", "grow", "max_staleness")
+"""Settings of a run that are settings of the demo."""
+
+
 def demo_key(key: str) -> str:
     """Return the demo's name for a key of a run's file that a recipe sets."""
     if key.startswith("run."):
         own = key.removeprefix("run.")
-        return own if own in ("widths", "classes", "grow") else f"local.{own}"
+        return own if own in OWN else f"local.{own}"
     return key.replace(".options", "_options").removesuffix(".name")

@@ -50,6 +50,7 @@ from coordinator.simulate.demo.run import (
     DemoRound,
     Ledger,
     choose_masks,
+    choose_policies,
     local_rule,
 )
 from coordinator.task.graphs.child import locate
@@ -113,6 +114,7 @@ class ProcessDemo:
         digits = load_digits(config.seed)
         self.fleet = load_fleet(config.fleet)
         self._members = choose_members(self.fleet, config.devices)
+        self._policies = choose_policies(config, self._members)
         self._shares = deal(digits.train, tuple(self._members), config.seed)
         self._ledger: Ledger | None = None
         self._test = digits.test
@@ -210,6 +212,8 @@ class ProcessDemo:
             "state_dir": STATE,
             "seed": config.seed,
             "weigh": config.weigh,
+            "level": self._policies[name].level,
+            "levels": list(self._policies[name].levels),
             "deliver": "off",  # energy and bytes are those of training
         }
         emulate = {"fleet": str(config.fleet.absolute()), "member": member.name}
@@ -228,6 +232,7 @@ class ProcessDemo:
             **asdict(local_rule(config)),
             "clip_norm": local_rule(config).clip_norm or 0,
             "grow": config.grow,
+            "max_staleness": config.max_staleness,
             "seed": config.seed,
             "up": str(config.up),
             "down": str(config.down),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
-from coordinator.rounds.report import RoundReport
+from coordinator.rounds.report import RoundReport, RunTerms
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import open_memory
@@ -47,6 +47,8 @@ class FleetRound:
     trainings: int
     stopped: int
     dropped: int
+    terms: RunTerms = field(default_factory=RunTerms)
+    """The papers' `Γ*`, `S*` and `τ` over all rounds so far."""
 
     @property
     def accuracy(self) -> float | None:
@@ -133,10 +135,12 @@ class FleetSimulation:
         An asynchronous run reports after every `min_devices` updates. Raises `CoordinatorError` if
         the run makes no progress.
         """
+        terms = RunTerms()
         for report in self._run.run():
-            yield self._told(report)
+            terms = terms.after(report)
+            yield self._told(report, terms)
 
-    def _told(self, report: RoundReport) -> FleetRound:
+    def _told(self, report: RoundReport, terms: RunTerms) -> FleetRound:
         spent, time_s = self._around.spending, self._run.now_s
         return FleetRound(
             report=replace(report, time_s=time_s),
@@ -149,6 +153,7 @@ class FleetSimulation:
             trainings=spent.trainings,
             stopped=spent.stopped,
             dropped=spent.dropped,
+            terms=terms,
         )
 
     def _start(self, now_s: float) -> RoundsCourse | FragmentsCourse:
