@@ -252,7 +252,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"tessera-coordinator: {error}{words and f': {words}'}", file=sys.stderr)
         return 1
     if complete and (terms := str(run_terms(read_history(config.run.folder)))):
-        print(f"all rounds {terms}")
+        print(f"all rounds: {terms}")
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
 

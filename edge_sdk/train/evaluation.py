@@ -58,32 +58,6 @@ def evaluate(
     return Scores(samples, total / samples, right / samples if classes else None)
 
 
-def level_accuracy(
-    runtime: LevelRuntime,
-    weights: Mapping[str, Array],
-    buffers: Mapping[str, Array],
-    data: ArrayData,
-    *,
-    groups: Groups,
-    rescale: float,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Return a submodel's share of correct answers; None if the task has no such notion.
-
-    `should_stop` is polled from time to time; raises `TrainingStopped` when it returns True.
-    """
-    found = level_accuracies(
-        runtime,
-        weights,
-        buffers,
-        data,
-        groups=groups,
-        rescale=rescale,
-        should_stop=should_stop,
-    )
-    return None if found is None else float(found.mean())
-
-
 def level_accuracies(
     runtime: LevelRuntime,
     weights: Mapping[str, Array],
@@ -94,7 +68,11 @@ def level_accuracies(
     rescale: float,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> NDArray[np.float64] | None:
-    """Return a submodel's share of correct answers for every sample, as `level_accuracy`."""
+    """Return a submodel's share of correct answers for every sample.
+
+    None if the task has no such notion. `should_stop` is polled from time to time; raises
+    `TrainingStopped` when it returns True.
+    """
     found = []
     for first in range(0, len(data), PIECE):
         if should_stop():

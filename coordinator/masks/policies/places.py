@@ -36,6 +36,7 @@ class PlacesMasks:
     The devices of a round, in an order drawn for it, get the `levels` in turn, or what they offer
     if that is less; then `masks` picks the groups. A study in which 4 of the 10 devices of every
     round train the whole model and 6 of them 3/4 of it (Every Parameter Matters), whoever they are.
+    Reports show the level that a device offered, beside the parameters that it trained.
     """
 
     uses_norms: ClassVar[bool] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from coordinator.aggregate.model import GlobalModel
 from coordinator.errors import ConfigError, CoordinatorError
@@ -47,8 +47,21 @@ class FleetRound:
     trainings: int
     stopped: int
     dropped: int
-    terms: RunTerms = field(default_factory=RunTerms)
-    """The papers' `Γ*`, `S*` and `τ` over all rounds so far."""
+    trained_coverage_min: int | None = None
+    """`Γ*` of all rounds so far (`RunTerms`); the like below."""
+    trained_blocks: int | None = None
+    trained_regions: int | None = None
+    oldest_memory: int | None = None
+
+    @property
+    def terms(self) -> RunTerms:
+        """The papers' `Γ*`, `S*` and `τ` over all rounds so far."""
+        return RunTerms(
+            self.trained_coverage_min,
+            self.trained_blocks,
+            self.trained_regions,
+            self.oldest_memory,
+        )
 
     @property
     def accuracy(self) -> float | None:
@@ -153,7 +166,10 @@ class FleetSimulation:
             trainings=spent.trainings,
             stopped=spent.stopped,
             dropped=spent.dropped,
-            terms=terms,
+            trained_coverage_min=terms.coverage,
+            trained_blocks=terms.blocks,
+            trained_regions=terms.regions,
+            oldest_memory=terms.staleness,
         )
 
     def _start(self, now_s: float) -> RoundsCourse | FragmentsCourse:

@@ -312,6 +312,11 @@ def test_horizon_that_drops_many_old_movements_is_warned_of_once(
     after = [each for each in told if "skips so far did not count" in each]
     assert (len(before), len(after), len(told)) == ((1, 1, 2) if warns else (0, 0, 0))
     assert (sum(each.report.outdated for each in rounds) > 0) == warns
+    reports = [each.report for each in rounds]
+    terms = rounds[-1].terms
+    assert terms.coverage == min(each.trained_coverage_min or 99 for each in reports)
+    assert terms.regions == min(each.trained_regions for each in reports) == 0
+    assert terms.staleness == max(each.oldest_memory or 0 for each in reports)
 
 
 def test_ccfl_1_without_an_age_limit_replays_what_is_older_than_max_staleness() -> None:
