@@ -338,3 +338,27 @@ def test_ccfl_1_without_an_age_limit_replays_what_is_older_than_max_staleness() 
 
     assert replays("none") == [0, 3, 3, 3, 3, 3, 3, 3, 0]
     assert replays(8) == [0, 3, 3, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        ({"coverage": 1}, (1, 4, 3)),
+        ({"coverage": 2, "staleness": 7}, (2, 4, 6)),
+        ({"regions": 1}, (10, 1, 3)),
+        ({"coverage": 2, "staleness": "none"}, (2, 4, 11)),
+    ],
+)
+def test_run_has_the_terms_that_its_schedule_is_told(
+    options: dict[str, Any], terms: tuple[int, int, int]
+) -> None:
+    """At the end of a round, memory has just been renewed: its age is one less than the wait."""
+    levels = Policy(level=0.25, levels=(0.25,))
+    config = rounds_config(
+        rule=make_rule("ram-fed", warmup_rounds=1),
+        masks=make_masks("scheduled", **options),
+        min_devices=10,
+        rounds=12,
+    )
+    *_, last = simulation(DevicePopulation(kinds=(pis(10, policy=levels),)), config).run()
+    assert (last.terms.coverage, last.terms.regions, last.terms.staleness) == terms
