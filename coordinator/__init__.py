@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
     from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
     from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
-    from coordinator.masks import make_masks
+    from coordinator.masks import MaskPolicy, Situation, make_masks
     from coordinator.operate.broker.embedded import embedded_broker
     from coordinator.rounds.fragments import FragmentsConfig
     from coordinator.rounds.synchronous import RoundsConfig
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         iid_parts,
         key_parts,
         label_parts,
+        own_test_parts,
         shard_parts,
     )
     from coordinator.task.graphs.cache import compiled_graphs
@@ -59,6 +60,7 @@ __all__ = [
     "GlobalModel",
     "GraphCompileError",
     "InputDescription",
+    "MaskPolicy",
     "Member",
     "RaFed",
     "RamFed",
@@ -66,6 +68,7 @@ __all__ = [
     "RoundsConfig",
     "SavedModel",
     "ServerOptimizer",
+    "Situation",
     "Strategy1",
     "Strategy2",
     "SubDisMo",
@@ -83,6 +86,7 @@ __all__ = [
     "make_masks",
     "make_rule",
     "make_task",
+    "own_test_parts",
     "read_model",
     "read_result",
     "shard_parts",
@@ -104,6 +108,7 @@ _HOMES = {
     "GlobalModel": "coordinator.aggregate.model",
     "GraphCompileError": "coordinator.task.graphs.errors",
     "InputDescription": "edge_sdk.protocol.task.description",
+    "MaskPolicy": "coordinator.masks",
     "Member": "coordinator.simulate.federation",
     "RaFed": "coordinator.aggregate.rules.ra_fed",
     "RamFed": "coordinator.aggregate.rules.ram_fed",
@@ -111,6 +116,7 @@ _HOMES = {
     "RoundsConfig": "coordinator.rounds.synchronous",
     "SavedModel": "coordinator.task.saved_model",
     "ServerOptimizer": "coordinator.aggregate.optimizer",
+    "Situation": "coordinator.masks",
     "Strategy1": "coordinator.aggregate.rules.ra_fed",
     "Strategy2": "coordinator.aggregate.rules.ccfl",
     "SubDisMo": "coordinator.aggregate.rules.ra_fed",
@@ -128,6 +134,7 @@ _HOMES = {
     "make_masks": "coordinator.masks",
     "make_rule": "coordinator.aggregate.rules",
     "make_task": "coordinator.task.task",
+    "own_test_parts": "coordinator.simulate.partitions",
     "read_model": "coordinator.task.saved_model",
     "read_result": "coordinator.run.folder",
     "shard_parts": "coordinator.simulate.partitions",

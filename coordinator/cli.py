@@ -36,7 +36,8 @@ EXIT_TERMINATED = 143
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 FLAGS = (
     *("rule", "mask", "widths", "grow", "classes", "recipe", "robust", "up", "down", "memory"),
-    *("memory_type", "threads", "rounds", "fleet", "seed", "backend", "init"),
+    *("memory_type", "threads", "rounds", "fleet", "seed", "backend", "init", "preset"),
+    "max_staleness",
 )
 """Settings of the demo that are flags under the same name."""
 
@@ -224,7 +225,8 @@ def _add_run_commands(commands: Any) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
     from coordinator.operate.serve.serving import serve
-    from coordinator.run.folder import RunError
+    from coordinator.rounds.report import run_terms
+    from coordinator.run.folder import RunError, read_history
     from coordinator.service.outgoing.fence import FencedError
     from edge_sdk.program.logs import configure_logging
     from edge_sdk.program.watchdog import Watchdog
@@ -250,6 +252,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         words = explain_os_error(cause) if isinstance(cause, OSError) else str(cause or "")
         print(f"tessera-coordinator: {error}{words and f': {words}'}", file=sys.stderr)
         return 1
+    if complete and (terms := str(run_terms(read_history(config.run.folder)))):
+        print(f"all rounds: {terms}")
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
 
@@ -295,9 +299,11 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _history(arguments: argparse.Namespace) -> int:
+    from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
 
-    for entry in read_history(arguments.folder):
+    entries = list(read_history(arguments.folder))
+    for entry in entries:
         if arguments.json:
             print(json.dumps(entry))
         elif back := entry.get("rolled_back"):
@@ -309,6 +315,8 @@ def _history(arguments: argparse.Namespace) -> int:
             )
         else:
             print(_history_line(entry))
+    if not arguments.json and (terms := str(run_terms(entries))):
+        print(f"all rounds: {terms}")
     return 0
 
 
@@ -343,15 +351,19 @@ def _demo(arguments: argparse.Namespace) -> int:
     from coordinator.aggregate.published import PUBLISHED
     from coordinator.aggregate.rules import ASYNC_RULES, RULES
     from coordinator.masks import MASKS
+    from coordinator.simulate.presets import LEVEL_PRESETS
     from edge_sdk.program.settings.choices import listing
 
-    if "list" in (arguments.rule, arguments.mask, arguments.recipe):
+    if "list" in (arguments.rule, arguments.mask, arguments.recipe, arguments.preset):
         if arguments.rule == "list":
             print("rules:", listing({**RULES, **ASYNC_RULES}), sep="\n")
         if arguments.mask == "list":
             print("mask policies:", listing(MASKS), sep="\n")
         if arguments.recipe == "list":
             print("recipes:", *(f"  {n:<15}  {r.source}" for n, r in PUBLISHED.items()), sep="\n")
+        if arguments.preset == "list":
+            shown = ((n, ", ".join(f"{level:g}" for level in p)) for n, p in LEVEL_PRESETS.items())
+            print("levels of devices, in turn:", *(f"  {n:<6}  {p}" for n, p in shown), sep="\n")
         return 0
     return _run_demo(arguments)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, AsyncRule, Rule
 from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.errors import ConfigError
-from coordinator.masks import MASKS, MaskPolicy, OrderedMasks
+from coordinator.masks import MaskPolicy, OrderedMasks, masks_name
 from coordinator.masks.groups.fragments import fragments_within
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
@@ -249,10 +249,9 @@ def _several(
             "deals out fragments that have none: leave widths at own, or use a synchronous rule"
         )
     if not isinstance(masks, OrderedMasks):
-        name = next(name for name, kind in MASKS.items() if type(masks) is kind)
         return (
-            f"{widths} needs levels that lie within one another, and {name} masks have no order: "
-            "use nested or core masks, or leave widths at own"
+            f"{widths} needs levels that lie within one another, and {masks_name(masks)} masks "
+            "have no order: use nested or core masks, or leave widths at own"
         )
     if plan is not None and plan.has_alternatives:
         return (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.aggregate.memory import NO_LIMIT
 from coordinator.aggregate.rules import AsyncRule, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
@@ -27,6 +28,8 @@ class Recipe:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `LocalRule` that the system is known for and that are chosen for each task, with
     the values to start from."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Other settings of a run's table `[run]` that belong to the system."""
     source: str
     """Citation."""
     differs: str = ""
@@ -47,7 +50,7 @@ class Recipe:
             **{f"rule.options.{name}": value for name, value in self.rule_options.items()},
             "mask.name": self.masks,
             **{f"mask.options.{name}": value for name, value in self.mask_options.items()},
-            **{f"run.{name}": value for name, value in local.items()},
+            **{f"run.{name}": value for name, value in {**local, **self.run}.items()},
         }
 
     def check_model(self, plan: ModelPlan) -> None:
@@ -74,6 +77,12 @@ _HETERO = (
 )
 _FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
 
+_RAM_FED = (
+    "Wang et al., Theoretical Convergence Guaranteed Resource-Adaptive Federated Learning with "
+    "Mixed Heterogeneity, KDD 2023"
+)
+_REGIONS = "regions are groups of units, not of single parameters"
+
 PUBLISHED: Mapping[str, Recipe] = {
     "fedprox": Recipe(
         rule="fedavg",
@@ -98,6 +107,30 @@ PUBLISHED: Mapping[str, Recipe] = {
         "0.1 for CIFAR-10",
         differs="no stochastic weight averaging (Caldarola et al.) and no momentum of the run's "
         "direction on devices (MoFedSAM)",
+    ),
+    "ra-fed-paper": Recipe(
+        masks="random", local={"rescale": 0.0}, source=_RAM_FED, differs=_REGIONS
+    ),
+    "ram-fed-paper": Recipe(
+        rule="ram-fed",
+        rule_options={
+            "damping": 1.0,
+            "population": "all",
+            "correction": "coverage",
+            "warmup_rounds": 1,
+        },
+        masks="random",
+        local={"rescale": 0.0},
+        run={"max_staleness": NO_LIMIT},
+        source=f"{_RAM_FED}; every device trains everything in the first round, as in its code",
+        differs=f"{_REGIONS}; no round leaves regions out on purpose (periodic masks do)",
+    ),
+    "ccfl-paper": Recipe(
+        rule="ccfl-2",
+        rule_options={"horizon": "none", "absent": "zero"},
+        masks="random",
+        local={"rescale": 0.0},
+        source="Zhang et al., CCFL: Computationally Customized Federated Learning, as printed",
     ),
     "oap": Recipe(
         masks="coverage",

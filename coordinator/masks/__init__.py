@@ -2,7 +2,7 @@
 
 A policy is a small frozen value with options. Called with a `Situation`, it chooses groups for
 every offering device. It never assigns more than a device offered, but at least one group per axis.
-A new policy is one file and one line in `MASKS`.
+A new policy is one file and one line in `MASKS`; a policy of one's own is a file beside the run's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from coordinator.masks.contract import MaskPolicy, Masks, MeasuringMasks, OrderedMasks
 from coordinator.masks.groups.fragments import fragments_of
 from coordinator.masks.levels import Narrower, level_choices, level_groups, settle_masks
+from coordinator.masks.own import is_reference, make_own, try_masks
 from coordinator.masks.policies.coverage import CoverageMasks
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
@@ -26,6 +27,7 @@ from coordinator.masks.policies.scheduled import ScheduledMasks
 from coordinator.masks.policies.static import StaticMasks
 from coordinator.masks.situation import Situation
 from edge_sdk.program.settings.choices import make_named
+from edge_sdk.protocol.plan.plan import ModelPlan
 
 __all__ = [
     "MASKS",
@@ -35,10 +37,12 @@ __all__ = [
     "Narrower",
     "OrderedMasks",
     "Situation",
+    "check_masks",
     "fragments_of",
     "level_choices",
     "level_groups",
     "make_masks",
+    "masks_name",
     "settle_masks",
 ]
 
@@ -61,5 +65,22 @@ MASKS: dict[str, type[MaskPolicy]] = {
 
 
 def make_masks(name: str, **options: Any) -> MaskPolicy:
-    """Make the policy called `name`. Raises `ConfigError` for an unknown name or option."""
+    """Make the policy called `name`. Raises `ConfigError` for an unknown name or option.
+
+    `file.py:Class` and `package.module:Class` name a policy of one's own (`own.py`).
+    """
+    if is_reference(name):
+        return make_own(name, options)
     return make_named("mask policy", MASKS, name, options)
+
+
+def masks_name(masks: MaskPolicy) -> str:
+    """Return the name a policy is registered under, or that of its class."""
+    found = next((name for name, kind in MASKS.items() if type(masks) is kind), None)
+    return type(masks).__name__ if found is None else found
+
+
+def check_masks(masks: MaskPolicy, plan: ModelPlan) -> None:
+    """Raise `ConfigError` if a policy of one's own does not keep to the contract on this plan."""
+    if type(masks) not in MASKS.values():
+        try_masks(masks, plan, type(masks).__name__)

@@ -30,6 +30,7 @@ from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
+from coordinator.task.graphs.child import locate
 from edge_sdk.data.format import DataFormat
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.program.settings import (
@@ -256,7 +257,8 @@ class MaskTable:
     """The mask policy, which picks the groups that devices train."""
 
     name: Annotated[str | None, Example("coverage")] = None
-    """Name of the policy; without it, the best one for the rule. `tessera-coordinator demo --mask
+    """Name of the policy, or `file.py:Class` for one of your own (docs/algorithms.md), which runs
+    in the coordinator; without it, the best one for the rule. `tessera-coordinator demo --mask
     list` names all."""
     options: Annotated[dict[str, Any], Example({"tied": True})] = field(default_factory=dict)
     """Options of the policy (docs/algorithms.md)."""
@@ -470,7 +472,7 @@ class ServeConfig:
         common: dict[str, Any] = {
             "plan": plan,
             "rule": rule,
-            "masks": make_masks(masks, **self.mask.options),
+            "masks": make_masks(locate(masks, self.base), **self.mask.options),
             "local_rule": local_rule,
         }
         if isinstance(rule, AsyncRule):

@@ -24,7 +24,7 @@ from coordinator.errors import ConfigError
 from coordinator.run.folder import TaskFiles
 from coordinator.service.close import RootTrainer
 from coordinator.service.courses import Evaluator
-from coordinator.task.graphs.child import compile_in_child, load_function
+from coordinator.task.graphs.child import compile_in_child, load_function, locate
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import DataError
@@ -57,7 +57,7 @@ def compile_task(
     `hear` is told, from another thread, what is being done.
     """
     return compile_in_child(
-        _located(source, base),
+        locate(source, base),
         levels=levels,
         batch_sizes=(batch_size,),
         distillation=distillation,
@@ -110,7 +110,7 @@ def _call_elsewhere(source: str, base: Path, what: str) -> ArrayData:
     with TemporaryDirectory(prefix="tessera-evaluation-") as folder:
         path = Path(folder) / "data.npz"
         command = [sys.executable, "-m", "coordinator.operate.taskfile"]
-        done = run_child([*command, _located(source, base), str(path)])
+        done = run_child([*command, locate(source, base), str(path)])
         if done.returncode != 0:
             said = done.stderr.strip() or f"the process ended with code {done.returncode}"
             raise ConfigError(f"{what} {source!r}: {said}")
@@ -175,11 +175,6 @@ def _pair(source: str, found: Any) -> tuple[tuple[Array, ...], Array]:
         if all(isinstance(array, np.ndarray) for array in (*arrays, targets)):
             return arrays, targets
     raise ConfigError(f"{source} returns {type(found).__name__}, not (inputs, targets) of numpy")
-
-
-def _located(source: str, base: Path) -> str:
-    place, colon, function = source.rpartition(":")
-    return f"{base / place}{colon}{function}" if place.endswith(".py") else source
 
 
 if __name__ == "__main__":

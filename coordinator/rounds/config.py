@@ -14,7 +14,7 @@ from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
 from coordinator.aggregate.rules import AsyncRule, Rule
 from coordinator.errors import ConfigError
-from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
+from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, check_masks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
 from edge_sdk.program.settings import (
     Count,
@@ -94,6 +94,7 @@ class RunConfig:
         check_fields(self)
         check_levels(self.levels)
         check_pairing(self.rule, self.masks, self.up, self.local_rule.widths, self.plan)
+        check_masks(self.masks, self.plan)
 
     def stops_early(self, best: Best, done: int, each: int = 1) -> bool:
         """True if the accuracy says that the run is over after this many rounds or updates.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,10 @@ class LevelReport:
     coordinator's data, or not at all."""
     statistics_share: float | None = None
     """Their share of the training samples of all devices; None if it is not known."""
+    own_accuracy: float | None = None
+    """Mean over devices of each one's accuracy on test data of its own; None if not known."""
+    own_deviation: float | None = None
+    """Standard deviation of these accuracies between the devices; None if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class RoundReport:
     """The run's levels, largest first."""
     deploy: float | None = None
     """The level to deploy: the most accurate one, the smallest of equals; None if not known."""
+    trained_regions: int = 0
+    """`S*` counted in regions: the groups of all axes that some device trained."""
     outdated: int = 0
     """Devices that skipped and did not count, because their last movement was older than the
     rule's `horizon`."""
@@ -118,6 +125,14 @@ class RoundReport:
         return next((each.accuracy for each in self.levels if each.level == 1), None)
 
     @property
+    def deviation(self) -> float | None:
+        """Standard deviation between devices of their accuracies on test data of their own.
+
+        That of the whole model; None if it is not known.
+        """
+        return next((each.own_deviation for each in self.levels if each.level == 1), None)
+
+    @property
     def best(self) -> float | None:
         """Accuracy of the level to deploy; None if it is not known."""
         return next((each.accuracy for each in self.levels if each.level == self.deploy), None)
@@ -133,6 +148,7 @@ class Theorem:
     trained_blocks: int
     thin_share: float
     oldest_uncovered: int
+    trained_regions: int
 
 
 def theorem_terms(
@@ -151,7 +167,82 @@ def theorem_terms(
         len(trained),
         float((trained <= THIN).mean()) if len(trained) else 0.0,
         round - int(fleet.last_covered.min()),
+        _trained_regions(plan, counted.values()),
     )
+
+
+def _trained_regions(plan: ModelPlan, counted: Iterable[Mapping[str, tuple[int, ...]]]) -> int:
+    """Count the groups that some device trained; of alternatives, every level has its own."""
+    trained: dict[str, set[int]] = {axis.name: set() for axis in plan.axes if not axis.alternatives}
+    for groups in counted:
+        for axis, known in trained.items():
+            known.update(groups[axis])
+    return sum(map(len, trained.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The theorems' terms over all rounds of a run so far; None: there was nothing to measure."""
+
+    coverage: int | None = None
+    """`Γ*`: the smallest coverage of any trained block in any round."""
+    blocks: int | None = None
+    """`S*`: the smallest number of trained blocks in any round."""
+    regions: int | None = None
+    """`S*` in regions: the smallest number of trained groups in any round."""
+    staleness: int | None = None
+    """`τ`: the age in rounds of the oldest movement that memory ever held at the end of a round."""
+
+    def after(self, report: RoundReport) -> RunTerms:
+        """Return the terms with one more round."""
+        return self.after_line(
+            {
+                "trained_coverage_min": report.trained_coverage_min,
+                "trained_blocks": report.trained_blocks,
+                "trained_regions": report.trained_regions,
+                "oldest_memory": report.oldest_memory,
+            }
+        )
+
+    def after_line(self, line: Mapping[str, Any]) -> RunTerms:
+        """Return the terms with one more round, as a line of the history has it."""
+        # A round in which nobody trained has no Γ, but S = 0.
+        return RunTerms(
+            _least(self.coverage, line["trained_coverage_min"] or None),
+            _least(self.blocks, line["trained_blocks"]),
+            _least(self.regions, line.get("trained_regions")),  # older lines have none
+            max(
+                (each for each in (self.staleness, line["oldest_memory"]) if each is not None),
+                default=None,
+            ),
+        )
+
+    def __str__(self) -> str:
+        """Return the terms in words, such as `Γ* 1, S* 4 regions (12 blocks), τ 7`."""
+        known = [
+            None if self.coverage is None else f"Γ* {self.coverage}",
+            None if self.regions is None else f"S* {self.regions} regions ({self.blocks} blocks)",
+            None if self.staleness is None else f"τ {self.staleness}",
+        ]
+        return ", ".join(each for each in known if each is not None)
+
+
+def run_terms(lines: Iterable[Mapping[str, Any]]) -> RunTerms:
+    """Return the terms of a run from the lines of its history; rounds that were undone are out."""
+    rounds: dict[int, Mapping[str, Any]] = {}
+    for line in lines:
+        if (back := line.get("rolled_back")) is not None:
+            rounds = {number: each for number, each in rounds.items() if number <= back["to"]}
+        elif "trained_coverage_min" in line:
+            rounds[line["round"]] = line
+    terms = RunTerms()
+    for line in rounds.values():
+        terms = terms.after_line(line)
+    return terms
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 def level_reports(
@@ -170,6 +261,8 @@ def level_reports(
                 int(fleet.teachers.samples[held].min()) / total if total else None,
                 each.statistics_devices,
                 each.statistics_share,
+                each.own_accuracy,
+                each.own_deviation,
             )
         )
     return tuple(found)

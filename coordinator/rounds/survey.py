@@ -29,7 +29,7 @@ import numpy as np
 from coordinator.rounds.events import Joined, Left, Tick
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
-from coordinator.task.levels import LevelScore, LevelScores
+from coordinator.task.levels import LevelScore, LevelScores, between_devices
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, Wants
 from edge_sdk.protocol.plan.layout import Array
@@ -205,7 +205,13 @@ def with_accuracies(scores: LevelScores, state: SurveyState) -> LevelScores:
         if not told:
             return each
         total = sum(samples for samples, _ in told)
-        return replace(each, accuracy=sum(samples * share for samples, share in told) / total)
+        mean, deviation = between_devices([share for _, share in told])
+        return replace(
+            each,
+            accuracy=sum(samples * share for samples, share in told) / total,
+            own_accuracy=mean,
+            own_deviation=deviation,
+        )
 
     return replace(scores, levels=tuple(map(surveyed, scores.levels)))
 

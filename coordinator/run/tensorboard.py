@@ -41,10 +41,14 @@ def scalars_of(report: RoundReport) -> dict[str, float]:
         "coverage/min": report.coverage_min,
         "coverage/mean": report.coverage_mean,
         "coverage/oldest_uncovered": report.oldest_uncovered,
+        "coverage/trained_min": report.trained_coverage_min,
+        "coverage/trained_regions": report.trained_regions,
         "round/seconds": report.seconds,
     }
     if losses:
         found["train/loss"] = fmean(losses)
+    if report.deviation is not None:
+        found["accuracy/own_deviation"] = report.deviation
     if report.oldest_memory is not None:
         found["memory/oldest"] = report.oldest_memory
     terms = ("trust", "trust_alone", "ratio")

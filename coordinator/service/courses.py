@@ -10,7 +10,7 @@ the model itself and a virtual clock (`coordinator/simulate/federation.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.delivery import CHOICES, Choice
 from edge_sdk.protocol.messages.round import Bid, Outcome, Receipt
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
+from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.train.statistics import LevelRuntime
 from edge_sdk.transport.uploads import Upload
@@ -102,16 +103,23 @@ class WaitLog:
 class Evaluator:
     """Measures every level's accuracy on test data, and computes its statistics from the inputs."""
 
-    def __init__(self, runtime: LevelRuntime, data: ArrayData) -> None:
+    def __init__(
+        self, runtime: LevelRuntime, data: ArrayData, *, own: Sequence[Indices] = ()
+    ) -> None:
+        """`own`: for each device, the rows of the data that are its own test data.
+
+        With it (`own_test_parts` makes it), reports have the deviation between devices.
+        """
         self._runtime = runtime
         self._data = data
+        self._own = own
 
     def __call__(self, model: GlobalModel, levels: LevelScores) -> LevelScores:
         """See `Evaluate`."""
         choices = {each.level: each.groups for each in levels.levels}
         weights, buffers, rescale = model.weights, model.buffers, levels.rescale
         return evaluate_levels(
-            self._runtime, weights, buffers, choices, self._data, rescale=rescale
+            self._runtime, weights, buffers, choices, self._data, rescale=rescale, own=self._own
         )
 
 

@@ -77,6 +77,7 @@ def report_round(
         coverage_mean=terms.coverage_mean,
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
+        trained_regions=terms.trained_regions,
         thin_share=terms.thin_share,
         oldest_uncovered=terms.oldest_uncovered,
         gap_bound=config.masks.longest_gap(plan, levels) if bounded else None,
@@ -142,6 +143,7 @@ def report_updates(
         coverage_mean=terms.coverage_mean,
         trained_coverage_min=terms.trained_coverage_min,
         trained_blocks=terms.trained_blocks,
+        trained_regions=terms.trained_regions,
         thin_share=terms.thin_share,
         oldest_uncovered=-(-terms.oldest_uncovered // every),
         gap_bound=None,  # a device may take any time to train its fragment

@@ -23,6 +23,7 @@ from coordinator.run.folder import Checkpoint, Run
 from coordinator.run.journal import Journal, Terms
 from coordinator.run.moments import DiskMoments
 from coordinator.service.receiving import Receiving, is_kept
+from coordinator.task.levels import between_devices
 from edge_sdk.program.settings import Count, check_fields
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
@@ -283,7 +284,10 @@ class RunOnDisk(RunStore):
 
 
 def _summary(evaluations: Iterable[Evaluation]) -> Mapping[str, Any] | None:
-    """Mean of the devices' evaluations, weighted by samples; None without evaluations."""
+    """Mean of the devices' evaluations, weighted by samples; None without evaluations.
+
+    `own_accuracy` and `own_deviation` are over devices, each of which counts once.
+    """
     found = list(evaluations)
     if not found:
         return None
@@ -291,9 +295,12 @@ def _summary(evaluations: Iterable[Evaluation]) -> Mapping[str, Any] | None:
     judged = [each for each in found if each.accuracy is not None]
     judged_samples = sum(each.samples for each in judged)
     right = sum(each.samples * (each.accuracy or 0.0) for each in judged)
+    mean, deviation = between_devices([each.accuracy or 0.0 for each in judged])
     return {
         "devices": len(found),
         "samples": samples,
         "loss": sum(each.samples * each.loss for each in found) / samples,
         "accuracy": right / judged_samples if judged else None,
+        "own_accuracy": mean,
+        "own_deviation": deviation,
     }

@@ -5,6 +5,7 @@
     label_parts       each device has samples of so many classes
     shard_parts       sorted by label and cut; each device has so many of the pieces
     key_parts         one device for each key, such as a person
+    own_test_parts    test data of their own, with the classes that each device trains with
 
 Each returns, device by device, the rows it has, ascending: every sample is in exactly one part. The
 same stream gives the same parts. `least` is the smallest number of samples that a device may have;
@@ -143,6 +144,26 @@ def key_parts(keys: Array, *, least: int = 1) -> RowsByDevice:
     _check(keys, len(found), least)
     parts = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
     return _enough(_sorted(parts), least)
+
+
+def own_test_parts(
+    labels: Array, parts: Sequence[Indices], test_labels: Array, stream: np.random.Generator
+) -> RowsByDevice:
+    """Deal out test data so that each device has its own, of the classes that it trains with.
+
+    `labels` and `parts` are those of the training data. The test samples of a class are dealt out
+    in proportion to the training samples that each device has of it; a device with few of a class
+    may get none, and test samples of a class that nobody trains with are left out.
+    """
+    found: list[list[Indices]] = [[] for _ in parts]
+    for label in np.unique(test_labels):
+        rows = stream.permutation(np.flatnonzero(test_labels == label))
+        held = np.array([np.count_nonzero(labels[part] == label) for part in parts])
+        if held.sum():
+            cuts = np.rint(np.cumsum(held)[:-1] / held.sum() * len(rows)).astype(np.int64)
+            for device, piece in zip(found, np.split(rows, cuts), strict=True):
+                device.append(piece)
+    return _sorted([np.concatenate(each) if each else np.empty(0, np.int64) for each in found])
 
 
 def _check(labels: Array, devices: int, least: int) -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import GraphError
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Indices
 from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.train.statistics import LevelRuntime
 
@@ -40,10 +41,15 @@ class LevelModel:
 
     def accuracy(self, runtime: LevelRuntime, data: ArrayData) -> float | None:
         """Share of correct answers; None if the task has no such notion."""
-        # Imported here: it loads onnxruntime, which is optional and slow to load.
-        from edge_sdk.train.evaluation import level_accuracy
+        found = self.accuracies(runtime, data)
+        return None if found is None else float(found.mean())
 
-        return level_accuracy(
+    def accuracies(self, runtime: LevelRuntime, data: ArrayData) -> NDArray[np.float64] | None:
+        """Share of correct answers for every sample; None if the task has no such notion."""
+        # Imported here: it loads onnxruntime, which is optional and slow to load.
+        from edge_sdk.train.evaluation import level_accuracies
+
+        return level_accuracies(
             runtime, self.weights, self.buffers, data, groups=self.groups, rescale=self.rescale
         )
 
@@ -63,6 +69,10 @@ class LevelScore:
     not at all."""
     statistics_share: float | None = None
     """Share of all training samples that those devices have; None: not known."""
+    own_accuracy: float | None = None
+    """Mean over devices of each one's accuracy on test data of its own; None: not known."""
+    own_deviation: float | None = None
+    """Standard deviation of these accuracies between the devices; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,10 +137,12 @@ def evaluate_levels(
     data: ArrayData,
     *,
     rescale: float,
+    own: Sequence[Indices] = (),
 ) -> LevelScores:
     """Compute the statistics and the accuracy of every level.
 
-    A level below 1 that no graph was compiled for has neither.
+    A level below 1 that no graph was compiled for has neither. `own`: the rows of the data that are
+    the test data of each device, for the deviation between devices.
     """
 
     def score(level: float, groups: Groups) -> LevelScore:
@@ -138,12 +150,22 @@ def evaluate_levels(
             model = level_model(
                 runtime, weights, buffers, level, groups, rescale=rescale, samples=data.inputs
             )
-            share = model.accuracy(runtime, data)
+            shares = model.accuracies(runtime, data)
         except GraphError:
             if level == 1:
                 raise
             return LevelScore(level, groups)
-        return LevelScore(level, groups, share, model.statistics)
+        if shares is None:
+            return LevelScore(level, groups, statistics=model.statistics)
+        mean, deviation = between_devices([float(shares[rows].mean()) for rows in own if len(rows)])
+        return LevelScore(
+            level,
+            groups,
+            float(shares.mean()),
+            model.statistics,
+            own_accuracy=mean,
+            own_deviation=deviation,
+        )
 
     return LevelScores(tuple(score(*choice) for choice in choices.items()), rescale)
 
@@ -160,6 +182,17 @@ def score_levels(
     """Return the accuracy of every level; None if the task has no such notion."""
     scores = evaluate_levels(runtime, weights, buffers, choices, data, rescale=rescale)
     return scores.accuracies or None
+
+
+def between_devices(accuracies: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return mean and standard deviation of devices' accuracies, each counting once.
+
+    The deviation is that of these devices (divided by their number); None for fewer than two.
+    """
+    if not accuracies:
+        return None, None
+    deviation = float(np.std(accuracies)) if len(accuracies) > 1 else None
+    return float(np.mean(accuracies)), deviation
 
 
 def best_level(scores: Mapping[float, float]) -> float:
@@ -184,6 +217,8 @@ def pack_levels(scores: LevelScores) -> tuple[dict[str, Any], dict[str, Array]]:
             "accuracy": each.accuracy,
             "statistics_devices": each.statistics_devices,
             "statistics_share": each.statistics_share,
+            "own_accuracy": each.own_accuracy,
+            "own_deviation": each.own_deviation,
         }
         for each in scores.levels
     ]
@@ -209,6 +244,8 @@ def unpack_levels(content: Mapping[str, Any], arrays: Mapping[str, Array]) -> Le
                 statistics,
                 each.get("statistics_devices"),
                 each.get("statistics_share"),
+                each.get("own_accuracy"),
+                each.get("own_deviation"),
             )
         )
     return LevelScores(tuple(levels), float(content["rescale"]))

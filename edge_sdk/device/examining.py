@@ -125,9 +125,9 @@ class _Level:
 
     def accuracy(self, data: ArrayData, should_stop: ShouldStop) -> float | None:
         # Imported here: it loads onnxruntime, which is optional and slow to load.
-        from edge_sdk.train.evaluation import level_accuracy
+        from edge_sdk.train.evaluation import level_accuracies
 
-        return level_accuracy(
+        found = level_accuracies(
             self._runtime,
             self._weights,
             self._buffers,
@@ -136,6 +136,7 @@ class _Level:
             rescale=self._survey.rescale,
             should_stop=should_stop,
         )
+        return None if found is None else float(found.mean())
 
     def with_moments(
         self, finding: SurveyFinding, inputs: tuple[Array, ...], should_stop: ShouldStop

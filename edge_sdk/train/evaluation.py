@@ -12,7 +12,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import TensorError, TrainingError, TrainingStopped
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
-from edge_sdk.train.inference import Predictor, accuracy
+from edge_sdk.train.inference import Predictor, accuracy, sample_accuracies
 from edge_sdk.train.statistics import LevelRuntime
 
 BATCH = 256
@@ -58,7 +58,7 @@ def evaluate(
     return Scores(samples, total / samples, right / samples if classes else None)
 
 
-def level_accuracy(
+def level_accuracies(
     runtime: LevelRuntime,
     weights: Mapping[str, Array],
     buffers: Mapping[str, Array],
@@ -67,24 +67,24 @@ def level_accuracy(
     groups: Groups,
     rescale: float,
     should_stop: Callable[[], bool] = lambda: False,
-) -> float | None:
-    """Return a submodel's share of correct answers; None if the task has no such notion.
+) -> NDArray[np.float64] | None:
+    """Return a submodel's share of correct answers for every sample.
 
-    `should_stop` is polled from time to time; raises `TrainingStopped` when it returns True.
+    None if the task has no such notion. `should_stop` is polled from time to time; raises
+    `TrainingStopped` when it returns True.
     """
-    right = 0
+    found = []
     for first in range(0, len(data), PIECE):
         if should_stop():
             raise TrainingStopped(first // PIECE)
         rows = slice(first, first + PIECE)
         inputs = [each[rows] for each in data.inputs]
         outputs = runtime.predict(weights, buffers, inputs, groups=groups, rescale=rescale)
-        targets = data.targets[rows]
-        share = accuracy(outputs, targets)
-        if share is None:
+        shares = sample_accuracies(outputs, data.targets[rows])
+        if shares is None:
             return None
-        right += round(share * targets.size)
-    return right / data.targets.size
+        found.append(shares)
+    return np.concatenate(found)
 
 
 def _cross_entropy(outputs: NDArray[np.float64], targets: Array) -> NDArray[np.float64]:

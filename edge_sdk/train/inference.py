@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.protocol.errors import GraphError, TensorError
 from edge_sdk.protocol.plan.layout import Array
@@ -313,6 +314,15 @@ def accuracy(outputs: Array, labels: Array) -> float | None:
             f"labels are classes {low} to {high}; the model has classes 0 to {classes - 1}"
         )
     return float(np.mean(outputs.argmax(axis=1) == labels))
+
+
+def sample_accuracies(outputs: Array, labels: Array) -> NDArray[np.float64] | None:
+    """Share of each sample's labels that have the highest score; else as `accuracy`."""
+    if accuracy(outputs, labels) is None:
+        return None
+    right = (outputs.argmax(axis=1) == labels).reshape(len(labels), -1)
+    shares: NDArray[np.float64] = right.mean(axis=1)
+    return shares
 
 
 def _check_fits(name: str, array: Array, node: Any) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 from coordinator.aggregate.rules import ASYNC_RULES
 from coordinator.cli import main
 from coordinator.errors import ConfigError, CoordinatorError
+from coordinator.rounds.report import RunTerms
 from coordinator.rounds.synchronous import RoundsState
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.emulated import full_round_s, observe
@@ -289,6 +290,8 @@ def test_reports_hold_the_theorems_terms(task: Task) -> None:
     plan = task.plan
     theta, covered, trained = run.model.theta.copy(), np.zeros(plan.block_count), [0, 0, 0]
     made = np.zeros((3, plan.block_count))
+    terms = RunTerms()
+    least: dict[str, list[int]] = {"Γ": [], "S": [], "regions": [], "τ": []}
     for report, assigned in zip(run.run(), assignments(run), strict=False):
         norms = np.array([float((part.astype(np.float64) ** 2).sum()) for part in np.split(
             theta, plan.block_offsets[1:-1])])  # fmt: skip
@@ -309,6 +312,18 @@ def test_reports_hold_the_theorems_terms(task: Task) -> None:
         assert report.coverage_mean == pytest.approx(coverage.mean())
         assert report.trained_coverage_min == (coverage[coverage > 0].min() if any(coverage) else 0)
         assert report.trained_blocks == (coverage > 0).sum()
+        groups = {
+            (axis, group) for each in assigned.values() for axis in each for group in each[axis]
+        }
+        assert report.trained_regions == len(groups)
+        least["Γ"] += [int(each) for each in coverage if each]
+        least["S"].append(int((coverage > 0).sum()))
+        least["regions"].append(len(groups))
+        least["τ"].append(-(report.round - int(made[made > 0].min())))
+        terms = terms.after(report)
+        assert terms.coverage == min(least["Γ"])
+        assert (terms.blocks, terms.regions) == (min(least["S"]), min(least["regions"]))
+        assert terms.staleness == -min(least["τ"])
         assert report.oldest_uncovered == report.round - covered.min()
         assert report.oldest_memory == report.round - made[made > 0].min()
         assert report.skip_share == pytest.approx(1 - len(assigned) / 3)

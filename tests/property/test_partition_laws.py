@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from coordinator import dirichlet_parts, iid_parts, key_parts, label_parts, shard_parts
+from coordinator import (
+    dirichlet_parts,
+    iid_parts,
+    key_parts,
+    label_parts,
+    own_test_parts,
+    shard_parts,
+)
 from coordinator.errors import ConfigError
 from edge_sdk import stream
 from tests.property.strategies import law
@@ -173,3 +180,25 @@ def test_impossible_partition_says_what_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         split(np.arange(10) % 2, stream(0))
+
+
+@few
+@given(labels=labelled, test=labelled, devices=st.integers(1, 8), seed=st.integers(0, 9))
+def test_own_test_data_is_of_the_classes_a_device_trains_with(
+    labels: Labels, test: Labels, devices: int, seed: int
+) -> None:
+    parts = dirichlet_parts(labels, devices, stream(seed, "train"), alpha=0.3)
+    own = own_test_parts(labels, parts, test, stream(seed, "test"))
+    assert len(own) == devices
+    rows = np.concatenate(own)
+    assert len(set(rows.tolist())) == len(rows)
+    known = np.isin(test, labels)
+    assert sorted(rows.tolist()) == np.flatnonzero(known).tolist()
+    for part, mine in zip(parts, own, strict=True):
+        for label in range(8):
+            held, all_held = np.sum(labels[part] == label), np.sum(labels == label)
+            got, there = np.sum(test[mine] == label), np.sum(test == label)
+            if all_held:
+                assert abs(got - there * held / all_held) <= 1
+            else:
+                assert got == 0

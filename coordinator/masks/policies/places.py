@@ -18,7 +18,7 @@ from coordinator.masks.situation import Situation
 from edge_sdk.program.settings import Share
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-Within = Literal["coverage", "disjoint", "greedy", "random", "static"]
+InnerMasks = Literal["coverage", "disjoint", "greedy", "random", "static"]
 
 _WITHIN: Mapping[str, Callable[..., MaskPolicy]] = {
     "coverage": CoverageMasks,
@@ -36,12 +36,13 @@ class PlacesMasks:
     The devices of a round, in an order drawn for it, get the `levels` in turn, or what they offer
     if that is less; then `masks` picks the groups. A study in which 4 of the 10 devices of every
     round train the whole model and 6 of them 3/4 of it (Every Parameter Matters), whoever they are.
+    Reports show the level that a device offered, beside the parameters that it trained.
     """
 
     uses_norms: ClassVar[bool] = True
 
     levels: tuple[Share, ...] = (1.0,)
-    masks: Within = "coverage"
+    masks: InnerMasks = "coverage"
     tied: bool = False
 
     def __post_init__(self) -> None:

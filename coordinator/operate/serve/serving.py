@@ -27,7 +27,7 @@ from coordinator.aggregate.pairings import (
 from coordinator.aggregate.published import find_recipe
 from coordinator.aggregate.rules import AsyncRule
 from coordinator.errors import ConfigError
-from coordinator.masks import MASKS
+from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.quarantine import quarantine_commands
@@ -326,7 +326,6 @@ def start_report(
 ) -> Iterator[str]:
     """Describe, for people, what is about to run."""
     machine, plan = service.machine, run.plan
-    masks = next(name for name, kind in MASKS.items() if type(machine.masks) is kind)
     done = run.rounds()[-1]
     if isinstance(machine, RoundsConfig):
         length = f"{machine.rounds} rounds"
@@ -342,7 +341,7 @@ def start_report(
     yield f"run        {run.about.run} in {run.folder}"
     yield f"model      {plan.parameters:,} parameters in {plan.block_count:,} blocks"
     yield f"data       {run.task.manifest.data.describe()}"
-    yield f"rule       {rule_name(machine.rule)}, masks {masks}, {length}"
+    yield f"rule       {rule_name(machine.rule)}, masks {masks_name(machine.masks)}, {length}"
     if config.run.recipe is not None:
         recipe = find_recipe(config.run.recipe)
         yield f"recipe     {config.run.recipe}: {recipe.source}"

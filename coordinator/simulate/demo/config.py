@@ -23,8 +23,8 @@ class DemoConfig:
     """Rule that combines movements; `list` lists all."""
     rule_options: Mapping[str, Any] = field(default_factory=dict)
     mask: str | None = None
-    """Policy that picks each device's groups; `list` lists all; without it, the best for the
-    rule."""
+    """Policy that picks each device's groups; `list` lists all, `file.py:Class` is one of your own;
+    without it, the best for the rule."""
     mask_options: Mapping[str, Any] = field(default_factory=dict)
     widths: Widths | None = None
     """Submodels that a step trains: the assigned one, one drawn from it and the narrower ones
@@ -41,6 +41,11 @@ class DemoConfig:
     local: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the devices' local rule, given or set by the recipe; those that are settings here
     have their own flags."""
+    preset: str | None = None
+    """Levels of the devices by a paper's name, such as MIX; `list` lists all; without it, each
+    chooses what it can afford."""
+    max_staleness: Count = 50
+    """Rounds after which a late movement, a replay or an entry of memory is too old."""
     robust: Literal[
         "none",
         "clip",
@@ -89,8 +94,8 @@ class DemoConfig:
             raise ConfigError(f"the devices' training has no option {name!r}{nearest(name, known)}")
 
 
-OWN = ("widths", "classes", "grow")
-"""Settings of a run's devices that are settings of the demo."""
+OWN = ("widths", "classes", "grow", "max_staleness")
+"""Settings of a run that are settings of the demo."""
 
 
 def demo_key(key: str) -> str:

@@ -51,9 +51,11 @@ from coordinator.simulate.demo.run import (
     DemoRound,
     Ledger,
     choose_masks,
+    choose_policies,
     demo_task,
     local_rule,
 )
+from coordinator.task.graphs.child import locate
 from coordinator.task.levels import LevelScores
 from coordinator.task.saved_model import SavedModel, read_model, save_model
 from edge_sdk.data.arrays import ArrayData
@@ -118,6 +120,7 @@ class ProcessDemo:
         digits = load_digits(config.seed)
         self.fleet = load_fleet(config.fleet)
         self._members = choose_members(self.fleet, config.devices)
+        self._policies = choose_policies(config, self._members)
         self._shares = deal(digits.train, tuple(self._members), config.seed)
         self._ledger: Ledger | None = None
         self._test = digits.test
@@ -215,6 +218,8 @@ class ProcessDemo:
             "state_dir": STATE,
             "seed": config.seed,
             "weigh": config.weigh,
+            "level": self._policies[name].level,
+            "levels": list(self._policies[name].levels),
             "deliver": "off",  # energy and bytes are those of training
         }
         emulate = {"fleet": str(config.fleet.absolute()), "member": member.name}
@@ -233,6 +238,7 @@ class ProcessDemo:
             **asdict(local_rule(config)),
             "clip_norm": local_rule(config).clip_norm or 0,
             "grow": config.grow,
+            "max_staleness": config.max_staleness,
             "seed": config.seed,
             "up": str(config.up),
             "down": str(config.down),
@@ -247,7 +253,7 @@ class ProcessDemo:
                 _table("rule", {"name": config.rule}),
                 _table("rule.options", config.rule_options),
                 _table("robust", config.robust_options),
-                _table("mask", {"name": config.mask}),
+                _table("mask", {"name": locate(str(config.mask), Path.cwd())}),
                 _table("mask.options", config.mask_options),
                 _table(
                     "round",

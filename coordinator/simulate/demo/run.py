@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from coordinator.simulate.demo.emulated import (
     observe,
 )
 from coordinator.simulate.federation import Federation, Member, RoundReport
+from coordinator.simulate.presets import preset_levels, study_policies
 from coordinator.task.saved_model import SavedModel, load_weights, save_model
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
@@ -199,6 +200,15 @@ def choose_robust(config: DemoConfig) -> Robust:
     return read_table(Robust, options, label="robust: ")
 
 
+def choose_policies(config: DemoConfig, devices: Iterable[str]) -> dict[str, Policy]:
+    """Return every device's limits: those of the preset, or what is usual. Raises `ConfigError`."""
+    names = list(devices)
+    if config.preset is None:
+        return dict.fromkeys(names, Policy())
+    levels = preset_levels(config.preset, len(names))
+    return dict(zip(names, study_policies(Policy(), levels), strict=True))
+
+
 def demo_task(seed: int, init: Path | None) -> Task:
     """Make the task, with the weights in `init` if given. Raises `TesseraError`."""
     import torch
@@ -264,6 +274,7 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
             rounds=config.rounds,
             min_participants=0,  # a round in which all skip counts
             grow=config.grow,
+            max_staleness=config.max_staleness,
             robust=choose_robust(config),
             **common,
         )
@@ -271,15 +282,21 @@ def make_demo(config: DemoConfig, initial: SavedModel | None = None) -> Demo:
         plan, initial.weights, initial.buffers, encoding=config.down, seed=config.seed
     )
     shares = deal(digits.train, tuple(emulations), config.seed)
-    policy = Policy()
+    policies = choose_policies(config, emulations)
     members = [
         Member(
             name,
-            policy,
+            policies[name],
             shares[name],
             emulation,
             # Costs of a step are counted from the graphs, even if torch takes the steps.
-            partial(observe, emulation, manifest=manifest, policy=policy, data=shares[name])
+            partial(
+                observe,
+                emulation,
+                manifest=manifest,
+                policy=policies[name],
+                data=shares[name],
+            )
             if config.weigh
             else None,
         )
@@ -308,7 +325,7 @@ def run_full(config: DemoConfig, initial: SavedModel | None = None) -> Demo | No
     """
     if isinstance(make_rule(config.rule, **config.rule_options), AsyncRule):
         return None
-    alone = replace(config, weigh=False, memory=None, widths="own", grow=0.0, local={})
+    alone = replace(config, weigh=False, memory=None, widths="own", grow=0.0, local={}, preset=None)
     if config.mask == "gre-raa":  # which gives nobody the whole model
         alone = replace(alone, mask="random", mask_options={})
     demo = make_demo(alone, initial)

@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.rounds.report import RunTerms
 from coordinator.simulate.demo.processes import ProcessDemo
 from coordinator.simulate.demo.run import Demo, DemoRound
 from coordinator.simulate.federation import DeviceRound
@@ -75,6 +76,7 @@ def summarise(
         *_deployed(demo),
         f"coverage_min    {min(r.report.coverage_min for r in rounds)}: the fewest devices that "
         "trained any block in any round",
+        f"all rounds      {_terms(demo)} (docs/algorithms.md)",
         f"model sha256    {demo.digest[:16]}…"
         + (" (same seed, same bits)" if demo.repeatable else ""),
     ]
@@ -168,6 +170,14 @@ def _deployed(demo: AnyDemo) -> list[str]:
     if report.deploy is None:
         return []
     return [f"deploy          [bold]level {report.deploy:.0%}[/], accuracy {report.best or 0:.1%}"]
+
+
+def _terms(demo: AnyDemo) -> RunTerms:
+    """Return the papers' terms over all rounds."""
+    terms = RunTerms()
+    for done in demo.rounds:
+        terms = terms.after(done.report)
+    return terms
 
 
 def _levels(demo: AnyDemo) -> Table:
@@ -350,6 +360,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "robust_options": dict(config.robust_options),
         "local": {**widths, **config.local},
         "grow": config.grow,
+        "preset": config.preset,
         "encoding_up": str(config.up),
         "encoding_down": str(config.down),
         "backend": config.backend,
@@ -358,6 +369,7 @@ def as_json(demo: AnyDemo) -> dict[str, Any]:
         "weigh": config.weigh,
         "plan_hash": plan.hash,
         "parameters": plan.parameters,
+        "terms": asdict(_terms(demo)),
         "rounds": [_round_json(done) for done in rounds],
         "model_sha256": demo.digest,
         "bytes": sum(done.bytes_moved for done in rounds),
@@ -382,6 +394,8 @@ def _round_json(done: DemoRound) -> dict[str, Any]:
         "coverage_mean": done.report.coverage_mean,
         "trained_coverage_min": done.report.trained_coverage_min,
         "trained_blocks": done.report.trained_blocks,
+        "trained_regions": done.report.trained_regions,
+        "outdated": done.report.outdated,
         "thin_share": done.report.thin_share,
         "oldest_uncovered": done.report.oldest_uncovered,
         "gap_bound": done.report.gap_bound,

@@ -11,7 +11,7 @@ from coordinator.aggregate.pairings import fragment_advice
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import settle_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
-from coordinator.rounds.report import RoundReport
+from coordinator.rounds.report import RoundReport, RunTerms
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import open_memory
@@ -51,6 +51,21 @@ class FleetRound:
     trainings: int
     stopped: int
     dropped: int
+    trained_coverage_min: int | None = None
+    """`Γ*` of all rounds so far (`RunTerms`); the like below."""
+    trained_blocks: int | None = None
+    trained_regions: int | None = None
+    oldest_memory: int | None = None
+
+    @property
+    def terms(self) -> RunTerms:
+        """The papers' `Γ*`, `S*` and `τ` over all rounds so far."""
+        return RunTerms(
+            self.trained_coverage_min,
+            self.trained_blocks,
+            self.trained_regions,
+            self.oldest_memory,
+        )
 
     @property
     def accuracy(self) -> float | None:
@@ -145,10 +160,12 @@ class FleetSimulation:
         An asynchronous run reports after every `min_devices` updates. Raises `CoordinatorError` if
         the run makes no progress.
         """
+        terms = RunTerms()
         for report in self._run.run():
-            yield self._told(report)
+            terms = terms.after(report)
+            yield self._told(report, terms)
 
-    def _told(self, report: RoundReport) -> FleetRound:
+    def _told(self, report: RoundReport, terms: RunTerms) -> FleetRound:
         spent, time_s = self._around.spending, self._run.now_s
         return FleetRound(
             report=replace(report, time_s=time_s),
@@ -161,6 +178,10 @@ class FleetSimulation:
             trainings=spent.trainings,
             stopped=spent.stopped,
             dropped=spent.dropped,
+            trained_coverage_min=terms.coverage,
+            trained_blocks=terms.blocks,
+            trained_regions=terms.regions,
+            oldest_memory=terms.staleness,
         )
 
     def _start(self, now_s: float) -> RoundsCourse | FragmentsCourse:

@@ -139,23 +139,33 @@ def _compile(options: argparse.Namespace) -> None:
     save_model(model, options.out_dir)
 
 
-def _parse(reference: str) -> tuple[str, str]:
-    place, _, function = reference.rpartition(":")
-    if not place or not function.isidentifier():
+def _parse(reference: str, kind: str = "function") -> tuple[str, str]:
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        whose = "a task" if kind == "function" else "one's own"
         raise GraphCompileError(
-            f"a task is 'path/to/file.py:function' or 'package.module:function', not {reference!r}"
+            f"{whose} is 'path/to/file.py:{kind}' or 'package.module:{kind}', not {reference!r}"
         )
-    return place, function
+    return place, name
 
 
-def load_function(reference: str) -> Callable[[], object]:
-    """Return the function a reference names. Raises `GraphCompileError` if it does not exist."""
-    place, name = _parse(reference)
+def locate(reference: str, base: Path) -> str:
+    """Return a reference with its file, if it names one, relative to a folder."""
+    place, colon, name = reference.rpartition(":")
+    return f"{base / place}{colon}{name}" if place.endswith(".py") else reference
+
+
+def load_function(reference: str, kind: str = "function") -> Callable[..., object]:
+    """Return the function, or class, that a reference names.
+
+    `kind` is the word for it in errors. Raises `GraphCompileError` if it does not exist.
+    """
+    place, name = _parse(reference, kind)
     module = _run_file(Path(place)) if place.endswith(".py") else _import(place)
     function = getattr(module, name, None)
     if not callable(function):
-        raise GraphCompileError(f"{place} has no function {name!r}")
-    found: Callable[[], object] = function
+        raise GraphCompileError(f"{place} has no {kind} {name!r}")
+    found: Callable[..., object] = function
     return found
 
 

@@ -374,6 +374,31 @@ def test_recipe_sets_rule_masks_and_local_rule_together(tmp_path: Path) -> None:
     assert read(tmp_path, again) == config
 
 
+def test_recipes_of_papers_set_what_they_print(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}recipe = "ram-fed-paper"\n'
+    machine = read(tmp_path, text).machine(PLAN)
+    assert isinstance(machine, RoundsConfig)
+    assert machine.rule == make_rule("ram-fed", damping=1.0, population="all", warmup_rounds=1)
+    assert machine.masks == make_masks("random")
+    assert machine.local_rule.rescale == 0
+    assert machine.max_staleness >= 1_000_000
+    with pytest.raises(ConfigError, match=r"sets run\.max_staleness"):
+        read(tmp_path, f"{text}max_staleness = 50\n")
+    machine = read(tmp_path, f'{TASK}{RUN}recipe = "ccfl-paper"\n').machine(PLAN)
+    assert machine.rule == make_rule("ccfl-2", horizon="none", absent="zero")
+
+
+def test_ccfl_as_printed_and_study_masks_are_options_of_a_file(tmp_path: Path) -> None:
+    rule = '[rule]\nname = "ccfl-1"\noptions = {horizon = "none", absent = "zero"}\n'
+    mask = '[mask]\nname = "scheduled"\noptions = {coverage = 2, regions = 3, staleness = "none"}\n'
+    machine = read(tmp_path, f"{TASK}{RUN}{rule}{mask}").machine(PLAN)
+    assert machine.rule == make_rule("ccfl-1", horizon="none", absent="zero")
+    assert machine.masks == make_masks("scheduled", coverage=2, regions=3, staleness="none")
+    mask = '[mask]\nname = "places"\noptions = {levels = [1, 0.75], masks = "greedy"}\n'
+    machine = read(tmp_path, f"{TASK}{RUN}{rule}{mask}").machine(PLAN)
+    assert machine.masks == make_masks("places", levels=(1.0, 0.75), masks="greedy")
+
+
 @pytest.mark.parametrize(
     ("more", "variables", "says"),
     [

@@ -218,6 +218,8 @@ def test_accuracy_is_weighted_by_samples() -> None:
     scored = with_accuracies(scores, state)
     assert scored.accuracies == {1.0: 0.625}
     assert scored.deploy == 1.0
+    # Between devices, each counts once.
+    assert (scored.levels[0].own_accuracy, scored.levels[0].own_deviation) == (0.75, 0.25)
 
 
 def test_survey_of_no_levels_is_not_made() -> None:

@@ -42,7 +42,10 @@ def report(round: int) -> RoundReport:
         thin_share=0.5,
         memory_trust=0.75,
         memory_trust_alone=0.0,
-        levels=(LevelReport(1.0, 10, 0.5, 1, None), LevelReport(0.5, 4, None, 2, None)),
+        levels=(
+            LevelReport(1.0, 10, 0.5, 1, None, own_deviation=0.125),
+            LevelReport(0.5, 4, None, 2, None),
+        ),
     )
 
 
@@ -66,6 +69,9 @@ def test_numbers_of_a_round_are_those_of_its_report() -> None:
         "coverage/min": 1,
         "coverage/mean": 1.5,
         "coverage/oldest_uncovered": 0,
+        "coverage/trained_min": 1,
+        "coverage/trained_regions": 0,
+        "accuracy/own_deviation": 0.125,
         "round/seconds": 0.25,
         "train/loss": 1.5,
         "memory/oldest": 3,

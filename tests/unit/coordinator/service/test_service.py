@@ -603,6 +603,8 @@ def test_evaluations_of_devices_are_averaged_by_samples(worlds: Worlds) -> None:
         "samples": 40,
         "loss": pytest.approx(1.25),
         "accuracy": pytest.approx(0.6),
+        "own_accuracy": pytest.approx(0.7),
+        "own_deviation": pytest.approx(0.2),
     }
     world.stop()
 

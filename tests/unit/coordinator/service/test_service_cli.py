@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -54,8 +55,9 @@ def records() -> Iterator[list[logging.LogRecord]]:
 
 def test_history_prints_a_line_a_round(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", str(finished)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["round", "1"], ["round", "2"], ["round", "3"]]
+    assert re.fullmatch(r"all rounds: Γ\* \d+, S\* \d+ regions \(\d+ blocks\)(, τ \d+)?", last)
     assert main(["history", str(finished), "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(entry["devices"]) for entry in entries] == [2, 2, 2]

@@ -13,7 +13,15 @@ from torch import nn
 
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.graphs.compiled import CompiledGraphs
-from coordinator.task.levels import best_level, evaluate_levels, level_model, score_levels
+from coordinator.task.levels import (
+    LevelScores,
+    best_level,
+    evaluate_levels,
+    level_model,
+    pack_levels,
+    score_levels,
+    unpack_levels,
+)
 from coordinator.task.task import Task, make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.errors import GraphError
@@ -262,3 +270,39 @@ def test_model_without_batch_norm_has_no_moments() -> None:
 def test_level_to_deploy_is_the_most_accurate_and_the_smallest_of_equals() -> None:
     assert best_level({1.0: 0.8, 0.5: 0.9, 0.25: 0.9}) == 0.25
     assert best_level({1.0: 0.91, 0.5: 0.9}) == 1.0
+
+
+def test_deviation_between_devices_is_over_each_ones_own_test_data() -> None:
+    task, _ = made()
+    labels = np.random.default_rng(3).integers(0, CLASSES, 70)
+    data = ArrayData((samples(70),), labels)
+    own = [np.arange(0, 10), np.arange(10, 45), np.arange(45, 70), np.empty(0, np.int64)]
+    choices: dict[float, Groups] = {1.0: task.plan.all_groups()}
+    runtime = predictor()
+    found = evaluate_levels(
+        runtime, task.weights, task.buffers, choices, data, rescale=0.0, own=own
+    ).by_level[1.0]
+    model = level_model(
+        runtime, task.weights, task.buffers, 1.0, choices[1.0], rescale=0.0, samples=data.inputs
+    )
+    shares = []
+    for rows in own[:3]:
+        outputs = runtime.predict(
+            model.weights, model.buffers, [data.inputs[0][rows]], groups=choices[1.0], rescale=0.0
+        )
+        right = 0
+        for scores, label in zip(outputs, labels[rows], strict=True):
+            right += int(scores.argmax() == label)
+        shares.append(right / len(rows))
+    mean = sum(shares) / 3
+    assert found.own_accuracy == pytest.approx(mean)
+    assert found.own_deviation == pytest.approx(
+        (sum((share - mean) ** 2 for share in shares) / 3) ** 0.5
+    )
+    assert found.own_deviation != 0
+    plain = evaluate_levels(runtime, task.weights, task.buffers, choices, data, rescale=0.0)
+    assert plain.by_level[1.0].own_deviation is None
+    assert plain.by_level[1.0].accuracy == pytest.approx(found.accuracy)
+    assert unpack_levels(*pack_levels(LevelScores((found,)))).levels[0].own_deviation == (
+        found.own_deviation
+    )

@@ -32,6 +32,7 @@ data = "own.py:load"
 level = 0.5
 participation = 0.25
 schedule = "ad-hoc"
+phase = "common"
 keeps_copy = false
 compute = 1e9
 bytes_per_s = 2_000_000
@@ -82,6 +83,7 @@ def test_every_key_of_a_file_is_read(tmp_path: Path) -> None:
             level=0.5,
             participation=0.25,
             schedule="ad-hoc",
+            phase="common",
             keeps_copy=False,
             compute=1e9,
             bytes_per_s=2e6,
@@ -168,6 +170,7 @@ def test_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPat
         ("stay = 'maybe'", "stay = 'maybe': must be true or false"),
         ("providers = 'a'\nproviders_ = 1", "did you mean 'providers'?"),
         ("providers = []", "providers = []: name one"),
+        ("phase = 'mine'", "phase = 'mine': must be one of own, common"),
         ("schedule = 'never'", "schedule = 'never': must be one of round-robin, ad-hoc"),
         ("prefer = 1", "prefer = 1: must be one of smaller, rarer"),
         ("probe = 'mac'", "probe = 'mac': must be one of linux, raspberry-pi, jetson"),

@@ -11,12 +11,21 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from coordinator.aggregate.memory import NO_LIMIT
+from coordinator.aggregate.rules import make_rule
+from coordinator.cli import _demo_config, make_parser
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound, RoundReport
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import Chronicle, choose_members, emulate_all, moment_of
-from coordinator.simulate.demo.run import Demo, make_demo, run_full
+from coordinator.simulate.demo.run import (
+    Demo,
+    choose_masks,
+    choose_policies,
+    make_demo,
+    run_full,
+)
 from coordinator.simulate.demo.view import as_json, screen, summarise, watch
 from edge_sdk.decide.emulation.emulation import Moment
 from edge_sdk.decide.emulation.fleet import find_fleet
@@ -197,6 +206,37 @@ def test_asynchronous_devices_are_told_once_each(demo: Demo) -> None:
     assert sorted(row.split()[0] for row in rows if row.startswith(tuple(names))) == sorted(
         set(names)
     )
+
+
+def flags(*given: str) -> DemoConfig:
+    return _demo_config(make_parser().parse_args(["demo", *given]))
+
+
+def test_flags_give_recipes_presets_and_options_of_papers() -> None:
+    config = flags("--recipe", "ram-fed-paper", "--preset", "MIX")
+    assert (config.rule, config.mask, config.max_staleness) == ("ram-fed", "random", NO_LIMIT)
+    assert config.rule_options["damping"] == 1
+    policies = choose_policies(config, ["a", "b", "c"])
+    assert [each.offered_levels() for each in policies.values()] == [(0.5,), (0.25,), (0.5,)]
+    with pytest.raises(ConfigError, match="there is no preset 'XL'"):
+        choose_policies(flags("--preset", "XL"), ["a"])
+    config = flags(
+        "--rule", "ccfl-2", "--rule-option", "horizon=none", "--rule-option", "absent=zero"
+    )
+    rule, _ = choose_masks(config)
+    assert rule == make_rule("ccfl-2", horizon="none", absent="zero")
+
+
+def test_recipe_of_a_paper_with_a_preset_runs(demo: Demo) -> None:
+    config = replace(flags("--recipe", "ram-fed-paper", "--preset", "S"), rounds=3, devices=4)
+    ran = make_demo(config, demo.initial)
+    watch(ran, Console(file=io.StringIO()))
+    levels = [{each.level for each in done.report.devices} - {None} for done in ran.rounds]
+    assert levels[0] == {1.0}  # the warm-up
+    assert all(each <= {0.25} for each in levels[1:])
+    told = as_json(ran)
+    assert told["terms"]["regions"] == min(each["trained_regions"] for each in told["rounds"])
+    assert told["preset"] == "S"
 
 
 # -- what a person sees --------------------------------------------------------------------------

@@ -312,6 +312,11 @@ def test_horizon_that_drops_many_old_movements_is_warned_of_once(
     after = [each for each in told if "skips so far did not count" in each]
     assert (len(before), len(after), len(told)) == ((1, 1, 2) if warns else (0, 0, 0))
     assert (sum(each.report.outdated for each in rounds) > 0) == warns
+    reports = [each.report for each in rounds]
+    terms = rounds[-1].terms
+    assert terms.coverage == min(each.trained_coverage_min or 99 for each in reports)
+    assert terms.regions == min(each.trained_regions for each in reports) == 0
+    assert terms.staleness == max(each.oldest_memory or 0 for each in reports)
 
 
 def test_ccfl_1_without_an_age_limit_replays_what_is_older_than_max_staleness() -> None:
@@ -333,3 +338,27 @@ def test_ccfl_1_without_an_age_limit_replays_what_is_older_than_max_staleness() 
 
     assert replays("none") == [0, 3, 3, 3, 3, 3, 3, 3, 0]
     assert replays(8) == [0, 3, 3, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "terms"),
+    [
+        ({"coverage": 1}, (1, 4, 3)),
+        ({"coverage": 2, "staleness": 7}, (2, 4, 6)),
+        ({"regions": 1}, (10, 1, 3)),
+        ({"coverage": 2, "staleness": "none"}, (2, 4, 11)),
+    ],
+)
+def test_run_has_the_terms_that_its_schedule_is_told(
+    options: dict[str, Any], terms: tuple[int, int, int]
+) -> None:
+    """At the end of a round, memory has just been renewed: its age is one less than the wait."""
+    levels = Policy(level=0.25, levels=(0.25,))
+    config = rounds_config(
+        rule=make_rule("ram-fed", warmup_rounds=1),
+        masks=make_masks("scheduled", **options),
+        min_devices=10,
+        rounds=12,
+    )
+    *_, last = simulation(DevicePopulation(kinds=(pis(10, policy=levels),)), config).run()
+    assert (last.terms.coverage, last.terms.regions, last.terms.staleness) == terms
