@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
-from coordinator.aggregate.rules import FedRaa, Rule
+from coordinator.aggregate.rules import FedRaa, Rule, Scaffold
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
@@ -130,6 +130,7 @@ class RunConfig:
             warmup=warmup,
             levels=() if self.local_rule.widths == "own" else self.levels,
             largest=largest,
+            variates=isinstance(self.rule, Scaffold),
         )
 
 

@@ -14,6 +14,7 @@ from coordinator.service.store import RunStore
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks, encoded_size
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
@@ -49,6 +50,8 @@ class DirectOutlet:
         self._model = model
         self._held: dict[str, tuple[Assignment, EncodedModel, dict[str, Array]]] = {}
         """Per device, its assignment and the model at that time, until it has fetched that."""
+        self._controls: dict[str, EncodedModel | None] = {}
+        """Per device, the global variate that goes with its assignment; None: there is none."""
         self._versions: dict[str, int] = {}
         """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
@@ -67,6 +70,7 @@ class DirectOutlet:
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
+        self._model.serve_control()
 
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return the opening unchanged: the model is not sent."""
@@ -117,6 +121,7 @@ class DirectOutlet:
         """Hold the current version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (assignment, model.serve(), model.buffers)
+        self._controls[assignment.device] = model.serve_control()
 
     def lost(self, assignment: Assignment) -> None:
         """Hold nothing for an assignment that never arrives; another one may come."""
@@ -143,6 +148,19 @@ class DirectOutlet:
         self._fetched[device] = len(message)
         _, blocks = decode_blocks(plan, message)
         return blocks, {name: array.copy() for name, array in cut.items()}
+
+    def fetch_control(self, assignment: Assignment) -> Blocks:
+        """Return the global variate of a device's blocks, and count its bytes.
+
+        Raises `StateError` if there is none.
+        """
+        device, groups, plan = assignment.device, assignment.groups, self._model.plan
+        encoded = self._controls.get(device)
+        if encoded is None:
+            raise StateError(f"there is no control variate for {device!r}")
+        message = encoded.cut(groups)
+        self._fetched[device] = self._fetched.get(device, 0) + len(message)
+        return decode_blocks(plan, message)[1]
 
     @property
     def waiting(self) -> list[tuple[Assignment, EncodedModel, dict[str, Array]]]:
