@@ -150,17 +150,20 @@ class DirectOutlet:
         return blocks, {name: array.copy() for name, array in cut.items()}
 
     def fetch_control(self, assignment: Assignment) -> Blocks:
-        """Return the global variate of a device's blocks, and count its bytes.
+        """Return the global variate of a device's blocks, and count its bytes."""
+        message = self._control_of(assignment)
+        self._fetched[assignment.device] += len(message)
+        return decode_blocks(self._model.plan, message)[1]
 
-        Raises `StateError` if there is none.
-        """
-        device, groups, plan = assignment.device, assignment.groups, self._model.plan
-        encoded = self._controls.get(device)
+    def control_of(self, assignment: Assignment) -> Blocks:
+        """Return the same for a device whose model is taken elsewhere; `pass_by` counts it."""
+        return decode_blocks(self._model.plan, self._control_of(assignment))[1]
+
+    def _control_of(self, assignment: Assignment) -> bytes:
+        encoded = self._controls.get(assignment.device)
         if encoded is None:
-            raise StateError(f"there is no control variate for {device!r}")
-        message = encoded.cut(groups)
-        self._fetched[device] = self._fetched.get(device, 0) + len(message)
-        return decode_blocks(plan, message)[1]
+            raise StateError(f"there is no control variate for {assignment.device!r}")
+        return encoded.cut(assignment.groups)
 
     @property
     def waiting(self) -> list[tuple[Assignment, EncodedModel, dict[str, Array]]]:
@@ -183,5 +186,7 @@ class DirectOutlet:
         if size is None:
             encoding = self._model.encoding
             size = self._sizes[key] = encoded_size(self._model.plan, groups, encoding)
+        if self._controls.get(device) is not None:
+            size *= 2  # the global variate is as large
         self._fetched[device] = size
         return size

@@ -143,7 +143,7 @@ def test_top_k_is_refused_with_rules_that_remember(rule: str) -> None:
     ],
 )
 def test_scaffold_is_refused_with_what_variates_cannot_be_read_from(
-    local: dict[str, float], more: dict[str, Any], reason: str
+    local: dict[str, Any], more: dict[str, Any], reason: str
 ) -> None:
     options = {**more}
     with pytest.raises(ConfigError, match=re.escape(reason)):
