@@ -102,7 +102,7 @@ def test_correction_is_added_to_every_gradient() -> None:
     for batch in batches:
         moved = backend.train(replace(job, weights=weights), [batch]).movement
         weights = {name: weights[name] + moved[name] - 0.1 * added[name] for name in weights}
-        weights = {name: array.astype(np.float32) for name, array in weights.items()}
+        weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
     for name, start in job.weights.items():
         np.testing.assert_allclose(got[name], weights[name] - start, rtol=1e-4, atol=1e-5)
     with pytest.raises(TensorError):
