@@ -50,8 +50,8 @@ class DirectOutlet:
         self._model = model
         self._held: dict[str, tuple[Assignment, EncodedModel, dict[str, Array]]] = {}
         """Per device, its assignment and the model at that time, until it has fetched that."""
-        self._controls: dict[str, EncodedModel | None] = {}
-        """Per device, the global variate that goes with its assignment; None: there is none."""
+        self._controls: dict[str, EncodedModel] = {}
+        """Per device, the global variate that goes with its assignment, likewise."""
         self._versions: dict[str, int] = {}
         """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
@@ -121,11 +121,13 @@ class DirectOutlet:
         """Hold the current version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (assignment, model.serve(), model.buffers)
-        self._controls[assignment.device] = model.serve_control()
+        if (control := model.serve_control()) is not None:
+            self._controls[assignment.device] = control
 
     def lost(self, assignment: Assignment) -> None:
         """Hold nothing for an assignment that never arrives; another one may come."""
         self._held.pop(assignment.device, None)
+        self._controls.pop(assignment.device, None)
 
     def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array], int]:
         """Return a surveyed level, and the bytes of its blocks."""
@@ -152,6 +154,7 @@ class DirectOutlet:
     def fetch_control(self, assignment: Assignment) -> Blocks:
         """Return the global variate of a device's blocks, and count its bytes."""
         message = self._control_of(assignment)
+        del self._controls[assignment.device]
         self._fetched[assignment.device] += len(message)
         return decode_blocks(self._model.plan, message)[1]
 
@@ -186,7 +189,7 @@ class DirectOutlet:
         if size is None:
             encoding = self._model.encoding
             size = self._sizes[key] = encoded_size(self._model.plan, groups, encoding)
-        if self._controls.get(device) is not None:
+        if self._controls.pop(device, None) is not None:
             size *= 2  # the global variate is as large
         self._fetched[device] = size
         return size
