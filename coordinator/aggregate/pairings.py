@@ -41,12 +41,19 @@ def check_pairing(
         raise ConfigError(problem)
 
 
-def check_variates(local_rule: LocalRule, optimizer: ServerOptimizer, robust: Robust) -> None:
+def check_variates(
+    rule: Scaffold, local_rule: LocalRule, optimizer: ServerOptimizer, robust: Robust
+) -> None:
     """Raise `ConfigError`, with the reason, if control variates do not go with these.
 
     A variate is a mean gradient that the coordinator reads from a movement.
     """
     for used, reason in (
+        (
+            rule.weighting != "uniform",
+            f"weighting = {rule.weighting!r}: scaffold's variates are plain means over devices; "
+            "leave it at uniform",
+        ),
         (
             local_rule.momentum,
             f"momentum = {local_rule.momentum}: a movement would not be a sum of gradients, from "

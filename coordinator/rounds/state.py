@@ -121,7 +121,7 @@ class RoundsConfig(RunConfig):
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
         if isinstance(self.rule, Scaffold):
-            check_variates(self.local_rule, self.server_optimizer, self.robust)
+            check_variates(self.rule, self.local_rule, self.server_optimizer, self.robust)
         if self.grow:
             check_growth(self.rule, self.masks, self.plan)
         if self.over_selection > 1 and self.participants is None:

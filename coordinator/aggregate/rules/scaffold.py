@@ -26,7 +26,6 @@ from coordinator.aggregate.optimizer import KeptVectors, ServerMoments
 from coordinator.aggregate.robust.sums import PIECE, block_sums, over_shards, spread
 from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.rule import Closing
-from coordinator.errors import ConfigError
 from edge_sdk.protocol.plan.blocks import Float32
 
 
@@ -42,14 +41,6 @@ class Scaffold(RaFed):
     """ra-fed for devices that correct their gradients by control variates (SCAFFOLD)."""
 
     vectors: ClassVar[KeptVectors | None] = VariateSum()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weighting != "uniform":
-            raise ConfigError(
-                f"weighting = {self.weighting!r}: scaffold's variates are plain means over "
-                "devices; leave it at uniform"
-            )
 
     def settle(
         self,
