@@ -104,17 +104,14 @@ def _lines(round: FleetRound) -> list[tuple[str, float | None, float | None]]:
 
 
 @pytest.mark.parametrize(
-    ("up", "rule", "processes"),
-    [("fp32", "ra-fed", 1), ("int8", "ra-fed", 1), ("int8", "scaffold", 2)],
+    ("up", "rule"), [("fp32", "ra-fed"), ("int8", "ra-fed"), ("int8", "scaffold")]
 )
-def test_fleet_learns_what_a_federation_of_whole_apps_learns(
-    up: str, rule: str, processes: int
-) -> None:
+def test_fleet_learns_what_a_federation_of_whole_apps_learns(up: str, rule: str) -> None:
     population = DevicePopulation(kinds=(pis(4, policy=Policy(level=0.75)),))
     config = rounds_config(
         rule=RULES[rule](), min_devices=4, rounds=3, steps=3, up=Encoding.parse(up)
     )
-    digest, _ = trained(population, config, processes=processes)
+    digest, _ = trained(population, config)
     shares = dealt(4)
     members = [
         Member(
