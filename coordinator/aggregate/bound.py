@@ -5,9 +5,9 @@ rate γ, momentum μ, weight decay λ and gradients `‖g_t‖ ≤ clip_norm`, a
 
     v_{t+1} = μ v_t + γ (g_t + λ (w_0 + D_t)),    D_{t+1} = D_t − v_{t+1},    v_0 = D_0 = 0
 
-The proximal term and SAM change which gradient is taken, before it is clipped; ordered dropout and
-sandwich give a gradient of the whole submodel, which is clipped as a whole. So `g_t` is any vector
-of that length, and nothing else of the rule matters. The recursion is linear:
+The proximal term, SAM and control variates change which gradient is taken, before it is clipped;
+ordered dropout and sandwich give a gradient of the whole submodel, which is clipped as a whole. So
+`g_t` is any vector of that length, and nothing else of the rule matters. The recursion is linear:
 
     D_T = f_T w_0 + Σ_s i_{T−s} g_s
 

@@ -50,9 +50,13 @@ class GlobalModel:
         """Number of times θ has changed."""
         self.pending: Pending | None = None
         """Movements that were accepted and have not moved θ yet; None: there are none."""
+        self.control: Float32 | None = None
+        """The global control variate of the present version, in block order; None: the rule has
+        none. Set with every version (`steer`)."""
         self._encoding = encoding
         self._seed = seed
         self._served: EncodedModel | None = None
+        self._served_control: EncodedModel | None = None
         self._reserved: dict[tuple[str, int], tuple[bytes, dict[str, Array]]] = {}
 
     def at(self, theta: Float32, buffers: Mapping[str, Array], version: int) -> GlobalModel:
@@ -99,6 +103,18 @@ class GlobalModel:
             random = stream(self._seed, "downlink", self.version)
             self._served = encode_model(self.plan, self.theta, self._encoding, random)
         return self._served
+
+    def steer(self, sums: Float32, devices: int) -> None:
+        """Set the global variate of the present version: the mean over all devices."""
+        self.control = sums / np.float32(max(1, devices))
+        self._served_control = None
+
+    def serve_control(self) -> EncodedModel | None:
+        """Encode the global variate for devices, once a version; None: there is none."""
+        if self.control is not None and self._served_control is None:
+            random = stream(self._seed, "control", self.version)
+            self._served_control = encode_model(self.plan, self.control, self._encoding, random)
+        return self._served_control
 
     def reserved(self, device: str, round: int) -> tuple[bytes, dict[str, Array]] | None:
         """The encoded blocks and the buffers that are kept for a device; None: nothing is."""

@@ -32,8 +32,24 @@ ADAPTIVE_RATE = 0.01
 tau. The paper (Reddi et al. 2021) searches one for every task."""
 
 
+class KeptVectors(Protocol):
+    """Vectors as long as the model that a server keeps from round to round."""
+
+    @property
+    def name(self) -> str:
+        """Optimiser or rule that they belong to; at most 16 ASCII characters."""
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """Value of each before the first round."""
+
+
 class ServerMoments(Protocol):
-    """The place where an optimiser's moments are kept between rounds."""
+    """The place where an optimiser's moments, or a rule's vectors, are kept between rounds."""
+
+    @property
+    def current(self) -> Sequence[Float32]:
+        """The vectors after the last round, not to be changed."""
 
     def updated(self, round: int) -> AbstractContextManager[tuple[Sequence[Float32], Put]]:
         """Give the moments before a round, not to be changed, and room for all those after it.
@@ -123,8 +139,13 @@ class ServerOptimizer:
 class RamMoments:
     """Moments that live as long as the process."""
 
-    def __init__(self, optimizer: ServerOptimizer, plan: ModelPlan) -> None:
-        self._moments = [np.full(plan.parameters, each, np.float32) for each in optimizer.starts]
+    def __init__(self, vectors: KeptVectors, plan: ModelPlan) -> None:
+        self._moments = [np.full(plan.parameters, each, np.float32) for each in vectors.starts]
+
+    @property
+    def current(self) -> Sequence[Float32]:
+        """See `ServerMoments`."""
+        return self._moments
 
     @contextmanager
     def updated(self, round: int) -> Iterator[tuple[Sequence[Float32], Put]]:  # noqa: ARG002

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coordinator.aggregate.rules import ASYNC_RULES, RULES, AsyncRule, Rule
+from coordinator.aggregate.optimizer import ServerOptimizer
+from coordinator.aggregate.robust import Robust
+from coordinator.aggregate.rules import ASYNC_RULES, RULES, AsyncRule, Rule, Scaffold
 from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, OrderedMasks, masks_name
@@ -44,6 +46,44 @@ def check_pairing(
         problem = _sparse(rule)
     if problem is not None:
         raise ConfigError(problem)
+
+
+def check_variates(
+    rule: Scaffold, local_rule: LocalRule, optimizer: ServerOptimizer, robust: Robust
+) -> None:
+    """Raise `ConfigError`, with the reason, if control variates do not go with these.
+
+    A variate is a mean gradient that the coordinator reads from a movement.
+    """
+    for used, reason in (
+        (
+            rule.weighting != "uniform",
+            f"weighting = {rule.weighting!r}: scaffold's variates are plain means over devices; "
+            "leave it at uniform",
+        ),
+        (
+            local_rule.momentum,
+            f"momentum = {local_rule.momentum}: a movement would not be a sum of gradients, from "
+            "which scaffold's variates follow; set momentum = 0",
+        ),
+        (
+            local_rule.proximal,
+            f"proximal = {local_rule.proximal}: scaffold's variates would hold the pull towards "
+            "the start of the round; set proximal = 0, or use fedavg",
+        ),
+        (
+            optimizer.name != "none",
+            f"server optimiser {optimizer.name!r}: scaffold's own vectors are kept in place of its "
+            "moments; set it to none",
+        ),
+        (
+            robust.active,
+            f"robust = {robust.name!r}: devices change their variates by what they sent, so the "
+            "coordinator must not change it; set robust = none, or use another rule than scaffold",
+        ),
+    ):
+        if used:
+            raise ConfigError(reason)
 
 
 def check_growth(rule: Rule, masks: MaskPolicy, plan: ModelPlan) -> None:
@@ -125,7 +165,7 @@ def fitting_widths(
 
     `masks` None: they are still to be chosen. `alternatives`: levels have norms of their own.
     """
-    if isinstance(rule, AsyncRule) or rule.whole_models or alternatives:
+    if isinstance(rule, AsyncRule | Scaffold) or rule.whole_models or alternatives:
         return "own"
     return "ordered-dropout" if masks in (None, "nested", "core") else "own"
 
@@ -243,6 +283,11 @@ def rule_name(rule: Rule | AsyncRule) -> str:
 def _several(
     rule: Rule | AsyncRule, masks: MaskPolicy, widths: Widths, plan: ModelPlan | None
 ) -> str | None:
+    if isinstance(rule, Scaffold):
+        return (
+            f"{widths} trains other parts of the submodel in every step, and scaffold's variates "
+            "are mean gradients over all steps: leave widths at own, or use another rule"
+        )
     if isinstance(rule, AsyncRule):
         return (
             f"{widths} trains narrower submodels within the assigned one, and {rule_name(rule)} "
@@ -318,5 +363,10 @@ def _sparse(rule: Rule | AsyncRule) -> str | None:
         return (
             f"top-k is refused with {rule_name(rule)}: what memory would hold of it is not the "
             "movement; use fp16 or int8, or a rule without memory"
+        )
+    if isinstance(rule, Scaffold):
+        return (
+            "top-k is refused with scaffold: values that it holds back would be missing from the "
+            "variates; use fp16 or int8"
         )
     return None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
 from coordinator.aggregate.bound import reach_of, wire_factor
 from coordinator.aggregate.pairings import check_pairing
-from coordinator.aggregate.rules import AsyncRule, Rule
+from coordinator.aggregate.rules import AsyncRule, Rule, Scaffold
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, Narrower, OrderedMasks, check_masks, level_choices
 from coordinator.task.levels import LevelScore, LevelScores
@@ -164,6 +164,7 @@ class RunConfig:
             warmup=warmup,
             levels=() if self.local_rule.widths == "own" else self.levels,
             largest=largest,
+            variates=isinstance(self.rule, Scaffold),
         )
 
 

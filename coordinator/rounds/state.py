@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis
-from coordinator.aggregate.optimizer import ServerOptimizer
-from coordinator.aggregate.pairings import check_growth
+from coordinator.aggregate.optimizer import KeptVectors, ServerOptimizer
+from coordinator.aggregate.pairings import check_growth, check_variates
 from coordinator.aggregate.robust import Robust
-from coordinator.aggregate.rules import Rule
+from coordinator.aggregate.rules import Rule, Scaffold
 from coordinator.aggregate.screening import Scale
 from coordinator.errors import ConfigError
 from coordinator.masks import MeasuringMasks
@@ -110,6 +110,8 @@ class RoundsConfig(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
+        if isinstance(self.rule, Scaffold):
+            check_variates(self.rule, self.local_rule, self.server_optimizer, self.robust)
         if self.grow:
             check_growth(self.rule, self.masks, self.plan)
         if self.over_selection > 1 and self.participants is None:
@@ -126,6 +128,12 @@ class RoundsConfig(RunConfig):
                 f"only {drawn} devices are invited (participants × over_selection); lower it, "
                 'invite more, or set select = "after"'
             )
+
+    @property
+    def vectors(self) -> KeptVectors | None:
+        """Vectors that the server keeps from round to round, of the optimiser or of the rule."""
+        optimizer = self.server_optimizer
+        return self.rule.vectors if optimizer.name == "none" else optimizer
 
     @property
     def judges_agreement(self) -> bool:

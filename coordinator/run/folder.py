@@ -171,7 +171,7 @@ class Checkpoint:
     levels: LevelScores = field(default_factory=LevelScores)
     """The run's levels, as far as this model was evaluated."""
     optimizer: str = "none"
-    """Server optimiser, whose moments lie beside the checkpoint unless it is `none`."""
+    """Server optimiser, or rule, whose vectors lie beside the checkpoint unless it is `none`."""
     memory: bool = False
     """True if the rule's memory was written with it, and must be there to go on from it."""
     pending: Pending | None = None

@@ -1,7 +1,7 @@
-"""Moments of the server's optimiser on disk, beside the checkpoint of the same round.
+"""Vectors of the server's optimiser or rule on disk, beside the checkpoint of the same round.
 
-    checkpoints/<n>.moments    header of 64 bytes: magic, optimiser, parameters, checksum; then
-                               every moment (float32, in block order)
+    checkpoints/<n>.moments    header of 64 bytes: magic, optimiser or rule, parameters, checksum;
+                               then every vector (float32, in block order)
 
 The file of a round is complete on disk before the round's checkpoint appears and is never written
 to afterwards, so a crash leaves both or a file without a checkpoint, which is written anew.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.aggregate.optimizer import Put, ServerOptimizer
+from coordinator.aggregate.optimizer import KeptVectors, Put
 from coordinator.checksums import CHECK_BYTES, DamagedBytes, checksum, mapped
 from coordinator.run.errors import RunError, repair_advice
 from coordinator.run.folder import CHECKPOINTS, Checkpoint, moments_path
@@ -41,17 +41,17 @@ class DiskMoments:
     """Moments in a run's folder."""
 
     def __init__(
-        self, folder: Path, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+        self, folder: Path, plan: ModelPlan, vectors: KeptVectors, checkpoint: Checkpoint
     ) -> None:
-        """Open those of a checkpoint; new ones if it was made without this optimiser.
+        """Open those of a checkpoint; new ones if it was made without this optimiser or rule.
 
         Raises `RunError` if the file is missing or damaged.
         """
         self._folder = folder
-        self._starts = optimizer.starts
+        self._starts = vectors.starts
         self._parameters = plan.parameters
-        self._optimizer = optimizer.name
-        if checkpoint.optimizer == optimizer.name:
+        self._name = vectors.name
+        if checkpoint.optimizer == vectors.name:
             self._moments = self._open(checkpoint.round)
             return
         if checkpoint.committed:
@@ -59,11 +59,16 @@ class DiskMoments:
                 "the model of round %d was made with server optimiser %r; %r starts anew",
                 checkpoint.round,
                 checkpoint.optimizer,
-                optimizer.name,
+                vectors.name,
             )
         self._moments = [
             np.broadcast_to(np.float32(start), plan.parameters) for start in self._starts
         ]
+
+    @property
+    def current(self) -> Sequence[Float32]:
+        """See `ServerMoments`."""
+        return self._moments
 
     @contextmanager
     def updated(self, round: int) -> Iterator[tuple[Sequence[Float32], Put]]:
@@ -91,7 +96,7 @@ class DiskMoments:
         return HEADER.size + ITEM.itemsize * len(self._starts) * self._parameters
 
     def _header(self, check: bytes) -> bytes:
-        return HEADER.pack(MAGIC, self._optimizer.encode(), self._parameters, check)
+        return HEADER.pack(MAGIC, self._name.encode(), self._parameters, check)
 
     def _open(self, round: int) -> list[Float32]:
         path = moments_path(self._folder, round)

@@ -26,7 +26,7 @@ from coordinator.aggregate.robust.agreement import agreements
 from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
-from coordinator.aggregate.rules import Closing, Rule
+from coordinator.aggregate.rules import Closing, Rule, Scaffold
 from coordinator.aggregate.rules.trust import MemoryTrust
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.data.arrays import ArrayData
@@ -142,8 +142,8 @@ def close_round(
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
     `state` is the machine's state when it asked for the commit. The caller commits the memory after
-    making the model durable. `moments` are those of the server's optimiser; None: there is none.
-    `scratch` is a folder with room for the decoded values of compressed
+    making the model durable. `moments` are those of the server's optimiser, or the rule's vectors;
+    None: there are none. `scratch` is a folder with room for the decoded values of compressed
     movements and for shortened ones; None means the folder for temporary files. `root` is the
     root's movement, for `robust = "root"`; None: devices are only clipped.
     """
@@ -178,13 +178,18 @@ def close_round(
         scratch=scratch,
     )
     movement = rule.move(closing)
-    if moments is not None:
+    control = model.serve_control()
+    if isinstance(rule, Scaffold) and moments is not None and control is not None:
+        rule.settle(closing, movement, moments, control.decoded, config.steps)
+    elif moments is not None:
         config.server_optimizer.step(
             config.plan, movement, rule.moved(closing), moments, round=round, threads=threads
         )
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
+    if control is not None and moments is not None:
+        model.steer(moments.current[0], len(state.devices))
     return RoundFindings(compared, closing.trusts[0] if closing.trusts else None)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
+from coordinator.aggregate.rules import Scaffold
 from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
@@ -75,8 +76,10 @@ class RoundsCourse:
         self._moments = None
         if config.robust.name == "root" and parts.root is None:
             raise ConfigError('robust = "root" compares devices with data of yours: give it')
-        if config.server_optimizer.name != "none":
-            self._moments = parts.store.moments(config.plan, config.server_optimizer, checkpoint)
+        if config.vectors is not None:
+            self._moments = parts.store.moments(config.plan, config.vectors, checkpoint)
+        if isinstance(config.rule, Scaffold) and self._moments is not None:
+            parts.model.steer(self._moments.current[0], len(checkpoint.devices))
         opened = parts.store.opened
         self._norms = parts.model.norms
         self._committed = checkpoint.committed
@@ -443,7 +446,7 @@ class RoundsCourse:
         known = self._state.fleet  # a release in the survey
         fleet = replace(closed.state.fleet, standings=known.standings, agreements=known.agreements)
         state = replace(closed.state, fleet=fleet)
-        commit, plan = closed.commit, self._config.plan
+        commit, plan, vectors = closed.commit, self._config.plan, self._config.vectors
         levels = level_reports(plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)
         parts.tally.close(commit.round, [*commit.fresh, *commit.replayed], commit.refused)
@@ -462,7 +465,7 @@ class RoundsCourse:
                 devices=state.devices,
                 past=state.past,
                 levels=scores,
-                optimizer=self._config.server_optimizer.name,
+                optimizer="none" if vectors is None else vectors.name,
                 memory=self._memory is not None,
                 line=line,
             )

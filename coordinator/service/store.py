@@ -16,7 +16,7 @@ from typing import Any
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.optimizer import RamMoments, ServerMoments, ServerOptimizer
+from coordinator.aggregate.optimizer import KeptVectors, RamMoments, ServerMoments
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import OpenRound
 from coordinator.run.folder import Checkpoint, Run
@@ -117,11 +117,11 @@ class RunStore:
     def moments(
         self,
         plan: ModelPlan,
-        optimizer: ServerOptimizer,
+        vectors: KeptVectors,
         checkpoint: Checkpoint,  # noqa: ARG002  every run is new
     ) -> ServerMoments:
-        """Return the optimiser's moments as of a checkpoint. Raises `RunError`."""
-        return RamMoments(optimizer, plan)
+        """Return the optimiser's or the rule's vectors as of a checkpoint. Raises `RunError`."""
+        return RamMoments(vectors, plan)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint."""
@@ -226,10 +226,10 @@ class RunOnDisk(RunStore):
             self._receiving.settle(upload, receipt)
 
     def moments(
-        self, plan: ModelPlan, optimizer: ServerOptimizer, checkpoint: Checkpoint
+        self, plan: ModelPlan, vectors: KeptVectors, checkpoint: Checkpoint
     ) -> ServerMoments:
-        """Open the moments beside the checkpoint."""
-        return DiskMoments(self._run.folder, plan, optimizer, checkpoint)
+        """Open the vectors beside the checkpoint."""
+        return DiskMoments(self._run.folder, plan, vectors, checkpoint)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""

@@ -308,17 +308,30 @@ class _Device:
     ) -> tuple[Blocks, dict[str, Array]]:
         """Return the model it trains from, once that has arrived."""
         fetched = self._outlet.fetch(assignment)
-        if self._clock is not None and self._times is not None:
-            size = self._outlet.fetched_bytes(self.name, assignment.groups)
-            self._clock.wait_until(self._clock.clock() + size / self._times.down_bytes_s)
+        self._wait_for(self._outlet.fetched_bytes(self.name, assignment.groups))
         return fetched
+
+    def fetch_control(
+        self,
+        assignment: Assignment,
+        opened: RoundOpen,  # noqa: ARG002  as `ModelSource` has it
+    ) -> Blocks:
+        """Return the global variate, once that has arrived."""
+        before = self._outlet.fetched_bytes(self.name, assignment.groups)
+        control = self._outlet.fetch_control(assignment)
+        self._wait_for(self._outlet.fetched_bytes(self.name, assignment.groups) - before)
+        return control
 
     def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array]]:
         """Return a level of a survey, once that has arrived."""
         blocks, buffers, size = self._outlet.fetch_level(survey, number)
-        if self._clock is not None and self._times is not None:
-            self._clock.wait_until(self._clock.clock() + size / self._times.down_bytes_s)
+        self._wait_for(size)
         return blocks, buffers
+
+    def _wait_for(self, size_bytes: int) -> None:
+        """Let the time of a download go by."""
+        if self._clock is not None and self._times is not None:
+            self._clock.wait_until(self._clock.clock() + size_bytes / self._times.down_bytes_s)
 
 
 def _times(member: Member) -> MemberTimes:

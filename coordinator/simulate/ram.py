@@ -14,6 +14,7 @@ from coordinator.service.store import RunStore
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.encoding.codec import decode_blocks, encoded_size
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
+from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
@@ -49,6 +50,8 @@ class DirectOutlet:
         self._model = model
         self._held: dict[str, tuple[Assignment, EncodedModel, dict[str, Array]]] = {}
         """Per device, its assignment and the model at that time, until it has fetched that."""
+        self._controls: dict[str, EncodedModel] = {}
+        """Per device, the global variate that goes with its assignment, likewise."""
         self._versions: dict[str, int] = {}
         """Version that each device of an asynchronous run trains from."""
         self._fetched: dict[str, int] = {}
@@ -67,6 +70,7 @@ class DirectOutlet:
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
+        self._model.serve_control()
 
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return the opening unchanged: the model is not sent."""
@@ -117,10 +121,13 @@ class DirectOutlet:
         """Hold the current version until the device has fetched its part."""
         model = self._model
         self._held[assignment.device] = (assignment, model.serve(), model.buffers)
+        if (control := model.serve_control()) is not None:
+            self._controls[assignment.device] = control
 
     def lost(self, assignment: Assignment) -> None:
         """Hold nothing for an assignment that never arrives; another one may come."""
         self._held.pop(assignment.device, None)
+        self._controls.pop(assignment.device, None)
 
     def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array], int]:
         """Return a surveyed level, and the bytes of its blocks."""
@@ -144,6 +151,23 @@ class DirectOutlet:
         _, blocks = decode_blocks(plan, message)
         return blocks, {name: array.copy() for name, array in cut.items()}
 
+    def fetch_control(self, assignment: Assignment) -> Blocks:
+        """Return the global variate of a device's blocks, and count its bytes."""
+        message = self._control_of(assignment)
+        del self._controls[assignment.device]
+        self._fetched[assignment.device] += len(message)
+        return decode_blocks(self._model.plan, message)[1]
+
+    def control_of(self, assignment: Assignment) -> Blocks:
+        """Return the same for a device whose model is taken elsewhere; `pass_by` counts it."""
+        return decode_blocks(self._model.plan, self._control_of(assignment))[1]
+
+    def _control_of(self, assignment: Assignment) -> bytes:
+        encoded = self._controls.get(assignment.device)
+        if encoded is None:
+            raise StateError(f"there is no control variate for {assignment.device!r}")
+        return encoded.cut(assignment.groups)
+
     @property
     def waiting(self) -> list[tuple[Assignment, EncodedModel, dict[str, Array]]]:
         """Assignments whose devices have not fetched yet, and the model that each will get.
@@ -165,5 +189,7 @@ class DirectOutlet:
         if size is None:
             encoding = self._model.encoding
             size = self._sizes[key] = encoded_size(self._model.plan, groups, encoding)
+        if self._controls.pop(device, None) is not None:
+            size *= 2  # the global variate is as large
         self._fetched[device] = size
         return size

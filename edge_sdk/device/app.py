@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -48,6 +48,7 @@ from edge_sdk.device.machine import (
 )
 from edge_sdk.device.stores.movements import MovementStore
 from edge_sdk.device.stores.residuals import ArrayStore, Residuals
+from edge_sdk.device.stores.variates import Variates
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
 from edge_sdk.protocol.encoding.encoding import available_encodings
@@ -57,6 +58,7 @@ from edge_sdk.protocol.errors import (
     ProtocolError,
     TensorError,
     TesseraError,
+    TrainingError,
     TrainingStopped,
 )
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -91,6 +93,11 @@ class ModelSource(Protocol):
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """Return the blocks and buffers of the assigned groups, as of this round."""
 
+    def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
+        """Return the global variate of the same blocks. Asked after `fetch`, where the round has
+        variates.
+        """
+
 
 class DeviceApp(Generic[K]):
     """One device: takes messages, works through them and returns what to send.
@@ -110,6 +117,7 @@ class DeviceApp(Generic[K]):
         seed: int,
         movements: MovementStore[K],
         store: ArrayStore | None = None,
+        variates: ArrayStore | None = None,
         observer: Observer | None = None,
         emulation: Emulation | None = None,
         examiner: Examiner | None = None,
@@ -119,7 +127,8 @@ class DeviceApp(Generic[K]):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`movements` keeps movements until their receipt, `store` the values that top-k leaves
-        out (None: in memory). The app resumes from what is in them.
+        out, `variates` the device's control variate (None: in memory). The app resumes from what is
+        in them.
 
         `observer` tells what the device can afford; None: all that its owner allows. `emulation` is
         the device it pretends to be, whose time passes from round to round; None: this machine.
@@ -141,11 +150,12 @@ class DeviceApp(Generic[K]):
         self._residuals = Residuals(
             backend.plan, ArrayStore() if store is None else store, forget_after=RESIDUAL_ROUNDS
         )
+        self._variates = Variates(backend.plan, ArrayStore() if variates is None else variates)
         self.unfit = unfit or self._misfit()
         """The reason why this device can never train; None: its data fits the task. It may quote
         the data and is not sent."""
         self._unsettled: dict[int, bool] = {}
-        """Receipts that are not in the residuals yet, because the disk was full."""
+        """Receipts that are not in residuals and variates yet, because the disk was full."""
         self._facts = Facts(len(data), policy.compute, policy.bytes_per_s)
         self._observer = Observer(policy) if observer is None else observer
         self._emulation = emulation
@@ -262,7 +272,10 @@ class DeviceApp(Generic[K]):
             log.info("round %d: was trained before", round, extra=fact("found", round=round))
             return Found()
         self._check_widths(assignment)
-        return Fetched(*self._source.fetch(assignment, opened))
+        blocks, buffers = self._source.fetch(assignment, opened)
+        if not opened.variates:
+            return Fetched(blocks, buffers)
+        return Fetched(blocks, buffers, self._source.fetch_control(assignment, opened))
 
     def _check_widths(self, assignment: Assignment) -> None:
         """Raise `GroupError` unless each width lies within the one before."""
@@ -305,14 +318,15 @@ class DeviceApp(Generic[K]):
         log.error("%s: round %d: %s", self.name, round, problem, extra=extra)
 
     def _settle(self) -> bool:
-        """Note the receipts in the residuals; False while the disk is full."""
+        """Note the receipts in residuals and variates; False while the disk is full."""
         try:
             for round, used in list(self._unsettled.items()):
                 self._residuals.settle(round, used=used)
+                self._variates.settle(round, used=used)
                 del self._unsettled[round]
         except OSError as error:
             for round in self._unsettled:
-                self._complain(round, f"cannot note yet that its receipt came, for top-k: {error}")
+                self._complain(round, f"cannot note yet that its receipt came: {error}")
             return False
         return True
 
@@ -388,6 +402,7 @@ class DeviceApp(Generic[K]):
             width_stream=stream(self._seed, self.name, opened.round, "widths"),
             passes=work.passes,
             classes=self._classes(opened.local_rule),
+            correction=self._correction(work),
         )
         batches = self._data.batches(
             opened.steps,
@@ -398,12 +413,14 @@ class DeviceApp(Generic[K]):
         with self._observer.training(opened, work.level, job):
             trained = self._backend.train(job, batches, should_stop=self._must_stop)
         took = self._clock() - started
+        payload = self._encode(opened, groups, plan.scatter(trained.movement, groups))
+        self._keep_variate(work, payload)
         return Finished(
             Movement(
                 device=self.name,
                 round=opened.round,
                 plan_hash=plan.hash,
-                payload=self._encode(opened, groups, plan.scatter(trained.movement, groups)),
+                payload=payload,
                 statistics=trained.statistics,
                 learning_rate=opened.local_rule.learning_rate,
                 level=work.level,
@@ -413,6 +430,34 @@ class DeviceApp(Generic[K]):
                 keeps_copy=self._policy.keeps_copy and opened.replay_within > 0,
             )
         )
+
+    def _correction(self, work: Train) -> Mapping[str, Array] | None:
+        """Return what is added to every gradient; None in a round without variates."""
+        if work.control is None:
+            return None
+        self._settle()
+        correction = self._variates.correction(work.opened.round, work.control)
+        return self._backend.plan.assemble(correction, work.assignment.groups)
+
+    def _keep_variate(self, work: Train, payload: bytes) -> None:
+        """Keep the change of the own variate until the verdict.
+
+        Raises `TrainingError` if the disk is full: a movement that counted without it would leave
+        the coordinator with another variate than the device's.
+        """
+        if work.control is None:
+            return
+        opened, plan = work.opened, self._backend.plan
+        try:
+            self._variates.keep(
+                opened.round,
+                work.control,
+                decode_blocks(plan, payload)[1],
+                steps=opened.steps,
+                learning_rate=opened.local_rule.learning_rate,
+            )
+        except OSError as error:
+            raise TrainingError(f"the control variate has no room on the disk: {error}") from error
 
     def _classes(self, rule: LocalRule) -> tuple[int, ...]:
         """Return the classes of the device's samples, if the rule asks for them."""

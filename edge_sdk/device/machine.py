@@ -123,6 +123,8 @@ class Fetched:
 
     blocks: Blocks
     buffers: dict[str, Array]
+    control: Blocks | None = None
+    """The global variate of the same blocks, in a round with variates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class Train:
     buffers: dict[str, Array]
     passes: int = 2
     """See `Decision.passes`."""
+    control: Blocks | None = None
+    """See `Fetched`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,9 +339,15 @@ def handle(state: DeviceState, event: Event) -> Step:
         ):
             return _on_decided(state, event)
         case Fetched() if state.phase is DevicePhase.FETCHING:
-            level = state.offered or 1.0
-            opened, assignment = _opened(state), _assignment(state)
-            work = Train(opened, assignment, level, event.blocks, event.buffers, state.passes)
+            work = Train(
+                _opened(state),
+                _assignment(state),
+                state.offered or 1.0,
+                event.blocks,
+                event.buffers,
+                state.passes,
+                event.control,
+            )
             return replace(state, phase=DevicePhase.TRAINING), [work]
         case Found() if state.phase is DevicePhase.FETCHING:
             round = _opened(state).round

@@ -32,6 +32,8 @@ class Job:
     trains one drawn width a step, as ordered dropout does.
 
     `classes` are those of the device's samples, for a rule that leaves out the scores of others.
+
+    `correction`, shaped as `weights`, is added to every step's gradient (SCAFFOLD's `c − c_n`).
     """
 
     groups: Groups
@@ -43,6 +45,7 @@ class Job:
     width_stream: np.random.Generator | None = None
     passes: int = 2
     classes: tuple[int, ...] = ()
+    correction: Mapping[str, Array] | None = None
 
     @property
     def is_nested(self) -> bool:

@@ -37,10 +37,19 @@ def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, fl
 class LocalSteps:
     """Takes steps in place, and keeps the state that lasts from step to step within a round."""
 
-    def __init__(self, rule: LocalRule, start: Mapping[str, Any]) -> None:
-        """`start`: the weights at the beginning of the round; neither modified nor updated."""
+    def __init__(
+        self,
+        rule: LocalRule,
+        start: Mapping[str, Any],
+        correction: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`start`: the weights at the beginning of the round; neither modified nor updated.
+
+        `correction` is added to every step's gradient, before it is clipped; None: nothing is.
+        """
         self._rule = rule
         self._start = start
+        self._correction = correction
         self._velocity: Arrays | None = None
 
     def step(self, weights: Arrays, gradient: Gradient) -> float:
@@ -54,6 +63,9 @@ class LocalSteps:
                 for name in grads:
                     grads[name] += weights[name]
                 _, grads = self._objective(grads, gradient)
+        if self._correction is not None:
+            for name in grads:
+                grads[name] += self._correction[name]
         if rule.clip_norm is not None:
             norm = _norm(grads)
             if norm > rule.clip_norm:

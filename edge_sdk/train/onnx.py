@@ -253,6 +253,8 @@ class OnnxBackend:
         plan = self.plan
         plan.check(job.weights, job.groups)
         plan.check_buffers(job.buffers, job.groups)
+        if job.correction is not None:
+            plan.check(job.correction, job.groups)
         start = _copies(job.weights)
         weights: Arrays = _copies(job.weights)
         self._graphs.max_sessions = max(MAX_SESSIONS, 2 * (1 + len(job.widths)))
@@ -264,7 +266,7 @@ class OnnxBackend:
             )
         # A diverging training shows in its loss; numpy need not warn on the way.
         with np.errstate(over="ignore", invalid="ignore"):
-            steps = LocalSteps(job.rule, start)
+            steps = LocalSteps(job.rule, start, job.correction)
             metrics = take_steps(objective, steps, weights, batches, should_stop)
             for name in weights:
                 weights[name] -= start[name]

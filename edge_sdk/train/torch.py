@@ -107,6 +107,8 @@ class TorchBackend:
         plan = self.plan
         plan.check(job.weights, job.groups)
         plan.check_buffers(job.buffers, job.groups)
+        if job.correction is not None:
+            plan.check(job.correction, job.groups)
         if self._task.loss_name != "cross-entropy":
             for name, used, plain in (
                 ("distillation", job.distils, "0"),
@@ -131,7 +133,8 @@ class TorchBackend:
                     lambda narrow: self._objective(narrow, self._tensors(narrow.buffers)),
                     torch.zeros_like,
                 )
-            steps = LocalSteps(job.rule, start)
+            correction = None if job.correction is None else self._tensors(job.correction)
+            steps = LocalSteps(job.rule, start, correction)
             metrics = take_steps(objective, steps, weights, batches, should_stop)
         movement = {name: _numpy(weights[name] - start[name]) for name in start}
         check_movement(movement)

@@ -82,7 +82,11 @@ def run_rule(
     task = setting.task(seed)
     phones = setting.phones()
     shares = setting.shares(tuple(phones), seed)
-    local = replace(LOCAL_RULE, sam_radius=SAM_RADIUS if rule == "subdismo" else 0.0)
+    local = replace(
+        LOCAL_RULE,
+        momentum=0.0 if rule == "scaffold" else LOCAL_RULE.momentum,
+        sam_radius=SAM_RADIUS if rule == "subdismo" else 0.0,
+    )
     server = RULES[rule]()
     mask = fitting_masks(server)
     config = RoundsConfig(

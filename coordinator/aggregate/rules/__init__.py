@@ -16,9 +16,10 @@ from coordinator.aggregate.rules.fed_raa import FedAsync, FedRaa
 from coordinator.aggregate.rules.ra_fed import FedAvg, RaFed, Strategy1, SubDisMo
 from coordinator.aggregate.rules.ram_fed import FedVarp, RamFed
 from coordinator.aggregate.rules.rule import Closing, Rule
+from coordinator.aggregate.rules.scaffold import Scaffold
 from edge_sdk.program.settings.choices import make_named
 
-__all__ = ["ASYNC_RULES", "RULES", "AsyncRule", "Closing", "Rule", "make_rule"]
+__all__ = ["ASYNC_RULES", "RULES", "AsyncRule", "Closing", "Rule", "Scaffold", "make_rule"]
 
 RULES: dict[str, type[Rule]] = {
     "fedavg": FedAvg,
@@ -31,6 +32,7 @@ RULES: dict[str, type[Rule]] = {
     "strategy-2": Strategy2,
     "subdismo": SubDisMo,
     "fedvarp": FedVarp,
+    "scaffold": Scaffold,
 }
 """Synchronous rules by name."""
 

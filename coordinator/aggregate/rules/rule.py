@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.contribution import Contribution, Weighting
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.memory.newest import pick
+from coordinator.aggregate.optimizer import KeptVectors
 from coordinator.aggregate.robust import Robust, Weighed, robust_mean
 from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.rules.trust import MemoryTrust
@@ -101,6 +102,8 @@ class Rule:
     """Kind of entries in memory. Late movements enter it only where it holds movements."""
     sums: ClassVar[bool] = False
     """The memory keeps running sums."""
+    vectors: ClassVar[KeptVectors | None] = None
+    """Vectors that the rule keeps from round to round; None: it keeps none."""
 
     weighting: Weighting = "uniform"
     server_rate: float = 1.0

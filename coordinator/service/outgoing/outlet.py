@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+import numpy as np
+
 from coordinator.aggregate.arrivals import GroupsByAxis
 from coordinator.aggregate.model import PLAIN, GlobalModel
 from coordinator.service.outgoing.publishing import Published, Publisher
@@ -128,6 +130,8 @@ class BrokerOutlet:
         self._changed: set[int] = set()
         """Packs that differ from the last published version."""
         self._published: Published
+        self._control: Published | None = None
+        """The global variate of the published version; None: the rule has none."""
         self._statistics: tuple[int, Blob | None] = -1, None
         """Statistics of levels that were last published, and the version they belong to."""
         self._newest: tuple[EncodedModel, dict[str, Array]]
@@ -146,11 +150,22 @@ class BrokerOutlet:
             model.plan, model.version, encoded, model.buffers, since=since, changed=changed
         )
         self._newest = (encoded, model.buffers)
+        self._control = self._publish_control()
         kept = {model.version, model.version - 1, *versions, *self._delivered.values()}
         self._publisher.keep_models(kept)
         self._changed.clear()
         now = self._clock()
         self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+
+    def _publish_control(self) -> Published | None:
+        """Publish the global variate, in packs as those of the model but without statistics."""
+        model, encoded = self._model, self._model.serve_control()
+        if encoded is None:
+            return None
+        nothing = {name: np.zeros_like(array) for name, array in model.buffers.items()}
+        return self._publisher.publish_model(
+            model.plan, model.version, encoded, nothing, control=True
+        )
 
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """See `ModelOutlet`."""
@@ -158,7 +173,10 @@ class BrokerOutlet:
             self._publish_if_due()
             self._told[device] = self._published
         published, statistics = self._published, self._statistics_of(self._published)
-        return replace(opening, run=self._run, model=published.blob, statistics=statistics)
+        control = self._control.blob if self._control is not None and opening.variates else None
+        return replace(
+            opening, run=self._run, model=published.blob, statistics=statistics, control=control
+        )
 
     def survey(self, survey: Survey) -> Survey:
         """See `ModelOutlet`."""
@@ -263,8 +281,9 @@ class BrokerOutlet:
 
     def fetched_bytes(self, device: str, groups: GroupsByAxis) -> int:
         """See `ModelOutlet`."""
-        published = self._told.get(device, self._published)
-        return published.needed_bytes(self._model.plan, groups)
+        published, plan = self._told.get(device, self._published), self._model.plan
+        control = 0 if self._control is None else self._control.needed_bytes(plan, groups)
+        return control + published.needed_bytes(plan, groups)
 
     def applied(self, device: str, groups: GroupsByAxis) -> int:
         """See `ModelOutlet`."""

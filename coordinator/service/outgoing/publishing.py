@@ -126,14 +126,16 @@ class Publisher:
         *,
         since: Published | None = None,
         changed: Collection[int] = (),
+        control: bool = False,
     ) -> Published:
-        """Publish a version of the model.
+        """Publish a version of the model, or with `control` the global variate that goes with it.
 
         `since` is an earlier version that is still stored; only the packs numbered in `changed`
         differ from it.
         """
         blobs = {} if since is None else dict(enumerate(since.index.packs))
         here = [n for number, blob in blobs.items() if number not in changed for n in blob.chunks]
+        name = _name(version, control=control)
         made: list[Published] = []
 
         def chunks() -> Iterator[tuple[bytes, bytes]]:
@@ -145,7 +147,7 @@ class Publisher:
             made.append(Published(version, index, blob))
             yield from pieces.items()
 
-        self._publish(self._store.add(_name(version), chunks(), here))
+        self._publish(self._store.add(name, chunks(), here))
         return made[0]
 
     def publish_statistics(self, data: bytes, name: str = STATISTICS) -> Blob:
@@ -160,7 +162,9 @@ class Publisher:
 
     def keep_models(self, versions: Iterable[int]) -> None:
         """Clear the chunks that none of these versions needs."""
-        wanted = {TASK, STATISTICS, *CHOICES, *map(_name, versions)}
+        wanted = {TASK, STATISTICS, *CHOICES}
+        for version in versions:
+            wanted |= {_name(version), _name(version, control=True)}
         gone: list[bytes] = []
         for name in self._store.names():
             if name not in wanted:
@@ -237,8 +241,8 @@ class Publisher:
         write_whole(self._noted, hashes + checksum(hashes), mode=0o600)
 
 
-def _name(version: int) -> str:
-    return f"model {version}"
+def _name(version: int, *, control: bool = False) -> str:
+    return f"control {version}" if control else f"model {version}"
 
 
 def _read_hashes(path: Path) -> list[bytes]:

@@ -226,6 +226,7 @@ def local_rule(config: DemoConfig) -> LocalRule:
     """Return the devices' local training rule of a configuration from `choose_masks`."""
     widths = config.widths or "own"
     chosen = {
+        "momentum": 0.0 if config.rule == "scaffold" else LOCAL_RULE.momentum,
         "sam_radius": SAM_RADIUS if config.rule == "subdismo" else 0.0,
         "rescale": fitting_rescale(widths),
         "widths": widths,

@@ -35,9 +35,12 @@ from coordinator.simulate.fleet.shared import DealtData, SharedData, Trays, view
 from coordinator.simulate.fleet.training import MadeMovement
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.device.machine import Train
-from edge_sdk.protocol.encoding.codec import encoded_size
+from edge_sdk.device.stores.residuals import ArrayStore
+from edge_sdk.device.stores.variates import Variates
+from edge_sdk.protocol.encoding.codec import decode_blocks, encoded_size
 from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.round import Assignment, RoundOpen
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
@@ -89,6 +92,10 @@ class CohortTraining:
         self._seed = seed
         self._made: dict[tuple[str, int], tuple[_Handed, int]] = {}
         """Per device and round, what its cohort hands over, and the device's place in it."""
+        self._variates: dict[str, Variates] = {}
+        """Control variates of devices, in a run that has them: as much RAM as their models."""
+        self._controls: dict[tuple[str, int], Blocks] = {}
+        """Per device and round, the global variate that it trains with, until it is done."""
         self._stack = ExitStack()
         self._submit: Callable[[Cohort], Future[CohortResult]] | None = None
         self._trays: Trays | None = None
@@ -110,8 +117,9 @@ class CohortTraining:
 
     def make(self, work: Train) -> MadeMovement:
         """See `FleetTraining`."""
-        assignment = work.assignment
+        assignment, opened = work.assignment, work.opened
         handed, place = self._made.pop((assignment.device, assignment.round))
+        control = self._controls.pop((assignment.device, assignment.round), None)
         try:
             made = handed.take(place)
         except BrokenProcessPool as error:
@@ -120,7 +128,20 @@ class CohortTraining:
             ) from error
         if isinstance(made, str):
             raise TrainingError(made)
+        if control is not None:
+            self._variates[assignment.device].keep(
+                opened.round,
+                control,
+                decode_blocks(self._plan, made.payload)[1],
+                steps=opened.steps,
+                learning_rate=opened.local_rule.learning_rate,
+            )
         return made
+
+    def settle(self, device: str, round: int, *, used: bool) -> None:
+        """See `FleetTraining`."""
+        if device in self._variates:
+            self._variates[device].settle(round, used=used)
 
     def _order(self, opened: RoundOpen, outlet: DirectOutlet) -> None:
         """Begin the training of every device that has an assignment and none of this yet."""
@@ -134,6 +155,7 @@ class CohortTraining:
         for key in [key for key in self._made if key not in waiting]:
             handed, _ = self._made.pop(key)
             handed.leave()
+            self._controls.pop(key, None)
         new = [each for key, each in waiting.items() if key not in self._made]
         new.sort(key=lambda each: (id(each[1]), each[0].device))
         for _, alike in groupby(new, key=lambda each: id(each[1])):
@@ -142,7 +164,7 @@ class CohortTraining:
             theta = encoded.decoded
             for first in range(0, len(jobs), self.cohort):
                 cut = jobs[first : first + self.cohort]
-                orders = tuple(self._ordered(job[0], outlet) for job in cut)
+                orders = tuple(self._ordered(job[0], opened, outlet) for job in cut)
                 handed = self._hand_out(Cohort(terms, theta, buffers, orders))
                 for place, order in enumerate(orders):
                     self._made[order.device, order.round] = handed, place
@@ -159,7 +181,9 @@ class CohortTraining:
             cohort = replace(cohort, tray=tray.name)
         return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
 
-    def _ordered(self, assignment: Assignment, outlet: DirectOutlet) -> DeviceOrder:
+    def _ordered(
+        self, assignment: Assignment, opened: RoundOpen, outlet: DirectOutlet
+    ) -> DeviceOrder:
         device, reserved = assignment.device, outlet.reserved(assignment)
         return DeviceOrder(
             device,
@@ -169,7 +193,15 @@ class CohortTraining:
             assignment.widths,
             None if reserved is None else reserved[0],
             None if reserved is None else reserved[1],
+            self._correction(assignment, outlet) if opened.variates else None,
         )
+
+    def _correction(self, assignment: Assignment, outlet: DirectOutlet) -> Float32:
+        device, round = assignment.device, assignment.round
+        control = self._controls[device, round] = outlet.control_of(assignment)
+        if device not in self._variates:
+            self._variates[device] = Variates(self._plan, ArrayStore())
+        return self._variates[device].correction(round, control).values
 
     def _begin(self) -> Callable[[Cohort], Future[CohortResult]]:
         """Return what takes a cohort, made on the first call."""

@@ -71,7 +71,10 @@ class RoundCosts:
     def _efforts(
         self, levels: tuple[float, ...], opened: RoundOpen, batch: int
     ) -> tuple[_Effort, ...]:
-        key = (levels, opened.steps, batch, opened.local_rule, opened.up, opened.levels)
+        key = (
+            *(levels, opened.steps, batch, opened.local_rule, opened.up, opened.levels),
+            opened.variates,
+        )
         if key not in self._known:
             self._known[key] = tuple(self._effort(level, opened, batch) for level in levels)
         return self._known[key]
@@ -94,7 +97,7 @@ class RoundCosts:
         return _Effort(
             level,
             PASSES * (2 if rule.sam_radius > 0 else 1) * opened.steps * batch * macs,
-            memory_bound(work, data, rule, opened.up),
-            encoded_size(plan, groups, self._down),
+            memory_bound(work, data, rule, opened.up, variates=opened.variates),
+            (2 if opened.variates else 1) * encoded_size(plan, groups, self._down),
             encoded_size(plan, groups, opened.up),
         )

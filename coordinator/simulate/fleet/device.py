@@ -260,6 +260,8 @@ class FleetDevice:
                 self._kept = {each: kept[each] for each in kept if each in waiting or each == copy}
                 self._kept[movement.round] = movement
             case Forget(round, outcome):
+                used = outcome in (Outcome.COUNTED, Outcome.MEMORY)
+                self._around.training.settle(self.name, round, used=used)
                 if self._kept is not None and not (
                     round == self.wake().copy and outcome is not Outcome.REJECTED
                 ):

@@ -23,7 +23,7 @@ from edge_sdk.protocol.encoding.codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
@@ -57,6 +57,8 @@ class DeviceOrder:
     message: bytes | None = None
     """The blocks to train from, and `buffers` with them; None: the cohort's model has them."""
     buffers: Mapping[str, Array] | None = None
+    correction: Float32 | None = None
+    """Values, in block order, that are added to every gradient of its blocks; None: nothing is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,6 +129,7 @@ class Hands:
             widths=order.widths,
             width_stream=stream(*names, "widths"),
             classes=tuple(classes),
+            correction=self._correction(order),
         )
         batches = self._dealt.batches(
             order.number, terms.steps, terms.batch_size, stream(*names, "batches")
@@ -136,6 +139,12 @@ class Hands:
         blocks = plan.scatter(trained.movement, groups)
         payload = encode_blocks(plan, groups, blocks, encoding, stream(*names, "encoding"))
         return MadeMovement(payload, trained.metrics.mean_loss, trained.statistics)
+
+    def _correction(self, order: DeviceOrder) -> Mapping[str, Array] | None:
+        if order.correction is None:
+            return None
+        ids = self._plan.block_ids(self._plan.choose(order.groups))
+        return self._plan.assemble(Blocks(ids, order.correction), order.groups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ class FleetTraining(Protocol):
     def make(self, work: Train) -> MadeMovement:
         """Return the movement of a device that finished its training. Raises `TesseraError`."""
 
+    def settle(self, device: str, round: int, *, used: bool) -> None:
+        """Note the verdict on a device's movement."""
+
 
 class HollowTraining:
     """A `FleetTraining` without a trainer: movements of the right size, and nothing in them."""
@@ -91,6 +94,9 @@ class HollowTraining:
             while self._bytes > KEPT_BYTES and len(self._made) > 1:
                 self._bytes -= len(self._made.popitem(last=False)[1].payload)
         return made
+
+    def settle(self, device: str, round: int, *, used: bool) -> None:
+        """See `FleetTraining`; nothing depends on it."""
 
     def _encoded(self, groups: Groups, up: Encoding) -> MadeMovement:
         plan, random = self._plan, stream(self._seed, "hollow")

@@ -178,8 +178,9 @@ class Costing:
             level=level,
             seconds=math.inf,
             joules=None,
-            peak_bytes=beside + memory_bound(work, data, opened.local_rule, opened.up),
-            bytes_down=work.weight_bytes,
+            peak_bytes=beside
+            + memory_bound(work, data, opened.local_rule, opened.up, variates=opened.variates),
+            bytes_down=(2 if opened.variates else 1) * work.weight_bytes,
             bytes_up=work.weight_bytes,
         )
 

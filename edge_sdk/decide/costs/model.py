@@ -86,14 +86,22 @@ HEADER_BYTES = 512
 # -- measurements --------------------------------------------------------------------------------
 
 
-def memory_bound(work: Work, data_bytes: int, rule: LocalRule, encoding: Encoding) -> float:
+def memory_bound(
+    work: Work,
+    data_bytes: int,
+    rule: LocalRule,
+    encoding: Encoding,
+    *,
+    variates: bool = False,
+) -> float:
     """Most bytes that a round takes on the onnx backend, when nothing was measured yet.
 
-    `data_bytes` are those of a batch. At most half of all activations live at once, since those of
-    the backward pass replace those of the forward pass; a convolution unfolds its input, which
-    takes up to sixty times its bytes. Verified over all model families of the benchmarks.
+    `data_bytes` are those of a batch; `variates` is as in `RoundOpen`. At most half of all
+    activations live at once, since those of the backward pass replace those of the forward pass; a
+    convolution unfolds its input, which takes up to sixty times its bytes. Verified over all model
+    families of the benchmarks.
     """
-    arrays = ARRAYS + 1 + _more_arrays(rule, encoding)  # plus the gradients
+    arrays = ARRAYS + 1 + _more_arrays(rule, encoding, variates)  # plus the gradients
     grown = FLOOR_BYTES + arrays * work.weight_bytes + work.activation_bytes / 2 + 60 * data_bytes
     return MARGIN * grown + MARGIN_BYTES
 
@@ -114,10 +122,11 @@ def narrow_bytes(plan: ModelPlan, level: float, opened: RoundOpen) -> int:
     return sum(2 * plan.cost_at(each).bytes_fp32 for each in below)
 
 
-def _more_arrays(rule: LocalRule, encoding: Encoding) -> int:
+def _more_arrays(rule: LocalRule, encoding: Encoding, variates: bool) -> int:
     """Arrays as large as the weights that a rule and an encoding need besides the usual ones."""
     second = 2 if rule.sam_radius > 0 or rule.proximal > 0 else 0
-    return second + (4 if encoding.kind == "top-k" else 0)
+    kept = 4 if encoding.kind == "top-k" or variates else 0
+    return second + kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +312,9 @@ class CostModel:
         least = self._least_memory(opened, batch)
         second = self._second_memory(opened, batch)
         encoding = opened.up.agreed(available_encodings())
-        index = 0 if opened.model is None else opened.model.size
+        index = sum(blob.size for blob in (opened.model, opened.control) if blob is not None)
+        down = model_encoding or Encoding()
+        packs = 2 if opened.variates else 1  # the global variate is as large as the model
         return tuple(
             self._cost(
                 level,
@@ -311,7 +322,7 @@ class CostModel:
                 twice[level] - seconds[level],
                 max(peaks[level] - held, min(peaks[level], least(level))),
                 second(level, held - peaks[level]) if twice[level] > seconds[level] else 0.0,
-                bytes_down=index + bytes_down(self.plan, level, model_encoding or Encoding()),
+                bytes_down=index + packs * bytes_down(self.plan, level, down),
                 bytes_up=bytes_up(self.plan, level, encoding),
             )
             for level in levels
@@ -442,7 +453,7 @@ class CostModel:
         rule, encoding = opened.local_rule, opened.up
         largest = max(each.weight_bytes for each in self.calibration.samples)
         grown = self._grown()
-        arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding)
+        arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding, opened.variates)
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)
@@ -450,7 +461,9 @@ class CostModel:
             if self.manifest is not None and work.weight_bytes > largest:
                 # A larger batch is more of the same; an untried level is not.
                 data_bytes = batch_bytes(self.manifest.data, batch)
-                return beside + memory_bound(work, data_bytes, rule, encoding)
+                return beside + memory_bound(
+                    work, data_bytes, rule, encoding, variates=opened.variates
+                )
             training = max(FLOOR_BYTES, grown(work))
             return beside + MARGIN * (training + arrays * work.weight_bytes) + MARGIN_BYTES
 
@@ -485,7 +498,7 @@ class CostModel:
 
     def _least_memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         """Memory a round takes however much is held: its arrays may not find room in that."""
-        arrays = ARRAYS + _more_arrays(opened.local_rule, opened.up)
+        arrays = ARRAYS + _more_arrays(opened.local_rule, opened.up, opened.variates)
 
         def predicted(level: float) -> float:
             work = work_at(self.plan, self.manifest, level, batch)

@@ -121,6 +121,7 @@ class TakingPart:
             source=model,
             seed=config.seed,
             store=FolderStore(folder / "residuals"),
+            variates=FolderStore(folder / "variates"),
             movements=FolderMovements(folder / "movements"),
             observer=self._observer,
             emulation=emulation,

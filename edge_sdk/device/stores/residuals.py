@@ -166,17 +166,22 @@ def settled(held: HeldResiduals, change: Blocks, round: int, sizes: Indices) -> 
 class Residuals:
     """The residuals of one device and task, in a store; see the module's docstring."""
 
-    def __init__(self, plan: ModelPlan, store: ArrayStore, *, forget_after: int) -> None:
-        """`forget_after` is in rounds, at least 1."""
+    def __init__(
+        self, plan: ModelPlan, store: ArrayStore, *, forget_after: int, fades: bool = True
+    ) -> None:
+        """`forget_after` is in rounds, at least 1. `fades` False: only movements that wait for
+        their receipt are forgotten.
+        """
         if forget_after < 1:
             raise ValueError(f"residuals are kept for 1 round or more, not {forget_after}")
         self._plan = plan
         self._store = store
         self._forget_after = forget_after
+        self._fades = fades
 
     def corrected(self, round: int, movement: Blocks) -> Blocks:
         """Return the values to encode: the movement plus its residuals. Changes nothing."""
-        held = fresh(self._held(), self._plan.block_sizes, round, self._forget_after)
+        held = self._fresh(self._held(), round)
         return added(held.blocks, movement, self._plan.block_sizes)
 
     def keep(self, round: int, movement: Blocks, sent: Blocks) -> None:
@@ -201,9 +206,15 @@ class Residuals:
         if waiting is not None and used:
             sizes = self._plan.block_sizes
             change = Blocks(waiting["ids"], waiting["values"])
-            now = settled(fresh(held, sizes, round, self._forget_after), change, round, sizes)
+            now = settled(self._fresh(held, round), change, round, sizes)
             self._write(HELD, now.blocks, rounds=now.rounds, last=np.array(now.last))
         self._store.remove(name)
+
+    def _fresh(self, held: HeldResiduals, round: int) -> HeldResiduals:
+        """Return the residuals without those that are forgotten in this round."""
+        if not self._fades:
+            return held
+        return fresh(held, self._plan.block_sizes, round, self._forget_after)
 
     def _held(self) -> HeldResiduals:
         stored = self._read(HELD)

@@ -301,8 +301,8 @@ class PulledModel:
         self._plan = plan
         self._overtaken = overtaken
         self._fetcher = fetcher
-        self._index: tuple[Blob, ModelIndex] | None = None
-        """The index that was fetched last, and its blob."""
+        self._indices: dict[str, tuple[Blob, ModelIndex]] = {}
+        """The index of the model, and of the global variate, fetched last, and its blob."""
 
     def until(self, stopped: Callable[[], bool]) -> PulledModel:
         """Return the same model, whose fetches end when `stopped` says so."""
@@ -315,6 +315,10 @@ class PulledModel:
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
         return self.fetch_groups(opened, assignment.groups)
+
+    def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
+        """See `ModelSource`. Raises as `fetch`."""
+        return self._read(opened, "global variate", opened.control, assignment.groups)[0]
 
     def fetch_level(self, survey: Survey, number: int) -> tuple[Blocks, dict[str, Array]]:
         """See `LevelSource`. Raises as `fetch`."""
@@ -349,7 +353,12 @@ class PulledModel:
         self, opened: RoundOpen | Survey, groups: Groups
     ) -> tuple[Blocks, dict[str, Array]]:
         """Return the blocks and buffers of these groups, as of this round."""
-        index = self._index_of(opened)
+        return self._read(opened, "model", opened.model, groups)
+
+    def _read(
+        self, opened: RoundOpen | Survey, what: str, blob: Blob | None, groups: Groups
+    ) -> tuple[Blocks, dict[str, Array]]:
+        index = self._index_of(opened, what, blob)
         hashes = needed_chunks(self._plan, index, groups)
         return self._fetcher.read(
             hashes,
@@ -357,15 +366,15 @@ class PulledModel:
             lambda: self._overtaken(opened.round),
         )
 
-    def _index_of(self, opened: RoundOpen | Survey) -> ModelIndex:
-        if opened.model is None:
-            raise FetchError(f"round {opened.round} does not say where its model is")
-        if self._index is None or self._index[0] != opened.model:
+    def _index_of(self, opened: RoundOpen | Survey, what: str, blob: Blob | None) -> ModelIndex:
+        if blob is None:
+            raise FetchError(f"round {opened.round} does not say where its {what} is")
+        if what not in self._indices or self._indices[what][0] != blob:
             data = self._fetcher.fetch_blob(
-                opened.model,
+                blob,
                 MAX_INDEX_BYTES,
-                "the model's index",
+                f"the {what}'s index",
                 lambda: self._overtaken(opened.round),
             )
-            self._index = opened.model, decode_index(self._plan, data)
-        return self._index[1]
+            self._indices[what] = blob, decode_index(self._plan, data)
+        return self._indices[what][1]

@@ -83,8 +83,15 @@ class RoundOpen:
     model are the only ones."""
     largest: float = 1.0
     """The largest level trained this round, while the model grows; a larger offer gets this."""
+    variates: bool = False
+    """Devices correct their gradients by control variates (SCAFFOLD)."""
+    control: Blob | None = None
+    """With `variates`: the index of the global variate, which is packed as the model is; None: it
+    arrives as the model does."""
 
     def __post_init__(self) -> None:
+        if self.control is not None and not self.variates:
+            raise MessageError("control is the global variate of a round with variates")
         if not 0 < self.largest <= 1:
             raise MessageError(f"largest is a level, a share in (0, 1], not {self.largest!r}")
         if self.replay_within < 0:

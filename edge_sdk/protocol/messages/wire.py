@@ -139,6 +139,8 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "by_invitation": FLAG._replace(omits=False),
         "statistics": optional(BLOB)._replace(omits=None),
         "largest": NUMBER._replace(omits=1.0),
+        "variates": FLAG._replace(omits=False),
+        "control": optional(BLOB)._replace(omits=None),
     },
     RoundClosed: {"round": COUNT, "run": RUN},
     Presence: {

@@ -281,6 +281,7 @@ BLOCK_RULES: Mapping[str, Callable[[Oracle, Heard, int], Values | float]] = {
     "ra-fed": ra_fed,
     "strategy-1": ra_fed,
     "subdismo": ra_fed,
+    "scaffold": ra_fed,
     "ram-fed": ram_fed,
     "fedvarp": ram_fed,
     "ccfl-1": ccfl,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
+from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.pairings import (
     check_fragments,
     check_local_rule,
@@ -16,9 +19,11 @@ from coordinator.aggregate.pairings import (
     level_advice,
     rule_name,
 )
+from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, make_masks
+from coordinator.rounds.synchronous import RoundsConfig
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -53,14 +58,14 @@ def test_several_widths_need_masks_with_an_order_and_a_synchronous_rule(
     rule: str, mask: str, widths: Widths
 ) -> None:
     pair = make_rule(rule), make_masks(mask)
-    if rule in RULES and mask in {"nested", "core", "static"}:
+    if rule in RULES and rule != "scaffold" and mask in {"nested", "core", "static"}:
         check_pairing(*pair, Encoding(), widths)
     else:
         with pytest.raises(ConfigError, match=widths):
             check_pairing(*pair, Encoding(), widths)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "scaffold"])
 def test_masks_chosen_for_several_widths_go_with_the_rule(rule: str) -> None:
     made = make_rule(rule)
     check_pairing(made, make_masks(fitting_masks(made, "sandwich")), Encoding(), "sandwich")
@@ -122,11 +127,40 @@ def test_own_classes_need_scores_and_graphs_that_take_them() -> None:
 @pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
 def test_top_k_is_refused_with_rules_that_remember(rule: str) -> None:
     masks = make_masks("gre-raa" if rule == "fed-raa" else "random")
-    if rule in REMEMBERING:
+    if rule in {*REMEMBERING, "scaffold"}:
         with pytest.raises(ConfigError, match="top-k"):
             check_pairing(make_rule(rule), masks, Encoding.parse("top-k"))
     else:
         check_pairing(make_rule(rule), masks, Encoding.parse("top-k"))
+
+
+@pytest.mark.parametrize(
+    ("local", "more", "reason"),
+    [
+        ({"momentum": 0.5}, {}, "momentum = 0.5: a movement would not be a sum of gradients"),
+        ({"proximal": 0.1}, {}, "proximal = 0.1: scaffold's variates would hold the pull"),
+        ({}, {"server_optimizer": ServerOptimizer(name="adam")}, "server optimiser 'adam'"),
+        ({}, {"robust": Robust(name="median")}, "robust = 'median'"),
+        ({}, {"rule": {"weighting": "samples"}}, "weighting = 'samples': scaffold's variates"),
+    ],
+)
+def test_scaffold_is_refused_with_what_variates_cannot_be_read_from(
+    local: dict[str, Any], more: dict[str, Any], reason: str
+) -> None:
+    options = {**more}
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        RoundsConfig(
+            plan=ModelPlan((Axis("a", (1, 1)),), (Tensor("w", "float32", (Dim(2, 0),)),)),
+            rule=make_rule("scaffold", **options.pop("rule", {})),  # type: ignore[arg-type]
+            masks=make_masks("random"),
+            local_rule=LocalRule(learning_rate=0.1, **local),
+            rounds=1,
+            steps=1,
+            batch_size=1,
+            min_devices=1,
+            seed=0,
+            **options,
+        )
 
 
 @pytest.mark.parametrize("masks", ["disjoint", "gre-raa"])

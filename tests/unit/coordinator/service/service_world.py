@@ -349,11 +349,20 @@ class ScriptedDevice:
         self, opened: RoundOpen, groups: Mapping[str, tuple[int, ...]]
     ) -> tuple[Blocks, dict[str, Array]]:
         """The submodel, out of the chunks that the broker holds."""
+        return self._unpack(opened.model, groups)
+
+    def read_control(self, opened: RoundOpen, groups: Mapping[str, tuple[int, ...]]) -> Blocks:
+        """The global variate of a submodel, likewise."""
+        return self._unpack(opened.control, groups)[0]
+
+    def _unpack(
+        self, blob: Blob | None, groups: Mapping[str, tuple[int, ...]]
+    ) -> tuple[Blocks, dict[str, Array]]:
         assert self.notice is not None
-        assert opened.model is not None
+        assert blob is not None
         chunks = self.world.chunks
         plan = decode_plan(join_blob(self.notice.plan, chunks))
-        index = decode_index(plan, join_blob(opened.model, chunks))
+        index = decode_index(plan, join_blob(blob, chunks))
         assert set(needed_chunks(plan, index, groups)) <= chunks.keys()
         return unpack_model(plan, index, groups, chunks)
 

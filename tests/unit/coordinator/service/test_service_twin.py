@@ -69,6 +69,14 @@ class TrainingDevice(ScriptedDevice):
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         return self.read_model(opened, assignment.groups)
 
+    def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
+        return self.read_control(opened, assignment.groups)
+
+    def hear_of_restart(self) -> None:
+        for answer in self.app.restarted(None):
+            assert not isinstance(answer, SurveyFinding)
+            self._send(answer)
+
     def _receive(self, message: ControlMessage) -> None:
         if isinstance(message, RoundOpen):
             self.opened.setdefault(message.round, message)
@@ -106,6 +114,8 @@ def _data(name: str) -> ArrayData:
         ("ra-fed", "rolling", Encoding(kind="int8")),
         ("ccfl-2", "random", Encoding()),
         ("ra-fed", "prunefl", Encoding()),
+        ("scaffold", "random", Encoding()),
+        ("scaffold", "coverage", Encoding(kind="int8")),
     ],
 )
 def test_synchronous_run_is_that_of_one_process_bit_for_bit(
@@ -124,7 +134,8 @@ def test_synchronous_run_is_that_of_one_process_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("rule", "masks", "options"), [("ra-fed", "prunefl", {"period": 3, "overhead": 0.1})]
+    ("rule", "masks", "options"),
+    [("ra-fed", "prunefl", {"period": 3, "overhead": 0.1}), ("scaffold", "coverage", {})],
 )
 def test_run_that_is_killed_in_a_commit_is_that_of_one_process_bit_for_bit(
     worlds: Worlds,
@@ -138,9 +149,9 @@ def test_run_that_is_killed_in_a_commit_is_that_of_one_process_bit_for_bit(
         rule=RULES[rule](), masks=make_masks(masks, **options), rounds=5, steps=3, min_devices=3
     )
     world = worlds.make(config)
-    for name in POLICIES:
-        policy = Policy(level=POLICIES[name].level)
-        world.devices.append(TrainingDevice(world, name).start(_data(name), policy))
+    steady = {name: Policy(level=policy.level) for name, policy in POLICIES.items()}
+    devices = [TrainingDevice(world, name).start(_data(name), steady[name]) for name in steady]
+    world.devices += devices
     for method, round in (("save", 2), ("prune", 4)):
         works = getattr(Run, method)
 
@@ -157,9 +168,10 @@ def test_run_that_is_killed_in_a_commit_is_that_of_one_process_bit_for_bit(
                 world.settle()
         world.crash()
         world.start()
+        for device in devices:
+            device.hear_of_restart()
     world.settle()
     assert world.service.finished
-    steady = {name: Policy(level=policy.level) for name, policy in POLICIES.items()}
     assert world.service.model.digest == _in_process(config, Encoding(), steady)
 
 

@@ -70,6 +70,10 @@ class Doubling:
         return Trained(dict(job.weights), {}, Metrics(steps, steps, 1.0, 1.0, 1.0))
 
 
+CONTROL = 0.5
+"""The global variate, everywhere."""
+
+
 @dataclass
 class Source:
     """θ is 0, 1, 2 …; raises `error` if there is one."""
@@ -80,6 +84,9 @@ class Source:
         if self.error is not None:
             raise self.error
         return PLAN.select(np.arange(6, dtype=np.float32), assignment.groups), {}
+
+    def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
+        return PLAN.select(np.full(6, CONTROL, dtype=np.float32), assignment.groups)
 
 
 Sent = Bid | SurveyFinding | Movement | Replay | StoredMovement

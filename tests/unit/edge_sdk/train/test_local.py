@@ -43,8 +43,11 @@ def join(weights: Arrays) -> Vector:
     return np.concatenate([weights["one"], weights["other"].ravel()])
 
 
-def run(rule: LocalRule, start: Vector, loss: Quadratic, steps: int) -> Vector:
-    weights, local = split(start), LocalSteps(rule, split(start))
+def run(
+    rule: LocalRule, start: Vector, loss: Quadratic, steps: int, correction: Vector | None = None
+) -> Vector:
+    added = None if correction is None else split(correction)
+    weights, local = split(start), LocalSteps(rule, split(start), added)
     for _ in range(steps):
         local.step(weights, loss)
     return join(weights)
@@ -118,8 +121,10 @@ def test_step_returns_the_loss_before_it_and_leaves_the_start_alone() -> None:
     np.testing.assert_array_equal(join(start), START)
 
 
-def by_hand(rule: LocalRule, start: list[float], loss: Quadratic, steps: int) -> list[float]:
-    """`LocalRule`'s three points, number by number."""
+def by_hand(
+    rule: LocalRule, start: list[float], loss: Quadratic, steps: int, correction: list[float]
+) -> list[float]:
+    """`LocalRule`'s three points, number by number; corrected before the second."""
     size = len(start)
     matrix, slope = loss.matrix.tolist(), loss.slope.tolist()
 
@@ -140,6 +145,7 @@ def by_hand(rule: LocalRule, start: list[float], loss: Quadratic, steps: int) ->
         if rule.sam_radius and norm(g):
             length = norm(g)
             g = gradient([w[i] + rule.sam_radius * g[i] / length for i in range(size)])
+        g = [g[i] + correction[i] for i in range(size)]
         if rule.clip_norm is not None and norm(g) > rule.clip_norm:
             length = norm(g)
             g = [rule.clip_norm * x / length for x in g]
@@ -162,15 +168,17 @@ RULES = st.builds(
 
 
 @settings(max_examples=200)
-@given(rule=RULES, seed=st.integers(0, 1000), steps=st.integers(1, 6))
-def test_steps_equal_a_loop_over_numbers(rule: LocalRule, seed: int, steps: int) -> None:
+@given(rule=RULES, seed=st.integers(0, 1000), steps=st.integers(1, 6), corrected=st.booleans())
+def test_steps_equal_a_loop_over_numbers(
+    rule: LocalRule, seed: int, steps: int, corrected: bool
+) -> None:
     rng = np.random.default_rng(seed)
     matrix, slope, start = rng.normal(size=(5, 5)), rng.normal(size=5), rng.normal(size=5)
     loss = Quadratic(matrix + matrix.T, slope)
-    got = run(rule, start, loss, steps)
-    np.testing.assert_allclose(
-        got, by_hand(rule, start.tolist(), loss, steps), rtol=1e-9, atol=1e-9
-    )
+    correction = rng.normal(size=5) if corrected else np.zeros(5)
+    got = run(rule, start, loss, steps, correction if corrected else None)
+    expected = by_hand(rule, start.tolist(), loss, steps, correction.tolist())
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

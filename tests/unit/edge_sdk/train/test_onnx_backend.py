@@ -88,6 +88,27 @@ def trained(
     return OnnxBackend(plan, manifest, files).train(job_of(plan, rule), batches_of(sizes))
 
 
+def test_correction_is_added_to_every_gradient() -> None:
+    """The movement is that of single steps without it, each followed by −γ times it."""
+    plan, manifest, files = bundle(Handmade())
+    backend, job, batches = OnnxBackend(plan, manifest, files), job_of(plan), batches_of([8, 8, 5])
+    rng = np.random.default_rng(7)
+    added: dict[str, Array] = {
+        name: np.asarray(rng.standard_normal(array.shape), dtype=np.float32)
+        for name, array in job.weights.items()
+    }
+    got = backend.train(replace(job, correction=added), batches).movement
+    weights = dict(job.weights)
+    for batch in batches:
+        moved = backend.train(replace(job, weights=weights), [batch]).movement
+        weights = {name: weights[name] + moved[name] - 0.1 * added[name] for name in weights}
+        weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    for name, start in job.weights.items():
+        np.testing.assert_allclose(got[name], weights[name] - start, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TensorError):
+        backend.train(replace(job, correction={}), batches)
+
+
 def norm(arrays: Mapping[str, Array]) -> float:
     return float(np.sqrt(sum(np.sum(array**2) for array in arrays.values())))
 

@@ -221,6 +221,9 @@ class PacedDevice(ScriptedDevice):
         self.emulation.wait_until(self.emulation.clock() + 8e-6 * size / RATES["down_mbit_s"])
         return self.read_model(opened, assignment.groups)
 
+    def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
+        return self.read_control(opened, assignment.groups)
+
 
 class Schedule:
     """What happens when, on the world's clock."""

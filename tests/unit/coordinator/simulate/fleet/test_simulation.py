@@ -103,10 +103,14 @@ def _lines(round: FleetRound) -> list[tuple[str, float | None, float | None]]:
     return [(line.device, line.level, line.loss) for line in round.report.devices]
 
 
-@pytest.mark.parametrize("up", ["fp32", "int8"])
-def test_fleet_learns_what_a_federation_of_whole_apps_learns(up: str) -> None:
+@pytest.mark.parametrize(
+    ("up", "rule"), [("fp32", "ra-fed"), ("int8", "ra-fed"), ("int8", "scaffold")]
+)
+def test_fleet_learns_what_a_federation_of_whole_apps_learns(up: str, rule: str) -> None:
     population = DevicePopulation(kinds=(pis(4, policy=Policy(level=0.75)),))
-    config = rounds_config(min_devices=4, rounds=3, steps=3, up=Encoding.parse(up))
+    config = rounds_config(
+        rule=RULES[rule](), min_devices=4, rounds=3, steps=3, up=Encoding.parse(up)
+    )
     digest, _ = trained(population, config)
     shares = dealt(4)
     members = [
@@ -128,13 +132,18 @@ def test_fleet_learns_what_a_federation_of_whole_apps_learns(up: str) -> None:
     assert model.digest == digest
 
 
-def test_bytes_are_those_of_the_submodels_and_devices_without_work_stay_asleep() -> None:
+@pytest.mark.parametrize(("rule", "parts"), [("ra-fed", 1), ("scaffold", 2)])
+def test_bytes_are_those_of_the_submodels_and_devices_without_work_stay_asleep(
+    rule: str, parts: int
+) -> None:
+    """With control variates, the global one comes down beside the model."""
     population = DevicePopulation(kinds=(pis(30),))
-    run = simulation(population, rounds_config(min_devices=30, rounds=4, participants=3))
+    config = rounds_config(rule=RULES[rule](), min_devices=30, rounds=4, participants=3)
+    run = simulation(population, config)
     last = list(run.run())[-1]
     size = encoded_size(PLAN, PLAN.full_groups(), Encoding())
     assert last.trainings == 12
-    assert last.bytes_down == last.bytes_up == 12 * size
+    assert last.bytes_down == parts * last.bytes_up == parts * 12 * size
     assert last.metered_bytes == last.money == 0
     assert sum(device.awake for device in run.devices.values()) <= 12
 

@@ -371,6 +371,18 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     assert decode_message(said) == gone
 
 
+def test_round_with_variates_names_the_global_one() -> None:
+    message = EXAMPLES["round_open"][0]
+    assert isinstance(message, RoundOpen)
+    assert b"variates" not in encode_message(message)
+    varied = replace(message, variates=True, control=Blob(20, (b"a" * 16,)))
+    written = content("round_open", variates=True, control={"size": 20, "chunks": b"a" * 16})
+    assert encode_message(varied) == written
+    assert decode_message(written) == varied
+    with pytest.raises(MessageError, match="control is the global variate"):
+        replace(message, control=Blob(20, (b"a" * 16,)))
+
+
 @EVERY
 def test_every_field_of_a_message_travels(kind: str) -> None:
     assert list(FORMS[TYPES[kind]]) == [each.name for each in fields(TYPES[kind])]
