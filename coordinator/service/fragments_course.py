@@ -186,15 +186,19 @@ class FragmentsCourse:
                 before, happened = self._state, pending.pop(0)
                 self._state, effects = fragments.handle(self._config, before, happened, now)
                 self._note_skip(happened)
-                for effect in effects:
+                while effects:
+                    effect = effects.pop(0)
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
                         settled = self._give(effect, effect.message, happened, upload, said)
                     else:
                         pending += self._perform(effect, before, said)
+                    if isinstance(effect, fragments.Apply) and self._measured is not None:
+                        ending = self._judge(self._measured, now)
+                        if ending:  # nobody is asked any more
+                            effects = [each for each in effects if not _opens(each)]
+                        effects += ending
                 if self._state.finished and not before.finished:
                     said.append(events.Broadcast(self._end))
-                if isinstance(happened, fragments.Evaluated):
-                    self._report_measured()
         finally:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
@@ -315,8 +319,6 @@ class FragmentsCourse:
                     self._apply(device, round, before)
                 except Exception as error:
                     raise RunError(f"a movement from {device!r} could not be applied") from error
-                if self._measured is not None:
-                    return [fragments.Evaluated(self._measured.best, self._report_every)]
         return []
 
     def _give(
@@ -364,15 +366,16 @@ class FragmentsCourse:
         elif self._state.version % self._report_every == 0 or self._state.finished:
             self._measured = parts.score(self._config)
 
-    def _report_measured(self) -> None:
-        """Report the newest model, now that the run knows if it is the last one."""
-        scores, self._measured = self._measured, None
-        if scores is None:
-            return
+    def _judge(self, scores: LevelScores, now: float) -> list[fragments.Effect]:
+        """Report the newest model; returns what tells devices if its accuracy ends the run."""
+        self._measured = None
+        evaluated = fragments.Evaluated(scores.best, self._report_every)
+        self._state, ending = fragments.handle(self._config, self._state, evaluated, now)
         try:
             self._report(scores)
         except Exception as error:
             raise RunError("a report could not be stored") from error
+        return ending
 
     def _paid(self) -> list[Said]:
         """Return the owed receipts for movements that a checkpoint now contains."""
@@ -451,6 +454,11 @@ class FragmentsCourse:
         self._save_by = None
         self._parts.store.prune()
         self._parts.store.clear_kept()
+
+
+def _opens(effect: fragments.Effect) -> bool:
+    """True if an effect asks a device to take part again."""
+    return isinstance(effect, events.Send) and isinstance(effect.message, RoundOpen)
 
 
 def _ends(said: Said) -> bool:

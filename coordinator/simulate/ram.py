@@ -63,9 +63,10 @@ class DirectOutlet:
         """Bytes of submodels, by their groups."""
 
     @property
-    def version(self) -> int:
-        """Number of times the model has changed."""
-        return self._model.version
+    def version(self) -> tuple[int, int]:
+        """Number of times the model has changed, and of movements that wait to change it."""
+        pending = self._model.pending
+        return self._model.version, 0 if pending is None else pending.number
 
     def publish(self) -> None:
         """Encode the model now, because devices ask for it from several threads."""

@@ -37,6 +37,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import gettempdir
 
+from coordinator.aggregate.rules import ASYNC_RULES
 from edge_sdk.protocol.messages.round import Bid
 from tests.interruptions.programs import ROOT, Program
 from tests.interruptions.world import Setup, World, is_message, made
@@ -49,7 +50,7 @@ STRIDE = 37
 """From one trial's operation to the next one's; it shares no factor with their number."""
 MOST_S = 4.0
 """Longest random time until a kill from outside."""
-RULES = ("ram-fed", "ccfl-2", "fed-raa")
+RULES = ("ram-fed", "ccfl-2", "fed-raa", "fedbuff")
 RESULTS = "kills.jsonl"
 
 KILLER = """\
@@ -109,8 +110,8 @@ def moments_of(trial: int) -> list[Moment]:
 def setup_of(trial: int) -> Setup:
     """Return the world of a trial."""
     rule = RULES[trial % len(RULES)]
-    if rule == "fed-raa":
-        return Setup(rounds=6, asynchronous=True, chunk_bytes=1024)
+    if rule in ASYNC_RULES:
+        return Setup(rule=rule, rounds=6, asynchronous=True, chunk_bytes=1024)
     return Setup(rule=rule, rounds=3, chunk_bytes=1024)
 
 

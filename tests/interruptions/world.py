@@ -382,7 +382,7 @@ class World:
                 "seed": SEED,
                 **({} if setup.asynchronous else {"grow": 0.0}),  # uploads of one size
             },
-            "rule": {"name": "fed-raa" if setup.asynchronous else setup.rule},
+            "rule": {"name": setup.rule},
             "round": {
                 "min_devices": len(setup.devices),
                 # Nobody is left out, so that the model is the same however long it takes.

@@ -278,6 +278,7 @@ class CrashSite:
                 open_link=self.wire.open_link,
                 clock=self._clock,
                 wall=self._clock,
+                watch=lambda _: self._note(service),
                 room_s=0.0,
             )
             try:
@@ -300,6 +301,10 @@ class CrashSite:
                 if max(told, default=0) > state.counted.get(device.name, 0):
                     self.doubts.append(f"{device.name} has a receipt for an update that is gone")
 
+    def _note(self, service: Service) -> None:
+        """Note the model: whenever all have said something, and when a checkpoint is there."""
+        self.versions.setdefault(*_bits(service))
+
     def _clock(self) -> float:
         return self.now
 
@@ -318,7 +323,7 @@ class CrashSite:
             busy = service.pump() > 0 or busy or bool(self.wire.waiting)
             if disk.dead:
                 raise Killed
-            self.versions.setdefault(*_bits(service))
+            self._note(service)
             if busy:
                 continue
             disk.make_room()

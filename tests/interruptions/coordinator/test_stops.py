@@ -115,7 +115,7 @@ def test_coordinator_killed_in_every_round(worlds: Worlds) -> None:
 @pytest.mark.slow
 def test_asynchronous_coordinator_killed(worlds: Worlds) -> None:
     """In an asynchronous run, the coordinator is killed (`kill -9`) while devices train"""
-    world = worlds.make(rounds=8, steps=2000, asynchronous=True)
+    world = worlds.make(rounds=8, steps=2000, rule="fed-raa", asynchronous=True)
     holds = [world.proxy(name).hold(is_message(Offer), after=1) for name in ("one", "two")]
     world.start()
     world.coordinator.wait_for("movement", match="counted")

@@ -11,7 +11,7 @@ from tests.interruptions.world import Worlds, is_message, upload_chunks
 @pytest.mark.slow
 def test_asynchronous_device_killed_while_it_trains(worlds: Worlds) -> None:
     """In an asynchronous run, a device is killed (`kill -9`) while it trains, and is restarted"""
-    world = worlds.make(rounds=8, asynchronous=True)
+    world = worlds.make(rounds=8, rule="fed-raa", asynchronous=True)
     others = world.proxy("two").hold(is_message(Offer), after=3)  # or it would do all of it
     world.trains_on("one")
     world.start()
@@ -32,7 +32,7 @@ def test_asynchronous_device_killed_while_it_trains(worlds: Worlds) -> None:
 @pytest.mark.slow
 def test_asynchronous_device_killed_while_it_uploads(worlds: Worlds) -> None:
     """In an asynchronous run, a device is killed during an upload, and is restarted"""
-    world = worlds.make(rounds=40, chunk_bytes=1024, asynchronous=True)
+    world = worlds.make(rounds=40, chunk_bytes=1024, rule="fed-raa", asynchronous=True)
     others = world.proxy("two").hold(is_message(Offer), after=3)
     hold = world.proxy("one").hold(upload_chunks, after=9)
     world.start()
@@ -51,7 +51,7 @@ def test_asynchronous_device_killed_while_it_uploads(worlds: Worlds) -> None:
 
 def test_asynchronous_connection_cut_while_it_trains(worlds: Worlds) -> None:
     """In an asynchronous run, a device's connections are cut while it trains"""
-    world = worlds.make(rounds=4, steps=2000, asynchronous=True)
+    world = worlds.make(rounds=4, steps=2000, rule="fed-raa", asynchronous=True)
     # However slow we are to cut: nobody ends the run before.
     holds = [world.proxy(name).hold(is_message(Offer)) for name in ("one", "two")]
     world.start()

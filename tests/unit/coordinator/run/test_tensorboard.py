@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_numbers_of_a_round_are_those_of_its_report() -> None:
         "memory/trust": 0.75,
         "memory/trust_alone": 0,
     }
+
+
+def test_staleness_is_a_number_of_asynchronous_runs() -> None:
+    stale = scalars_of(replace(report(4), staleness_mean=1.5, staleness_max=3))
+    plain = scalars_of(report(4))
+    assert stale == {**plain, "staleness/mean": 1.5, "staleness/max": 3.0}
 
 
 def test_resumed_run_adds_to_the_folder(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""What `serve` says of a run before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.operate.config import read_config
+from coordinator.operate.serve.serving import start_report
+from coordinator.run.folder import About, Run, create_run
+from coordinator.service.service import ServiceConfig
+from coordinator.task.saved_model import SavedModel
+from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
+from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
+from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.transport.settings import BrokerSettings
+
+PLAN = ModelPlan(
+    (Axis("a", (1, 1)), Axis("b", (3, 3))), (Tensor("w", "float32", (Dim(2, 0), Dim(6, 1))),)
+)
+MANIFEST = Manifest(
+    plan_hash=PLAN.hash,
+    opset=18,
+    ir_version=9,
+    min_onnxruntime="1.18.0",
+    loss="cross-entropy",
+    tolerance=0.0,
+    data=DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", ())),
+    graphs=(),
+)
+
+
+@pytest.mark.parametrize("rule", ["fed-raa", "ra-fed"])
+@pytest.mark.parametrize("kind", ["tied", "alternate", "rotating"])
+def test_start_says_once_how_much_of_the_model_is_never_trained(
+    tmp_path: Path, rule: str, kind: str
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[task]\nname = 't'\nsource = 't.py:f'\n[run]\nfolder = 'run'\n"
+        f"[rule]\nname = '{rule}'\n[mask]\nname = 'gre-raa'\n[mask.options]\nfragments = '{kind}'\n"
+    )
+    config = read_config(tmp_path / "run.toml", environment={})
+    about = About(task="t", run="0123456789abcdef", source="t.py:f", batch_size=32)
+    weights = {"w": np.zeros((2, 6), dtype=np.float32)}
+    create_run(config.run.folder, about, SavedModel(PLAN, weights, {}, MANIFEST, {}))
+    with Run(config.run.folder) as run:
+        service = ServiceConfig(
+            machine=config.machine(PLAN),
+            down=Encoding(),
+            keeping=config.keeping,
+            chunk_bytes=65536,
+        )
+        lines = list(start_report(config, run, service, BrokerSettings(host="localhost"), None))
+    said = [line for line in lines if line.startswith("fragments")]
+    if kind != "tied":
+        assert said == []
+        return
+    assert len(said) == 1
+    assert "warning: 50.0% of the parameters lie between tied fragments" in said[0]
