@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coordinator.simulate.fleet.cohorts import CohortTraining
+    from coordinator.simulate.fleet.engines.ray import RayEngine
     from coordinator.simulate.fleet.population import (
         DeviceKind,
         DevicePopulation,
@@ -29,6 +30,7 @@ __all__ = [
     "DevicePopulation",
     "FleetRound",
     "FleetSimulation",
+    "RayEngine",
     "deal_out",
     "load_population",
     "population_of",
@@ -44,6 +46,7 @@ _HOMES = {
     "FleetRound": "simulation",
     "FleetSimulation": "simulation",
     "DevicePopulation": "population",
+    "RayEngine": "engines.ray",
     "deal_out": "shared",
     "load_population": "population",
     "population_of": "population",

@@ -12,7 +12,6 @@ weights and batched products, was measured and is slower here (docs/fleets.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,9 +19,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.simulate.fleet.engines.engine import Submit, TrainingEngine, TrainingKit
+from coordinator.simulate.fleet.engines.engine import (
+    PendingCohort,
+    Submit,
+    TrainingEngine,
+    TrainingKit,
+)
 from coordinator.simulate.fleet.engines.local import AloneEngine, ProcessEngine
-from coordinator.simulate.fleet.hands import Cohort, CohortResult, CohortTerms, DeviceOrder
+from coordinator.simulate.fleet.hands import Cohort, CohortTerms, DeviceOrder
 from coordinator.simulate.fleet.shared import DealtData, Trays, view_of
 from coordinator.simulate.fleet.training import MadeMovement
 from coordinator.simulate.ram import DirectOutlet
@@ -180,7 +184,7 @@ class _Handed:
 
     def __init__(
         self,
-        future: Future[CohortResult],
+        future: PendingCohort,
         count: int,
         tray: SharedMemory | None,
         trays: Trays | None,

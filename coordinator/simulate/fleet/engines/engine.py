@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +12,18 @@ from coordinator.simulate.fleet.shared import DealtData
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 
-Submit = Callable[[Cohort], "Future[CohortResult]"]
+
+class PendingCohort(Protocol):
+    """A cohort that is being trained; a `Future` is one."""
+
+    def result(self) -> CohortResult:
+        """Wait for the result. Raises `CoordinatorError` if there will be none."""
+
+    def done(self) -> bool:
+        """Return True if nobody works on it any more."""
+
+
+Submit = Callable[[Cohort], PendingCohort]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
