@@ -2,8 +2,8 @@
 
 A cluster that we start is ours alone: whoever connects needs a token that nobody else has, it
 reports to nobody, and it is gone with its files when the connection ends. One that exists stays as
-it is. Ray waits for minutes, deep in a library, for a cluster that does not answer; so another process
-tries the address first, and can be ended.
+it is. Ray waits for minutes, deep in a library, for a cluster that does not answer; so another
+process tries the address first, and can be ended.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ LONGEST_FOLDER = 40
 """Characters of a folder in which Ray's sockets still have names that a system takes."""
 STORE_BYTES = 256 * 2**20
 """Memory for objects of a cluster of our own, beside the data."""
+SKIP_VARIABLE = "RAY_DEDUP_LOGS_SKIP_REGEX"
+"""Lines that Ray does not print, as a pattern that is read when it is imported."""
 
 _TRIAL = """
 import sys
@@ -46,11 +48,19 @@ except Exception as error:
 
 
 def load_ray() -> Any:
-    """Import Ray. Raises `ConfigError` if it is not installed."""
+    """Import Ray. Raises `ConfigError` if it is not installed.
+
+    Once imported, it would print to our output whenever a process or node is lost.
+    """
+    kept = os.environ.get(SKIP_VARIABLE)
+    os.environ.setdefault(SKIP_VARIABLE, ".")
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
         raise ConfigError("Ray is not installed: pip install 'tessera-fl[ray]'") from error
+    finally:
+        if kept is None:
+            del os.environ[SKIP_VARIABLE]
 
 
 @contextmanager
@@ -184,18 +194,23 @@ def _try(address: str, timeout_s: float) -> None:
 
 
 def _reach(address: str, timeout_s: float) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        raise ConfigError(
-            f"the address of a Ray cluster is auto or HOST:PORT of its head node, not {address!r}"
-        )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
-    except (OSError, OverflowError) as error:
+        socket.create_connection(split_address(address), timeout_s).close()
+    except OSError as error:
         raise CoordinatorError(
             f"nothing answers at {address} ({_first_line(error)}): check that the head node runs "
             "(ray start --head) and that a firewall lets this through"
         ) from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of a cluster's head node. Raises `ConfigError`."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"the address of a Ray cluster is auto or HOST:PORT of its head node, not {address!r}"
+        )
+    return host.strip("[]"), int(port)
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 
 import edge_sdk
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.simulate.fleet.engines.connection import connected
+from coordinator.simulate.fleet.engines.connection import connected, load_ray, split_address
 from coordinator.simulate.fleet.engines.engine import Submit, TrainingKit
 from coordinator.simulate.fleet.engines.nodes import INSTALL, check_nodes, survey
 from coordinator.simulate.fleet.hands import Cohort, CohortResult, Hands
@@ -63,6 +63,9 @@ class RayEngine:
             raise ConfigError(f"workers must be at least 1, not {workers}")
         if workers is not None and address is not None:
             raise ConfigError("workers are for a cluster of this machine: leave the address out")
+        if address not in (None, "auto"):
+            split_address(address)
+        load_ray()
         self._address = address
         self._workers = workers or os.cpu_count() or 1
         self._timeout_s = timeout_s
