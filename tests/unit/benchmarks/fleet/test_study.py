@@ -61,7 +61,7 @@ def test_study_that_trains_tells_the_accuracy(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--model", "mpl"], "unknown model 'mpl'"),
-        (["--rule", "fed-evg"], "unknown rule 'fed-evg'"),
+        (["--rule", "fed-evg"], "there is no rule 'fed-evg'"),
         (["--devices", "7"], "its own counts"),
     ],
 )
