@@ -11,9 +11,9 @@ weights and batched products, was measured and is slower here (docs/fleets.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from coordinator.simulate.fleet.engines.engine import (
     TrainingEngine,
     TrainingKit,
 )
-from coordinator.simulate.fleet.engines.local import AloneEngine, ProcessEngine
+from coordinator.simulate.fleet.engines.local import local_engine
 from coordinator.simulate.fleet.hands import Cohort, CohortTerms, DeviceOrder
 from coordinator.simulate.fleet.shared import DealtData, Trays, view_of
 from coordinator.simulate.fleet.training import MadeMovement
@@ -71,20 +71,15 @@ class CohortTraining:
         trains elsewhere, such as `RayEngine`, and then `processes` is not for this. Equal seeds
         give equal bits, whatever `processes`, `cohort` and `engine` are. Raises `ConfigError`.
         """
-        for key, value in (("processes", processes), ("cohort", cohort)):
-            if value < 1:
-                raise ConfigError(f"{key} must be at least 1, not {value}")
+        if cohort < 1:
+            raise ConfigError(f"cohort must be at least 1, not {cohort}")
         if len(names) != len(dealt.ends):
             raise ConfigError(f"data is dealt to {len(dealt.ends)} devices; there are {len(names)}")
         if engine is not None and processes != 1:
             raise ConfigError("processes are those of this machine; an engine has its own")
-        if engine is None:
-            engine = AloneEngine() if processes == 1 else ProcessEngine(processes)
         self.cohort = cohort
         """Devices of a cohort."""
-        self.processes = processes
-        """Processes of this machine that train."""
-        self._engine = engine
+        self._engine = local_engine(processes) if engine is None else engine
         self._plan = plan
         self._kit = TrainingKit(plan, manifest, files, dealt, seed)
         self._names = names
@@ -113,12 +108,8 @@ class CohortTraining:
         """See `FleetTraining`."""
         assignment = work.assignment
         handed, place = self._made.pop((assignment.device, assignment.round))
-        try:
+        with _explained():
             made = handed.take(place)
-        except BrokenProcessPool as error:
-            raise CoordinatorError(
-                "a process that trains has died, perhaps for want of memory: use fewer processes"
-            ) from error
         if isinstance(made, str):
             raise TrainingError(made)
         return made
@@ -158,7 +149,8 @@ class CohortTraining:
                 self._stack.callback(self._trays.close)
             tray = self._trays.take()
             cohort = replace(cohort, tray=tray.name)
-        return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
+        with _explained():
+            return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
 
     def _ordered(self, assignment: Assignment, outlet: DirectOutlet) -> DeviceOrder:
         device, reserved = assignment.device, outlet.reserved(assignment)
@@ -177,6 +169,16 @@ class CohortTraining:
         if self._submit is None:
             self._submit = self._stack.enter_context(self._engine.started(self._kit))
         return self._submit
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise CoordinatorError(
+            "a process that trains has died, perhaps for want of memory: use fewer processes"
+        ) from error
 
 
 class _Handed:

@@ -23,12 +23,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from coordinator.errors import ConfigError, CoordinatorError
 from edge_sdk.program.processes import limit_threads, run_child, uninterrupted
 
-LONGEST_FOLDER = 40
+FOLDER = "tessera-ray"
+"""Beginning of the name of a folder for a cluster of our own; our process number follows."""
+LONGEST_FOLDER = 30
 """Characters of a folder in which Ray's sockets still have names that a system takes."""
 STORE_BYTES = 256 * 2**20
 """Memory for objects of a cluster of our own, beside the data."""
@@ -93,10 +98,12 @@ def connected(
 @contextmanager
 def _own_cluster(ray: Any, workers: int, data_bytes: int) -> Iterator[None]:
     base = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(
-        prefix="tessera-ray-",
-        dir=base if len(base) <= LONGEST_FOLDER else "/tmp",  # noqa: S108
-    )
+    if len(base) > LONGEST_FOLDER:
+        base = "/tmp"  # noqa: S108
+    for left in Path(base).glob(f"{FOLDER}-*-*"):
+        if not psutil.pid_exists(int(left.name.split("-")[-2])):  # killed, it could not clean up
+            shutil.rmtree(left, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix=f"{FOLDER}-{os.getpid()}-", dir=base)
     try:
         with _start(
             ray,
@@ -185,6 +192,11 @@ def _try(address: str, timeout_s: float) -> None:
             f"no Ray cluster answered at {address} in {timeout_s:g} s: start one (ray start "
             "--head), or leave the address out for a cluster of this machine"
         ) from error
+    if tried.returncode and "not find any running Ray" in tried.stdout:
+        raise CoordinatorError(
+            "no Ray cluster was found on this machine: start one (ray start --head), set "
+            "RAY_ADDRESS, or leave the address out"
+        )
     if tried.returncode:
         said = tried.stdout.strip() or next(reversed(tried.stderr.strip().splitlines()), "it ended")
         raise CoordinatorError(
@@ -198,8 +210,8 @@ def _reach(address: str, timeout_s: float) -> None:
         socket.create_connection(split_address(address), timeout_s).close()
     except OSError as error:
         raise CoordinatorError(
-            f"nothing answers at {address} ({_first_line(error)}): check that the head node runs "
-            "(ray start --head) and that a firewall lets this through"
+            f"nothing answers at {address} ({error.strerror or error}): check that the head node "
+            "runs (ray start --head) and that a firewall lets this through"
         ) from error
 
 

@@ -7,9 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 
-from coordinator.simulate.fleet.engines.engine import Submit, TrainingKit
+from coordinator.errors import ConfigError
+from coordinator.simulate.fleet.engines.engine import Submit, TrainingEngine, TrainingKit
 from coordinator.simulate.fleet.hands import Cohort, CohortResult, Hands, Tools, begin, work
 from coordinator.simulate.fleet.shared import SharedData
+
+
+def local_engine(processes: int) -> TrainingEngine:
+    """Return an engine of so many processes; one is this process. Raises `ConfigError`."""
+    if processes < 1:
+        raise ConfigError(f"processes must be at least 1, not {processes}")
+    return AloneEngine() if processes == 1 else ProcessEngine(processes)
 
 
 class AloneEngine:

@@ -121,7 +121,21 @@ class _Tasks:
             if not task.done():
                 self.ray.cancel(task.reference)
 
-    def look(self) -> None:
+    def wait_for(self, reference: Any) -> CohortResult:
+        """Return the result of a cohort. Raises `CoordinatorError` if there will be none."""
+        with self.explained():
+            while (result := self._soon(reference)) is None:
+                self._look()
+        return result
+
+    def _soon(self, reference: Any) -> CohortResult | None:
+        try:
+            result: CohortResult = self.ray.get(reference, timeout=LOOK_S)
+        except self.ray.exceptions.GetTimeoutError:
+            return None
+        return result
+
+    def _look(self) -> None:
         """Raise `CoordinatorError` if the cluster has had no processor for too long."""
         now = time.monotonic()
         if self.ray.cluster_resources().get("CPU", 0) >= 1:
@@ -180,11 +194,7 @@ class _PendingTask:
     def result(self) -> CohortResult:
         """See `PendingCohort`."""
         if self._result is None:
-            tasks, ray = self._tasks, self._tasks.ray
-            with tasks.explained():
-                while not ray.wait([self.reference], timeout=LOOK_S)[0]:
-                    tasks.look()
-                self._result = ray.get(self.reference)
+            self._result = self._tasks.wait_for(self.reference)
         return self._result
 
     def done(self) -> bool:

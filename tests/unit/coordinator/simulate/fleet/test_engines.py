@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import psutil
 import pytest
 
 import edge_sdk
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.simulate.fleet.engines.local import AloneEngine
+from coordinator.simulate.fleet.engines.engine import PendingCohort, Submit, TrainingKit
+from coordinator.simulate.fleet.engines.local import AloneEngine, ProcessEngine
 from coordinator.simulate.fleet.engines.nodes import NodeFacts, check_nodes
 from coordinator.simulate.fleet.engines.ray import RayEngine
+from coordinator.simulate.fleet.hands import Cohort
 from coordinator.simulate.fleet.population import DevicePopulation
 from tests.unit.coordinator.service.service_world import rounds_config
 from tests.unit.coordinator.simulate.fleet.test_simulation import pis, trained
@@ -74,3 +79,25 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_address_of_another_form_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="auto or HOST:PORT"):
         RayEngine(address)
+
+
+class Mortal(ProcessEngine):
+    """An engine whose processes are killed as soon as they have work."""
+
+    @contextmanager
+    def started(self, kit: TrainingKit) -> Iterator[Submit]:
+        with super().started(kit) as submit:
+
+            def fatal(cohort: Cohort) -> PendingCohort:
+                pending = submit(cohort)
+                for each in psutil.Process().children():
+                    if any("spawn_main" in word for word in each.cmdline()):
+                        each.kill()
+                return pending
+
+            yield fatal
+
+
+def test_simulation_ends_with_the_processes_that_train() -> None:
+    with pytest.raises(CoordinatorError, match="a process that trains has died"):
+        trained(POPULATION, CONFIG, engine=Mortal(2))
