@@ -72,6 +72,14 @@ class Grid:
     def add(self) -> Any:
         return self.cluster.add_node(num_cpus=1, **self._usual)
 
+    def lose(self, node: Any) -> None:
+        """Kill all processes of a node."""
+        lost = _family(_raylet(node))
+        self.cluster.remove_node(node, allow_graceful=False)
+        for each in lost:
+            if each.is_running():
+                each.kill()
+
     def processes(self) -> list[psutil.Process]:
         return [
             found
@@ -177,14 +185,8 @@ def test_lost_process_and_lost_node_change_no_bit(
         for each in _workers(doomed):
             each.kill()
 
-    def lose_node() -> None:
-        lost = _family(_raylet(doomed))
-        grid.cluster.remove_node(doomed, allow_graceful=False)
-        for each in lost:
-            if each.is_running():
-                each.kill()
-
-    engine = Interfering(RayEngine(grid.address), {2: lose_process, 3: lose_node}, grid)
+    does = {2: lose_process, 3: lambda: grid.lose(doomed)}
+    engine = Interfering(RayEngine(grid.address), does, grid)
     capfd.readouterr()
     digest, rounds = trained(POPULATION, CONFIG, engine=engine, cohort=2)
     assert capfd.readouterr() == ("", "")
@@ -193,6 +195,22 @@ def test_lost_process_and_lost_node_change_no_bit(
     together, _ = trained(POPULATION, CONFIG, processes=2, cohort=2)
     assert digest == alone == together
     assert [told(each) for each in rounds] == [told(each) for each in others]
+
+
+def test_cluster_that_loses_all_its_nodes_ends_the_simulation(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_all() -> None:
+        for node in list(grid.cluster.worker_nodes):
+            grid.lose(node)
+
+    monkeypatch.setattr("coordinator.simulate.fleet.engines.ray.LOOK_S", 0.3)
+    engine = Interfering(RayEngine(grid.address, lost_s=1.0), {2: lose_all}, grid)
+    try:
+        with pytest.raises(CoordinatorError, match="has had no processor for 1 s"):
+            trained(POPULATION, CONFIG, engine=engine, cohort=2)
+    finally:
+        grid.add()
 
 
 def test_cluster_outlives_an_interrupted_simulation(

@@ -32,6 +32,8 @@ from edge_sdk.protocol.plan.layout import Array
 
 TIMEOUT_S = 60.0
 """Seconds in which a cluster must answer and have a processor for us."""
+LOST_S = 60.0
+"""Seconds that we wait for a cluster that lost all its processors."""
 RETRIES = 10
 """Lost processes and nodes that one cohort survives."""
 LOOK_S = 5.0
@@ -51,13 +53,14 @@ class RayEngine:
         *,
         workers: int | None = None,
         timeout_s: float = TIMEOUT_S,
+        lost_s: float = LOST_S,
     ) -> None:
         """`address`: HOST:PORT of a cluster's head node, or "auto" for the one of this machine.
 
         None starts a cluster here, with so many `workers` (None: one for each core), and shuts it
         down at the end; if the program has called `ray.init` itself, that cluster is used and left
-        alone. `timeout_s`: seconds in which a cluster must answer, have a processor free, and get
-        one back after it lost all. Raises `ConfigError`.
+        alone. `timeout_s`: seconds in which a cluster must answer and have a processor free;
+        `lost_s`: seconds to wait for new nodes when all are lost. Raises `ConfigError`.
         """
         if workers is not None and workers < 1:
             raise ConfigError(f"workers must be at least 1, not {workers}")
@@ -69,6 +72,7 @@ class RayEngine:
         self._address = address
         self._workers = workers or os.cpu_count() or 1
         self._timeout_s = timeout_s
+        self._lost_s = lost_s
 
     @contextmanager
     def started(self, kit: TrainingKit) -> Iterator[Submit]:
@@ -81,7 +85,7 @@ class RayEngine:
             timeout_s=self._timeout_s,
         ) as ray:
             check_nodes(survey(ray, self._timeout_s))
-            tasks = _Tasks(ray, kit, data, self._timeout_s)
+            tasks = _Tasks(ray, kit, data, self._lost_s)
             try:
                 yield tasks.submit
             finally:
@@ -91,11 +95,9 @@ class RayEngine:
 class _Tasks:
     """Cohorts of one simulation on a cluster."""
 
-    def __init__(
-        self, ray: Any, kit: TrainingKit, data: tuple[Array, ...], timeout_s: float
-    ) -> None:
+    def __init__(self, ray: Any, kit: TrainingKit, data: tuple[Array, ...], lost_s: float) -> None:
         self.ray = ray
-        self._timeout_s = timeout_s
+        self._lost_s = lost_s
         self._train = ray.remote(num_cpus=1, max_retries=RETRIES)(train)
         self._run = uuid4().hex
         self._models: OrderedDict[tuple[int, int], tuple[Any, Any]] = OrderedDict()
@@ -142,10 +144,10 @@ class _Tasks:
             self._bare_since = None
         elif self._bare_since is None:
             self._bare_since = now
-        elif now - self._bare_since > self._timeout_s:
+        elif now - self._bare_since > self._lost_s:
             raise CoordinatorError(
-                f"the Ray cluster has had no processor for {self._timeout_s:g} s: its nodes are "
-                "lost; start them again (ray start --address), and then the simulation"
+                f"the Ray cluster has had no processor for {self._lost_s:g} s: its nodes are lost; "
+                "start them again (ray start --address), and then the simulation"
             )
 
     @contextmanager
