@@ -89,19 +89,18 @@ def _study_rows(path: Path) -> list[Row]:
 def varied_keys(rows: Iterable[Row]) -> list[str]:
     """Return the settings that tell cases apart, but for their seed.
 
-    Those that follow from a case's name are left out.
+    Names come first: a setting that follows from those before it is left out.
     """
     first = list({row["id"]: row for row in rows}.values())
-    named = len({row.get("case") for row in first}) > 1
-    found = ["case"] if named else []
-    for key in columns(first):
-        if "." not in key or key in NOT_VARIED:
-            continue
-        values = {_text(row.get(key)) for row in first}
-        pairs = {(row.get("case"), _text(row.get(key))) for row in first}
-        follows = named and len(pairs) == len({row.get("case") for row in first})
-        if len(values) > 1 and not follows:
+    keys = [key for key in columns(first) if "." in key and key not in NOT_VARIED]
+    named = [key for key in keys if key.endswith(".name") or key == "run.recipe"]
+    found: list[str] = []
+    apart = 1
+    for key in ["case", *named, *(key for key in keys if key not in named)]:
+        more = {tuple(_text(row.get(each)) for each in (*found, key)) for row in first}
+        if len(more) > apart:
             found.append(key)
+            apart = len(more)
     return found
 
 
