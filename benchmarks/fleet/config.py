@@ -190,9 +190,10 @@ class SimulationTable:
             raise ConfigError('ray_address: only with engine = "ray"')
         if self.ray_address is not None and self.processes != 1:
             raise ConfigError("processes: a Ray cluster that runs has its own: leave it out")
+        self.make_engine()
 
     def make_engine(self) -> TrainingEngine:
-        """Return what trains. Raises `ConfigError`."""
+        """Return the engine that trains. Raises `ConfigError`."""
         if self.engine == "ray":
             workers = self.processes if self.ray_address is None else None
             return RayEngine(self.ray_address, workers=workers)

@@ -32,9 +32,9 @@ from tests.unit.coordinator.service.service_world import rounds_config
 from tests.unit.coordinator.simulate.fleet.test_simulation import pis, told, trained
 from tests.waiting import until
 
-if find_spec("ray") is None:
-    pytest.skip("Ray is not installed: pip install 'tessera-fl[ray]'", allow_module_level=True)
-ray = load_ray()
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: pip install 'tessera-fl[ray]'"
+)
 
 STORE_BYTES = 80 * 2**20
 POPULATION = DevicePopulation(
@@ -54,6 +54,7 @@ class Grid:
     """A cluster without processors, and nodes with one each."""
 
     def __init__(self) -> None:
+        load_ray()
         from ray.cluster_utils import Cluster
 
         self._usual = {"object_store_memory": STORE_BYTES, "include_log_monitor": False}
@@ -156,6 +157,7 @@ class Interfering:
         """Stop the processes that train, so that a cohort is in the middle of each."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as At
 
+        ray = load_ray()
         alive = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
         here = ray.remote(num_cpus=1)(lambda: None)
         ray.get(
@@ -168,7 +170,7 @@ class Interfering:
     def _act(self, round: int) -> None:
         if round not in self._does:
             return
-        until(lambda: not ray.available_resources().get("CPU"), every_s=0.05)
+        until(lambda: not load_ray().available_resources().get("CPU"), every_s=0.05)
         assert not [each for each, task in self.submitted if each == round and task.done()]
         self._does[round]()
         for node in self._grid.cluster.worker_nodes:
@@ -226,11 +228,12 @@ def test_cluster_outlives_an_interrupted_simulation(
     with pytest.raises(KeyboardInterrupt):
         trained(POPULATION, CONFIG, engine=engine, cohort=2)
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not ray.is_initialized()
+    assert not load_ray().is_initialized()
     assert all(each.is_running() for each in grid.processes())
 
 
 def test_connection_of_the_program_is_used_and_kept(grid: Grid) -> None:
+    ray = load_ray()
     ray.init(grid.address, log_to_driver=False, configure_logging=False)
     try:
         gone = ray.remote(num_cpus=1)(lambda: time.sleep(1000))
@@ -251,7 +254,7 @@ def test_node_of_another_version_is_refused(grid: Grid, monkeypatch: pytest.Monk
     monkeypatch.setattr(edge_sdk, "__version__", "9.9.9")
     with pytest.raises(CoordinatorError, match=f"has tessera-fl {own}: install .* 9.9.9 on every"):
         trained(POPULATION, CONFIG, engine=RayEngine(grid.address))
-    assert not ray.is_initialized()
+    assert not load_ray().is_initialized()
 
 
 def test_own_cluster_gives_the_same_bits_and_leaves_nothing(
