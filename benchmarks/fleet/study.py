@@ -292,6 +292,7 @@ def _task(config: StudyConfig) -> Task:
     )
 
 
+MOST_COMPILED = 8
 _COMPILED: dict[tuple[Any, ...], CompiledGraphs] = {}
 """Graphs of earlier studies of this process; weights are not in them."""
 
@@ -306,7 +307,7 @@ def _graphs(model: str, task: Task, machine: RoundsConfig | FragmentsConfig) -> 
     }
     key = (model, task.plan.hash, *wanted.values())
     if key not in _COMPILED:
-        if len(_COMPILED) >= 8:
+        if len(_COMPILED) >= MOST_COMPILED:
             _COMPILED.pop(next(iter(_COMPILED)))
         _COMPILED[key] = compile_graphs(task, **wanted)
     return _COMPILED[key]

@@ -35,7 +35,7 @@ def test_settings_are_those_of_a_run_and_plain() -> None:
     assert (plain["mask.name"], plain["mask.options.tied"]) == ("static", True)
     assert (plain["run.up"], plain["run.levels"]) == ("int8", [1.0, 0.5])
     assert make_study({key: it for key, it in plain.items() if it is not None}).plain() == plain
-    with pytest.raises(ConfigError, match="recipe heterofl sets mask.name = 'static'"):
+    with pytest.raises(ConfigError, match=r"recipe heterofl sets mask\.name = 'static'"):
         make_study({"run.recipe": "heterofl", "mask.name": "random"})
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from benchmarks.fleet.sweep.grid import SweepCase
+from benchmarks.fleet.sweep.rows import FAILED, FINISHED, SweepRows
 from benchmarks.report.progress import Begin
-from benchmarks.sweep.grid import SweepCase
-from benchmarks.sweep.rows import FAILED, FINISHED, SweepRows
 from edge_sdk.program.processes import start_piped
 
 LAST_WORDS = 5
@@ -163,7 +163,7 @@ class _Worker:
             if self._stopped:
                 return None
             if self._process is None:
-                command = [sys.executable, "-m", "benchmarks.sweep.worker"]
+                command = [sys.executable, "-m", "benchmarks.fleet.sweep.worker"]
                 self._process = start_piped(command)
                 hear = threading.Thread(target=self._hear, args=(self._process,), daemon=True)
                 hear.start()

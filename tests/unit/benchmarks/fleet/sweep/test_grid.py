@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fleet.sweep.grid import SweepCase, check_data, combinations, read_cases
 from benchmarks.report.options import UsageError
-from benchmarks.sweep.grid import SweepCase, check_data, combinations, read_cases
 from coordinator.errors import ConfigError
 
 POPULATION = """

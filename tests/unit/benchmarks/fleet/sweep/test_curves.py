@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.fleet.sweep.curves import curves_of, grouped, varied_keys
 from benchmarks.report.options import UsageError
-from benchmarks.sweep.curves import curves_of, grouped, varied_keys
 
 
 def rows(

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.sweep.curves import curves_of, read_results
-from benchmarks.sweep.grid import read_cases
-from benchmarks.sweep.plot import draw_curves
-from benchmarks.sweep.rows import FAILED, FINISHED, SweepRows, read_rows
-from benchmarks.sweep.run import SweepPlaces, run_cases
-from benchmarks.sweep.worker import case_rows
+from benchmarks.fleet.sweep.curves import curves_of, read_results
+from benchmarks.fleet.sweep.grid import read_cases
+from benchmarks.fleet.sweep.plot import draw_curves
+from benchmarks.fleet.sweep.rows import FAILED, FINISHED, SweepRows, read_rows
+from benchmarks.fleet.sweep.run import SweepPlaces, run_cases
+from benchmarks.fleet.sweep.worker import case_rows
 from edge_sdk.program.files import lock_file
 from tests.unit.benchmarks.interruption import interrupted
 from tests.unit.coordinator.run.test_tensorboard import events
@@ -149,7 +149,7 @@ def test_case_whose_process_is_killed_has_failed_and_the_next_one_runs(tmp_path:
     def begin(name: str) -> Callable[[], None]:
         def tick() -> None:
             for child in psutil.Process().children():
-                if "seed 0" in name and "benchmarks.sweep.worker" in child.cmdline():
+                if "seed 0" in name and "benchmarks.fleet.sweep.worker" in child.cmdline():
                     child.kill()
 
         return tick
