@@ -23,17 +23,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from coordinator.errors import ConfigError, CoordinatorError
 from edge_sdk.program.processes import limit_threads, run_child, uninterrupted
 
-FOLDER = "tessera-ray"
-"""Beginning of the name of a folder for a cluster of our own; our process number follows."""
-LONGEST_FOLDER = 30
+LONGEST_FOLDER = 40
 """Characters of a folder in which Ray's sockets still have names that a system takes."""
 STORE_BYTES = 256 * 2**20
 """Memory for objects of a cluster of our own, beside the data."""
@@ -100,19 +95,19 @@ def _own_cluster(ray: Any, workers: int, data_bytes: int) -> Iterator[None]:
     base = tempfile.gettempdir()
     if len(base) > LONGEST_FOLDER:
         base = "/tmp"  # noqa: S108
-    for left in Path(base).glob(f"{FOLDER}-*-*"):
-        if not psutil.pid_exists(int(left.name.split("-")[-2])):  # killed, it could not clean up
-            shutil.rmtree(left, ignore_errors=True)
-    folder = tempfile.mkdtemp(prefix=f"{FOLDER}-{os.getpid()}-", dir=base)
+    folder = tempfile.mkdtemp(prefix="tessera-ray-", dir=base)
     try:
-        with _start(
-            ray,
-            "local",
-            num_cpus=workers,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=data_bytes + STORE_BYTES,
-            _temp_dir=folder,
+        with (
+            _terminable(),
+            _start(
+                ray,
+                "local",
+                num_cpus=workers,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=data_bytes + STORE_BYTES,
+                _temp_dir=folder,
+            ),
         ):
             yield
     finally:
@@ -138,8 +133,18 @@ def _start(ray: Any, address: str, **more: Any) -> Iterator[None]:
 
 
 @contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end what we started too, where it would end this process at once."""
+    with _same_handler():
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        yield
+
+
+@contextmanager
 def _same_handler() -> Iterator[None]:
-    """Put back the handler of SIGTERM, which Ray replaces."""
+    """Put back the handler of SIGTERM at the end; Ray has its own."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
