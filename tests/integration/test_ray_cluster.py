@@ -58,7 +58,11 @@ class Grid:
         from ray.cluster_utils import Cluster
 
         self._usual = {"object_store_memory": STORE_BYTES, "include_log_monitor": False}
-        quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+        quick = {
+            "health_check_initial_delay_ms": 0,
+            "health_check_period_ms": 300,
+            "health_check_failure_threshold": 2,
+        }
         self.cluster: Any = Cluster(
             initialize_head=True,
             head_node_args={
@@ -110,18 +114,25 @@ def _workers(node: Any) -> list[psutil.Process]:
     ]
 
 
+@pytest.fixture
+def grid(started: Grid) -> Grid:
+    """The cluster, with a node at least."""
+    if not started.cluster.worker_nodes:
+        started.add()
+    return started
+
+
 @pytest.fixture(scope="module")
-def grid() -> Iterator[Grid]:
+def started() -> Iterator[Grid]:
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         patch = pytest.MonkeyPatch()
         patch.setenv("RAY_TMPDIR", folder)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         made = Grid()
-        made.add()
         yield made
-        started = made.processes()
+        there = made.processes()
         made.cluster.shutdown()
-        _, left = psutil.wait_procs(started, timeout=10)
+        _, left = psutil.wait_procs(there, timeout=10)
         for each in left:
             each.kill()
         patch.undo()
@@ -199,22 +210,6 @@ def test_lost_process_and_lost_node_change_no_bit(
     assert [told(each) for each in rounds] == [told(each) for each in others]
 
 
-def test_cluster_that_loses_all_its_nodes_ends_the_simulation(
-    grid: Grid, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lose_all() -> None:
-        for node in list(grid.cluster.worker_nodes):
-            grid.lose(node)
-
-    monkeypatch.setattr("coordinator.simulate.fleet.engines.ray.LOOK_S", 0.3)
-    engine = Interfering(RayEngine(grid.address, lost_s=1.0), {2: lose_all}, grid)
-    try:
-        with pytest.raises(CoordinatorError, match="has had no processor for 1 s"):
-            trained(POPULATION, CONFIG, engine=engine, cohort=2)
-    finally:
-        grid.add()
-
-
 def test_cluster_outlives_an_interrupted_simulation(
     grid: Grid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +250,19 @@ def test_node_of_another_version_is_refused(grid: Grid, monkeypatch: pytest.Monk
     with pytest.raises(CoordinatorError, match=f"has tessera-fl {own}: install .* 9.9.9 on every"):
         trained(POPULATION, CONFIG, engine=RayEngine(grid.address))
     assert not load_ray().is_initialized()
+
+
+def test_cluster_that_loses_all_its_nodes_ends_the_simulation(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_all() -> None:
+        for node in list(grid.cluster.worker_nodes):
+            grid.lose(node)
+
+    monkeypatch.setattr("coordinator.simulate.fleet.engines.ray.LOOK_S", 0.3)
+    engine = Interfering(RayEngine(grid.address, lost_s=1.0), {2: lose_all}, grid)
+    with pytest.raises(CoordinatorError, match="has had no processor for 1 s"):
+        trained(POPULATION, CONFIG, engine=engine, cohort=2)
 
 
 def test_own_cluster_gives_the_same_bits_and_leaves_nothing(
